@@ -1,0 +1,39 @@
+# Everything sets itself up: the virtual environment is made and filled when it is missing or out of date.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: install quickstart test test-fast lint bench nano
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed, none was found"; exit 4; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.installed-test: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+quickstart: .venv/.installed
+	$(BIN)/fivetune quickstart
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest
+
+test-fast: .venv/.installed-test
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: .venv/.installed-test
+	$(BIN)/ruff format fivetune tests benchmarks
+	$(BIN)/ruff check --fix fivetune tests benchmarks
+	$(BIN)/pyright
+
+bench: .venv/.installed-test
+	$(BIN)/python -m benchmarks.accumulation --json
+
+nano: .venv/.installed
+	$(BIN)/fivetune nano corpus
+	$(BIN)/fivetune train recipes/nano/pretrain.yaml --overwrite

@@ -1,0 +1,5 @@
+"""python -m fivetune"""
+
+from fivetune.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,60 @@
+"""Pre-flight only: files, model, tokenizer, truncation, one step, one evaluation, save and reload."""
+
+from __future__ import annotations
+
+import argparse
+
+from fivetune.commands import print_json
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file or name of a shipped recipe")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Any setting can follow: --data.train train.json. Nothing is written but the data cache."
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.errors import FiveTuneError
+
+    config = load_config(args.recipe, parse_overrides(args.settings))
+    console = Console(highlight=False, soft_wrap=True)
+    colours = {"pass": "green", "warn": "yellow", "fail": "red"}
+    checks, exit_code = [], 0
+    try:
+        for check in _checks(config):
+            checks.append(check)
+            console.print(check.state, style=colours[check.state], end="")
+            console.print(f"  {check.name:<16}{check.detail}", markup=False)
+            exit_code = exit_code or (3 if check.name == "data" else 4) * (check.state == "fail")
+    except FiveTuneError as error:
+        exit_code = error.exit_code
+        console.print("fail", style="red", end="")
+        console.print(f"  {error}", markup=False)
+        checks.append(None)
+    states = [check.state if check else "fail" for check in checks]
+    print(f"{states.count('pass')} passed, {states.count('warn')} to look at, {states.count('fail')} failed")
+    if args.json:
+        listed = [{"name": c.name, "state": c.state, "detail": c.detail} for c in checks if c]
+        print_json({"checks": listed, "failed": states.count("fail"), "exit_code": exit_code})
+    return exit_code
+
+
+def _checks(config):
+    """Bad records are counted, not raised one by one; they fail the data check unless data.on_bad_record: skip."""
+    from fivetune.training.preflight import Check, checks_of
+    from fivetune.training.setup import set_up
+
+    lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})
+    for check in checks_of(set_up(lenient)):
+        strict = check.name == "data" and check.state == "warn" and config.data.on_bad_record == "fail"
+        if strict and "first skipped" in check.detail:
+            advice = "Mend them, or set data.on_bad_record: skip to train without them"
+            yield Check(check.name, "fail", f"{check.detail}. {advice}")
+        else:
+            yield check

@@ -1,0 +1,49 @@
+"""Name the tasks, metrics, optimizers, schedules, strategies, sinks or recipes that there are."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from pathlib import Path
+
+from fivetune.commands import print_json
+
+KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = _recipes() if args.kind == "recipes" else _plugins(args.kind)
+    width = max(map(len, found), default=0)
+    for name, line in found.items():
+        print(f"{name:<{width}}  {line}")
+    if args.json:
+        print_json({args.kind: [{"name": name, "help": line} for name, line in found.items()]})
+    return 0
+
+
+def _plugins(kind: str) -> dict[str, str]:
+    from importlib.util import find_spec
+
+    from fivetune import plugins
+
+    found = {}
+    for name in plugins.names(kind):
+        spec = find_spec(f"fivetune.{kind}.{name}")
+        text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+        found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return found
+
+
+def _recipes() -> dict[str, str]:
+    from fivetune.config import recipe_names, recipes_folder
+
+    found = {}
+    for name in recipe_names():
+        first = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+        found[name] = first.removeprefix("#").strip()
+    return found

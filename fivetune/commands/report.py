@@ -1,0 +1,29 @@
+"""Rebuild report.html from a run directory (no torch, no network)."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="run directory (runs/<name>)")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where to write; default: RUN_DIR/report.html")
+    parser.add_argument("--json", action="store_true", help="print the report's headline as one JSON object")
+
+
+def run(args: Namespace) -> int:
+    from fivetune.report import write_report
+    from fivetune.report.render import read_beside
+    from fivetune.report.scores import summary
+    from fivetune.rundir import read
+
+    path = write_report(args.run_dir, output=args.output)
+    if args.json:
+        this = read(args.run_dir)
+        beside, _ = read_beside(args.run_dir, this)
+        print(json.dumps({"report": str(path), **summary(this, beside=beside)}))
+    else:
+        print(path)
+    return 0

@@ -1,0 +1,48 @@
+"""Fine-tune as a recipe says: checks, trains, evaluates, writes model/ and report.html."""
+
+from __future__ import annotations
+
+import argparse
+
+from fivetune.commands import print_json, print_scores
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in run.dir where it stopped")
+    parser.add_argument("--overwrite", action="store_true", help="move a run that is in run.dir aside")
+    parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Any setting can follow: --optimizer.lr 1e-3 --data.train train.json --train.num_epochs 3"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.errors import Incomplete
+    from fivetune.report import write_report
+    from fivetune.training import train
+
+    config = load_config(args.recipe, parse_overrides(args.settings))
+    done = train(
+        config, resume=args.resume, overwrite=args.overwrite, preflight=not args.no_preflight, quiet=args.quiet
+    )
+    try:
+        page = write_report(config.run.dir)
+    except Exception as error:
+        raise Incomplete(f"{config.run.dir}: the model is trained and saved, but the report failed: {error}. "
+                         f"Try: fivetune report {config.run.dir}") from error  # fmt: skip
+    best = done.status.get("best")
+    record = next((e for e in reversed(done.evals) if best and e["step"] == best["step"]), None)
+    if record and not args.json:
+        print(f"best evaluation, step {record['step']:,}, {record['num_examples']:,} examples:")
+        print_scores(record["scores"])
+    print(f"model   {config.run.dir}/model")
+    print(f"report  {page}")
+    if args.json:
+        print_json({"run": config.run.dir, "step": done.status.get("step"), "best": best,
+                    "scores": record["scores"] if record else {}, "report": str(page)})  # fmt: skip
+    return 0

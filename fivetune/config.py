@@ -1,0 +1,283 @@
+"""The configuration of a run: files and overrides in, one frozen and checked RunConfig out.
+
+Layers, later ones win: the field defaults, `base:` files, the file itself, dotted overrides. Every value
+remembers where it came from, so that an error can name file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
+
+from fivetune import plugins
+from fivetune.config_layers import Layers, read_file
+from fivetune.errors import ConfigError, nearest
+from fivetune.plugins import Options
+
+PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
+
+
+def _pick(kind: str, value: Any) -> Any:
+    """Turn `{name: adafactor, lr: 1e-3}` or `adafactor` into the options of that plugin."""
+    if isinstance(value, Options):
+        return value
+    table = {"name": value} if isinstance(value, str) else dict(value or {})
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"needs a name. {nearest('', plugins.names(kind))}")
+    return plugins.load(kind, name).model_validate(table)
+
+
+def _plugin(kind: str, default: str | None = None) -> Any:
+    """Annotation of a section that names a plugin and carries its options."""
+    field = Field(default_factory=lambda: plugins.load(kind, default)()) if default else Field()
+    return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_pick, kind)), field]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class RunSection(_Section):
+    """Where the run lives and what it is seeded with."""
+
+    dir: str = Field("runs/{recipe}", description="run directory; {recipe} stands for the file's name")
+    seed: int = Field(0, ge=0, lt=2**31, description="seeds weights, data order and dropout")
+
+
+class ModelSection(_Section):
+    """Which model is fine-tuned."""
+
+    path: str | None = Field(None, description="local folder, hub name, or t5-nano (carried by the package)")
+    config: str | None = Field(None, description="folder or config.json to build from, with init: random")
+    tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
+    init: Literal["pretrained", "random"] = Field("pretrained", description="load weights, or draw them")
+    revision: str | None = Field(None, description="commit or tag on the hub")
+    dropout: Fraction | None = Field(
+        0.1, description="dropout rate while training; null keeps the checkpoint's (v1.1 and mT5 ship 0)"
+    )
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> ModelSection:
+        if self.init == "pretrained" and not self.path:
+            raise ValueError("path is missing. Give model.path, or model.init: random with model.config")
+        if self.init == "random" and not (self.config or self.path):
+            raise ValueError("init: random needs model.config (a folder or a config.json)")
+        return self
+
+
+class DataSection(_Section):
+    """Which files are read and how they become tokens."""
+
+    train: Sources = Field((), description="training files, folders or hub names (org/name:config:split)")
+    eval: Sources = Field((), description="evaluation files, folders or hub names")
+    columns: dict[str, str] = Field({}, description="column that the task wants: column in the file")
+    on_bad_record: Literal["fail", "skip"] = Field("fail", description="stop at a bad record, or count it")
+    max_input_tokens: Count | None = Field(512, description="longest input, end token included; null: no limit")
+    max_target_tokens: Count | None = Field(128, description="longest target, end token included; null: no limit")
+    overlong: Literal["truncate", "head_tail"] = Field(
+        "truncate", description="cut the end of an over-long context, or its middle; the question stays whole"
+    )
+    max_train_examples: Count | None = Field(None, description="read only the first so many")
+    max_eval_examples: Count | None = Field(None, description="read only the first so many")
+    bucket_pool: Count = Field(
+        8, description="global batches that are sorted by length together; 1 keeps each batch a plain random draw"
+    )
+    cache_dir: str | None = Field(None, description="where tokenised data is kept; default ~/.cache/fivetune")
+
+
+class TrainSection(_Section):
+    """How long and in what pieces the model is trained."""
+
+    num_steps: Count | None = Field(None, description="optimizer steps; excludes num_epochs")
+    num_epochs: float | None = Field(None, gt=0, description="passes over the data; default 3 if no num_steps")
+    batch_size: Count = Field(8, description="examples per forward pass and device (micro-batch)")
+    global_batch_size: Count | None = Field(
+        None, description="examples per optimizer step over all devices; accumulation is derived"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="clip the gradient's norm; null: off")
+    log_every_steps: Count = Field(10, description="one progress line per so many steps outside a terminal")
+    num_threads: Count | None = Field(None, description="CPU threads; default: physical cores")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainSection:
+        if self.num_steps and self.num_epochs:
+            raise ValueError("num_steps and num_epochs are both given. Keep one of them")
+        return self
+
+    @property
+    def examples_per_step(self) -> int:
+        return self.global_batch_size or self.batch_size
+
+
+class EvalSection(_Section):
+    """When and how the model is evaluated by generation."""
+
+    every_steps: Count | None = Field(None, description="evaluate every so many steps; default: ten times per run")
+    at_start: bool = Field(True, description="evaluate before the first step: the baseline of the report")
+    batch_size: Count = Field(64, description="examples per generation batch")
+    max_examples: Count | None = Field(None, description="subset during training; the last evaluation takes all")
+    suppress_sentinels: bool = Field(True, description="never write <extra_id_N>")
+    max_new_tokens: Count | None = Field(None, description="generation cap; default: p99 of the targets plus a margin")
+    metric: str | None = Field(None, description="score that picks the best checkpoint; default: the task's")
+
+
+class CheckpointSection(_Section):
+    """When the state is saved and how many checkpoints are kept."""
+
+    every_steps: Count | None = Field(None, description="save every so many steps; default: at each evaluation")
+    keep: Annotated[int, Field(ge=2)] = Field(2, description="newest checkpoints kept, the best one besides")
+
+
+class ReportSection(_Section):
+    """What is told, and where."""
+
+    title: str | None = Field(None, description="title of report.html; default: the run's name")
+    beside: tuple[str, ...] = Field((), description="run directories whose scores are shown as baselines")
+    sinks: tuple[str, ...] = Field((), description="trackers that get every record: tensorboard, wandb, mlflow")
+
+    @model_validator(mode="after")
+    def _known_sinks(self) -> ReportSection:
+        for name in self.sinks:
+            if name not in plugins.names("sinks"):
+                raise ValueError(f"sinks: there is no {name!r}. {nearest(name, plugins.names('sinks'))}")
+        return self
+
+
+class LaunchSection(_Section):
+    """How processes are started."""
+
+    nproc: Annotated[int, Field(ge=1, le=1)] = Field(1, description="processes on this machine; only 1 for now")
+
+
+class RunConfig(_Section):
+    """Everything that decides a run. Field descriptions are the documentation (docs/config.md)."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    task: _plugin("tasks")  # type: ignore[valid-type]
+    data: DataSection = DataSection()
+    optimizer: _plugin("optimizers", "adafactor")  # type: ignore[valid-type]
+    schedule: _plugin("schedules", "constant")  # type: ignore[valid-type]
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    report: ReportSection = ReportSection()
+    strategy: _plugin("strategies", "single")  # type: ignore[valid-type]
+    launch: LaunchSection = LaunchSection()
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> RunConfig:
+        total, micro = self.train.global_batch_size, self.train.batch_size
+        if total and total % micro:
+            raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, plugins as tables with their name; reading it back gives an equal config."""
+        table = self.model_dump(mode="json")
+        for section in PLUGIN_SECTIONS:
+            table[section] = {"name": getattr(self, section).plugin_name(), **table[section]}
+        return table
+
+    def as_yaml(self) -> str:
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read a recipe (a file or a dict), apply dotted overrides, check everything.
+
+    Args:
+        source: path of a YAML or JSON file, name of a shipped recipe, or a nested dict.
+        overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
+
+    Raises ConfigError with file, line and the nearest allowed names.
+    """
+    layers = Layers()
+    if isinstance(source, Mapping):
+        layers.add_table(source, where="the given dict")
+        name = "run"
+    else:
+        path = find_recipe(source)
+        for table in read_file(path):
+            layers.add(table)
+        name = path.stem
+    for key, value in (overrides or {}).items():
+        layers.set(key, value, where=f"--{key}")
+    try:
+        config = RunConfig.model_validate(layers.table())
+    except ValidationError as error:
+        raise ConfigError("\n".join(_describe(e, layers) for e in error.errors())) from None
+    folder = config.run.dir.replace("{recipe}", name)
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+
+
+def recipes_folder() -> Path:
+    """The recipes beside the sources in a checkout, or inside the installed package."""
+    inside = Path(__file__).parent / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, as `fivetune train` takes them."""
+    folder = recipes_folder()
+    return sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+
+
+def find_recipe(source: str | Path) -> Path:
+    """A path as given, or the shipped recipe of that name. Raises ConfigError with the nearest names."""
+    path = Path(source)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        return path / "config.yaml"
+    shipped = recipes_folder() / f"{source}.yaml"
+    for candidate in (path, shipped):
+        if candidate.is_file():
+            return candidate
+    siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    raise ConfigError(f"{source}: no such recipe. {nearest(str(source), [*siblings, *recipe_names()])}")
+
+
+def _describe(error: Any, layers: Layers) -> str:
+    """One pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
+    path = tuple(str(part) for part in error["loc"])
+    key = ".".join(path)
+    where = layers.origin(path)
+    if error["type"] == "extra_forbidden":
+        return f"{where}: {key} is not a setting. {nearest(path[-1], _field_names(path, layers))}"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
+    return f"{where}: {key or 'config'}: {message.rstrip('.')}{given}."
+
+
+def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
+    """The settings that are allowed where `path` is not."""
+    if len(path) == 1:
+        return list(RunConfig.model_fields)
+    section = path[0]
+    if section in PLUGIN_SECTIONS:
+        name = layers.table()[section].get("name")
+        return ["name", *plugins.load(PLUGIN_SECTIONS[section], name).model_fields]
+    annotation = RunConfig.model_fields[section].annotation
+    return list(annotation.model_fields) if annotation else []

@@ -1,0 +1,240 @@
+"""JSON text into values: strict decoding, what makes a value unfit, and a window that slides over a large document.
+
+In: text or a binary stream. Out: values; errors with file, line and column. Memory holds one element at most.
+
+Python's own decoder does the work. (The streaming parser ijson was tried: it turns lone surrogates into "?", keeps the
+last of two equal keys without a word, and its errors know no line.)
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fivetune.data.source_files import MAX_RECORD_BYTES, not_utf8, shown, too_long
+from fivetune.errors import DataError
+
+WINDOW_BYTES = 2**18
+
+_WHITE = re.compile(r"[ \t\r\n]*")
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+
+
+class Repeated(dict[str, Any]):
+    """A JSON object in which a key stood more than once."""
+
+    key = ""
+
+
+class _Constant(str):
+    """NaN, Infinity or -Infinity: not JSON, but Python's decoder lets them pass."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    keys = [key for key, _ in pairs]
+    repeated = Repeated(fields)
+    repeated.key = next(key for key in keys if keys.count(key) > 1)
+    return repeated
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_Constant)
+
+
+def kind_of(value: object) -> str:
+    """JSON's word for the kind of a value.
+
+    >>> kind_of([1])
+    'a list'
+    >>> kind_of(None)
+    'null'
+    """
+    return _KINDS.get(type(value), "an object" if isinstance(value, dict) else "null")
+
+
+def flaw(value: Any) -> str | None:
+    """What makes a decoded value unfit for use, None if nothing: NaN, a repeated key, NUL, half a surrogate pair.
+
+    >>> flaw({"question": "Why?", "answers": {"text": ["a\\0b"]}})
+    "field 'answers.text[0]': NUL character at position 1. Allowed is text without it. Remove it."
+    """
+    if (found := _find_flaw(value)) is None:
+        return None
+    place, wrong = found
+    return f"field {place.lstrip('.')!r}: {wrong}" if place else wrong
+
+
+def _find_flaw(value: Any) -> tuple[str, str] | None:
+    """(place such as ".answers.text[0]", what is wrong there); the place is put together only when there is one."""
+    if isinstance(value, str):
+        wrong = _text_flaw(value)
+        return ("", wrong) if wrong else None
+    if isinstance(value, dict):
+        if isinstance(value, Repeated):
+            return "", f"the key {value.key!r} stands more than once. Keys must be unique. Rename or remove one."
+        for key, item in value.items():
+            if wrong := _text_flaw(str(key)):
+                return "", f"the name {shown(key)}: {wrong}"
+            if found := _find_flaw(item):
+                return f".{key}{found[0]}", found[1]
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if found := _find_flaw(item):
+                return f"[{index}]{found[0]}", found[1]
+    return None
+
+
+def _text_flaw(text: str) -> str:
+    if isinstance(text, _Constant):
+        return f"{text} is not JSON. Allowed are finite numbers and null. Write null."
+    if "\0" in text:
+        return f"NUL character at position {text.index(chr(0))}. Allowed is text without it. Remove it."
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            return (
+                f"{half} at position {error.start} is half a surrogate pair, no character. "
+                f"Allowed is valid Unicode. Repair or remove it."
+            )
+    return ""
+
+
+def decode_line(text: str) -> tuple[Any, str]:
+    """Decode one JSON value: (value, "") or (None, what is wrong).
+
+    >>> decode_line('{"a": 1}')
+    ({'a': 1}, '')
+    >>> decode_line('{"a" 1}')
+    (None, "malformed JSON at column 6: Expecting ':' delimiter, near '1}'")
+    """
+    try:
+        return _DECODER.decode(text), ""
+    except json.JSONDecodeError as error:
+        near = shown(text[error.pos : error.pos + 30]) if error.pos < len(text) else "the end of the line"
+        return None, f"malformed JSON at column {error.pos + 1}: {error.msg.removesuffix(' at')}, near {near}"
+    except RecursionError:
+        return None, "malformed JSON: nested too deeply"
+    except ValueError as error:  # a whole number of more than 4300 digits
+        return None, f"malformed JSON: {error}"
+
+
+class TooLong(DataError):
+    """A value that does not fit into the window."""
+
+
+class Window:
+    """A JSON file seen through a window of text; it never goes back, and always knows line and column."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self._file, self._path = file, path
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._at, self._ended = "", 0, False
+        self._line, self._column = 1, 1  # of the window's first character
+
+    def peek(self) -> str:
+        """The next character that is not white space, still unread; "" at the end of the file."""
+        while True:
+            match = _WHITE.match(self._text, self._at)
+            self._at = match.end() if match else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
+            self._more()
+
+    def take(self, allowed: str) -> str:
+        """Read one of the allowed characters."""
+        if not (char := self.peek()) or char not in allowed:
+            raise self.error(f"Expecting {' or '.join(repr(wanted) for wanted in allowed)}")
+        self._at += 1
+        return char
+
+    def value(self) -> Any:
+        """Read one whole value. Raises TooLong, with nothing read, if it is over MAX_RECORD_BYTES."""
+        self.peek()
+        failed: tuple[str, int] | None = None
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                if end + 2 < len(self._text) or self._ended:  # else a number might go on: 1, 1e, 1e+
+                    self._at = end
+                    return value
+            except json.JSONDecodeError as error:
+                before, failed = failed, (error.msg, error.pos - self._at)
+                final = before == failed and not error.msg.startswith("Unterminated")
+                if final or self._ended:
+                    raise self.error(error.msg, at=error.pos) from error
+            except RecursionError as error:
+                raise self.error("nested too deeply") from error
+            except ValueError as error:  # a whole number of more than 4300 digits
+                raise self.error(str(error)) from error
+            if len(self._text) - self._at > MAX_RECORD_BYTES:
+                line, column = self._position(self._at)
+                raise TooLong(f"{self._path}:{line}:{column}: {too_long('this value')}")
+            self._more()
+
+    def members(self) -> Iterator[str]:
+        """Each key of the object that begins here; the caller reads its value before going on."""
+        self.take("{")
+        if self.peek() == "}":
+            self.take("}")
+            return
+        while True:
+            if self.peek() != '"':
+                raise self.error("Expecting property name enclosed in double quotes")
+            key = self.value()
+            self.take(":")
+            yield key
+            if self.take(",}") == "}":
+                return
+
+    def items(self) -> Iterator[int]:
+        """Each index of the list that begins here; the caller reads its value before going on."""
+        self.take("[")
+        if self.peek() == "]":
+            self.take("]")
+            return
+        index = 0
+        while True:
+            yield index
+            index += 1
+            if self.take(",]") == "]":
+                return
+
+    def error(self, wrong: str, *, at: int | None = None) -> DataError:
+        """The complaint about what stands at `at` (default: here)."""
+        at = self._at if at is None else at
+        line, column = self._position(at)
+        near = shown(self._text[at : at + 30])
+        if at >= len(self._text):
+            near = "the end of the file: it is cut off"
+        return DataError(
+            f"{self._path}:{line}:{column}: malformed JSON: {wrong.removesuffix(' at')}, near {near}. Allowed is one "
+            f"JSON document, or one object per line in a .jsonl file. Repair it or download it again."
+        )
+
+    def _position(self, at: int) -> tuple[int, int]:
+        num_lines = self._text.count("\n", 0, at)
+        if num_lines:
+            return self._line + num_lines, at - self._text.rfind("\n", 0, at)
+        return self._line, self._column + at
+
+    def _more(self) -> None:
+        """Drop what was read and at least double the rest, so that decoding it anew costs linear time in all."""
+        self._line, self._column = self._position(self._at)
+        rest = self._text[self._at :]
+        chunk = self._file.read(max(WINDOW_BYTES, len(rest)))
+        self._ended = not chunk
+        try:
+            self._text = rest + self._decoder.decode(chunk, final=self._ended)
+        except UnicodeDecodeError as error:
+            raise not_utf8(self._path, error, line=self._line + rest.count("\n")) from error
+        self._at = 0

@@ -1,0 +1,99 @@
+"""The order of training: which examples each optimizer step sees, as a function of (seed, step) alone.
+
+An epoch is a seeded permutation. Pools of `bucket_pool` global batches are sorted by length and cut into
+global batches, whose order is drawn again; each is cut into micro-batches of like lengths. So a batch is
+a random draw among examples of similar length, every example comes once an epoch, and the position in
+the data is the step number: resuming costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.data.batch import collate
+from fivetune.data.store import TokenStore
+from fivetune.types import Batch
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How examples are dealt out.
+
+    Args:
+        examples_per_step: global batch size.
+        batch_size: examples per forward pass (micro-batch).
+        bucket_pool: global batches sorted by length together.
+        seed: of the permutations.
+    """
+
+    examples_per_step: int
+    batch_size: int
+    bucket_pool: int
+    seed: int
+
+    def steps_per_epoch(self, num_examples: int) -> int:
+        return -(-num_examples // self.examples_per_step)
+
+
+class TrainingStream:
+    """The micro-batches of every optimizer step of a store."""
+
+    def __init__(self, store: TokenStore, order: Order) -> None:
+        self.store = store
+        self.order = order
+        self._lengths = store.inputs.lengths + store.labels.lengths
+        self._epoch = lru_cache(maxsize=2)(self._deal)
+
+    def rows(self, step: int) -> list[Rows]:
+        """Rows of the micro-batches of a 0-based optimizer step."""
+        epoch, index = divmod(step, self.order.steps_per_epoch(len(self.store)))
+        rows = self._epoch(epoch)[index]
+        size = self.order.batch_size
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def num_examples_before(self, step: int) -> int:
+        """Examples seen before a 0-based step."""
+        epoch, index = divmod(step, self.order.steps_per_epoch(len(self.store)))
+        return epoch * len(self.store) + sum(len(rows) for rows in self._epoch(epoch)[:index])
+
+    def groups(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
+        """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
+            ahead = worker.submit(self._group, first_step)
+            for step in range(first_step, num_steps):
+                group = ahead.result()
+                if step + 1 < num_steps:
+                    ahead = worker.submit(self._group, step + 1)
+                yield group
+
+    def _group(self, step: int) -> list[Batch]:
+        return [collate(self.store, rows.tolist()) for rows in self.rows(step)]
+
+    def _deal(self, epoch: int) -> list[Rows]:
+        return deal(self._lengths, self.order, epoch)
+
+
+def deal(lengths: NDArray[np.int64], order: Order, epoch: int) -> list[Rows]:
+    """The global batches of an epoch: rows, sorted by length inside each batch.
+
+    >>> [rows.tolist() for rows in deal(np.array([5, 1, 4, 2, 3]), Order(2, 2, 9, seed=0), epoch=0)]
+    [[1, 3], [4, 2], [0]]
+    """
+    random = np.random.default_rng([order.seed, epoch])
+    permutation = random.permutation(len(lengths))
+    pool_size = order.examples_per_step * order.bucket_pool
+    batches: list[Rows] = []
+    for start in range(0, len(lengths), pool_size):
+        pool = permutation[start : start + pool_size]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        cut = [pool[i : i + order.examples_per_step] for i in range(0, len(pool), order.examples_per_step)]
+        batches.extend(cut[i] for i in random.permutation(len(cut)))
+    return batches

@@ -1,0 +1,144 @@
+"""One evaluation: generate, turn into answers, score against all gold answers.
+
+In: a model and a prepared evaluation set. Out: an EvalRecord and one line per prediction, streamed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+from fivetune import plugins
+from fivetune.data.store import TokenStore
+from fivetune.decode import Decoding, Generated, generate, to_text
+from fivetune.types import EvalRecord, Scores
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Everything that an evaluation needs besides the model.
+
+    Args:
+        task: options of the task; its metrics score the answers.
+        store: the evaluation set.
+        suppress_sentinels: never write <extra_id_N>.
+        autocast: gives a fresh autocast context.
+    """
+
+    task: Any
+    tokenizer: Any
+    store: TokenStore
+    decoding: Decoding
+    split: str = "eval"
+    device: str = "cpu"
+    keep_special: bool = False
+    autocast: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
+
+    def run(
+        self, model: Any, *, step: int, write: Callable[[Iterator[dict[str, Any]]], Any],
+        rows: Sequence[int] | None = None, progress: Progress = lambda done, total: None,
+    ) -> EvalRecord:  # fmt: skip
+        """Evaluate. `write` gets the prediction lines while they are made and must use them all."""
+        started = time.perf_counter()
+        rows = range(len(self.store)) if rows is None else rows
+        answers = _Answers()
+        write(self._lines(model, rows, answers, progress))
+        scores = self._corpus_scores(answers)
+        seconds = time.perf_counter() - started
+        return EvalRecord(
+            step=step,
+            task=self.task.plugin_name(),
+            task_version=self.task.version,
+            split=self.split,
+            num_examples=len(rows),
+            num_clipped=int(self.store.summary["num_examples_clipped"]),
+            scores=scores,
+            loss=answers.nats / max(answers.num_target_tokens, 1) if answers.num_target_tokens else None,
+            rates={name: count / max(len(rows), 1) for name, count in answers.counts.items()},
+            max_new_tokens=self.decoding.max_new_tokens,
+            seconds=seconds,
+        )
+
+    def _lines(self, model: Any, rows: Sequence[int], answers: _Answers, progress: Progress) -> Iterator[dict[str, Any]]:
+        generated = generate(
+            model, self.store, rows, self.decoding, device=self.device, autocast=self.autocast
+        )
+        for done, one in enumerate(generated, start=1):
+            yield self._line(one, answers)
+            progress(done, len(rows))
+
+    def _line(self, one: Generated, answers: _Answers) -> dict[str, Any]:
+        example = self.store.text(one.row)
+        written = to_text(self.tokenizer, one.token_ids, keep_special=self.keep_special)
+        prediction = self.task.from_text(written)
+        no_answer = None if one.phrase_nats is None else exp(-one.phrase_nats)
+        answers.add(one, prediction, example.references, no_answer, len(self.store.labels[one.row]), written)
+        line = {
+            "id": example.id,
+            "inputs": example.inputs,
+            "prediction": prediction,
+            "references": list(example.references),
+            "hit_cap": one.hit_cap,
+        }
+        if no_answer is not None:
+            line["no_answer_score"] = no_answer
+        if example.references:
+            line["scores"] = self._scores([prediction], [example.references]).each[0]
+        return line
+
+    def _corpus_scores(self, answers: _Answers) -> dict[str, float]:
+        if not answers.references or not all(answers.references):
+            return {}
+        scored = answers.no_answer if None not in answers.no_answer else None
+        return self._scores(answers.predictions, answers.references, scored).corpus
+
+    def _scores(self, predictions: list[str], references: list[Any], no_answer: Any = None) -> Scores:
+        corpus: dict[str, float] = {}
+        each: list[dict[str, float]] = [{} for _ in predictions]
+        for name in self.task.metrics:
+            scores = plugins.load("metrics", name)().score(predictions, references, no_answer_scores=no_answer)
+            corpus |= scores.corpus
+            each = [{**a, **b} for a, b in zip(each, scores.each, strict=True)]
+        return Scores(corpus, each)
+
+
+class _Answers:
+    """What is kept of an evaluation in memory: short texts and counts."""
+
+    def __init__(self) -> None:
+        self.predictions: list[str] = []
+        self.references: list[tuple[str, ...]] = []
+        self.no_answer: list[float | None] = []
+        self.counts = {"cap_hit": 0, "empty": 0, "sentinel": 0}
+        self.nats = 0.0
+        self.num_target_tokens = 0
+
+    def add(
+        self, one: Generated, prediction: str, references: tuple[str, ...], no_answer: float | None,
+        num_target_tokens: int, written: str,
+    ) -> None:  # fmt: skip
+        self.predictions.append(prediction)
+        self.references.append(references)
+        self.no_answer.append(no_answer)
+        self.counts["cap_hit"] += one.hit_cap
+        self.counts["empty"] += not prediction
+        self.counts["sentinel"] += "<extra_id_" in written
+        self.nats += one.target_nats
+        self.num_target_tokens += num_target_tokens
+
+
+def subset(num_examples: int, limit: int | None) -> list[int] | None:
+    """Rows of an evenly spaced subset; None for all.
+
+    >>> subset(10, 4), subset(3, 4)
+    ([0, 2, 5, 7], None)
+    """
+    if limit is None or limit >= num_examples:
+        return None
+    return [i * num_examples // limit for i in range(limit)]

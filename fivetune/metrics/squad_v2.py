@@ -1,0 +1,167 @@
+"""Exact match and F1 of SQuAD v2.0, where some questions have no answer.
+
+In: one predicted answer ("" = no answer) and all gold answers (("",) = unanswerable) per question, and perhaps how
+strongly the model leans to no answer. Out: exact and f1 over all, over the answerable (HasAns) and the unanswerable
+(NoAns) questions, and with no-answer scores the best that any threshold on them could reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from fivetune.metrics import Case, normalize_answer, percent, token_f1
+from fivetune.plugins import Options
+from fivetune.types import Scores
+
+
+class SquadV2(Options):
+    """SQuAD v2.0."""
+
+    main: ClassVar[str] = "f1"
+    score_names: ClassVar[tuple[str, ...]] = (
+        *("exact", "f1", "total"),
+        *("HasAns_exact", "HasAns_f1", "HasAns_total"),
+        *("NoAns_exact", "NoAns_f1", "NoAns_total"),
+        *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
+    )
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "evaluate-v2.0.py of SQuAD (Rajpurkar et al. 2018)"
+
+    no_answer_threshold: float = Field(
+        default=1.0, description="a no-answer score above it turns the prediction into no answer (the official default)"
+    )
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        no_answer_scores: Sequence[float] | None = None,
+    ) -> Scores:
+        """Percentages; HasAns_* and NoAns_* only where there are such questions, best_* only with no-answer scores."""
+        assert predictions, "nothing to score"
+        answerable = [any(reference) for reference in references]
+        raw = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
+        each = raw
+        best: dict[str, float] = {}
+        if no_answer_scores is not None:
+            each = [
+                self._abstain(scores, has_answer) if leaning > self.no_answer_threshold else scores
+                for scores, has_answer, leaning in zip(raw, answerable, no_answer_scores, strict=True)
+            ]
+            for name in ("exact", "f1"):
+                values = [scores[name] for scores in raw]
+                best[f"best_{name}"], best[f"best_{name}_thresh"] = best_threshold(
+                    values, predictions=predictions, answerable=answerable, no_answer_scores=no_answer_scores
+                )
+        corpus = _means(each, "")
+        for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
+            corpus |= _means(
+                [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
+            )
+        return Scores(corpus | best, each)
+
+    @staticmethod
+    def _abstain(scores: dict[str, float], has_answer: bool) -> dict[str, float]:
+        return dict.fromkeys(scores, 0 if has_answer else 1)
+
+
+def best_threshold(
+    values: Sequence[float],
+    *,
+    predictions: Sequence[str],
+    answerable: Sequence[bool],
+    no_answer_scores: Sequence[float],
+) -> tuple[float, float]:
+    """The best percentage over all thresholds t, where scores up to t keep the prediction and the others abstain.
+
+    Abstaining everywhere scores the unanswerable questions. From there predictions are let through one by one, the
+    least no-answer score first (ties in input order): an answerable question adds its value, a wrongly answered
+    unanswerable one takes 1 away. The threshold is the score of the last one let through, 0.0 if none should be.
+
+    values            1.0   0     0       right answers 1, 3 if all abstain: 2 of 3 unanswerable
+    no_answer_scores  0.1   0.2   0.9     let the first through: 3 of 3; the second costs 1
+    >>> best_threshold([1.0, 0, 0], predictions=["x", "y", "z"], answerable=[True, False, False],
+    ...                no_answer_scores=[0.1, 0.2, 0.9])
+    (100.0, 0.1)
+    """
+    current: float = sum(not has_answer for has_answer in answerable)
+    best, threshold = current, 0.0
+    for i in sorted(range(len(values)), key=no_answer_scores.__getitem__):
+        if answerable[i]:
+            current += values[i]
+        elif predictions[i]:
+            current -= 1
+        if current > best:
+            best, threshold = current, no_answer_scores[i]
+    return 100.0 * best / len(values), threshold
+
+
+def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """Best over the gold answers that normalise to something; if none does, only the empty answer is right.
+
+    >>> _score_one("", ("",)), _score_one("the", ("the", "a cat"))
+    ({'exact': 1, 'f1': 1.0}, {'exact': 0, 'f1': 0.0})
+    """
+    predicted = normalize_answer(prediction)
+    golds = [gold for gold in map(normalize_answer, references) if gold] or [""]
+    return {
+        "exact": max(int(predicted == gold) for gold in golds),
+        "f1": max(_f1(predicted, gold) for gold in golds),
+    }
+
+
+def _f1(predicted: str, gold: str) -> float:
+    """Token F1; where either side is empty, 1 if both are, else 0."""
+    if not predicted or not gold:
+        return float(predicted == gold)
+    return token_f1(predicted.split(), gold.split())
+
+
+def _means(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+    if not each:
+        return {}
+    means = {f"{prefix}{name}": percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")}
+    return {**means, f"{prefix}total": len(each)}
+
+
+_MIXED = (("France",), ("10th and 11th centuries", "the 10th century"), ("",), ("",))
+
+CASES = (
+    Case(
+        predictions=("France", "in the 10th century", "", "Rollo"),
+        references=_MIXED,
+        expected={
+            **{"exact": 50.0, "f1": 70.0, "total": 4},
+            **{"HasAns_exact": 50.0, "HasAns_f1": 90.0, "HasAns_total": 2},
+            **{"NoAns_exact": 50.0, "NoAns_f1": 50.0, "NoAns_total": 2},
+        },
+        source="by hand: F1 1, 4/5, 1, 0",
+    ),
+    Case(
+        predictions=("France", "in the 10th century", "", "Rollo"),
+        references=_MIXED,
+        no_answer_scores=(0.1, 0.2, 0.9, 1.5),
+        expected={
+            **{"exact": 75.0, "f1": 95.0, "NoAns_exact": 100.0, "HasAns_exact": 50.0},
+            **{"best_exact": 75.0, "best_exact_thresh": 0.1, "best_f1": 95.0, "best_f1_thresh": 0.2},
+        },
+        source="by hand: 1.5 is above the threshold 1.0; best: 2 abstentions + 1 (exact) or + 1.8 (f1)",
+    ),
+    Case(
+        predictions=("Rollo", "Seine"),
+        references=(("",), ("Rhine",)),
+        no_answer_scores=(0.3, 0.4),
+        expected={"exact": 0.0, "f1": 0.0, "best_exact": 50.0, "best_exact_thresh": 0.0, "best_f1_thresh": 0.0},
+        source="by hand: nothing is gained by answering, so the threshold stays at its start, 0.0",
+    ),
+    Case(
+        predictions=("", "the"),
+        references=(("the",), ("",)),
+        expected={"exact": 100.0, "f1": 100.0, "HasAns_total": 1, "NoAns_total": 1},
+        source="evaluate-v2.0.py: gold answers that normalise to nothing are dropped, nothing then equals nothing",
+    ),
+)

@@ -1,0 +1,119 @@
+"""The files of a model: where they are, and whether they are what they claim to be.
+
+In: a local folder, `t5-nano`, or a hub name. Out: a local folder whose weights are whole safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fivetune.errors import EnvironmentProblem, ModelError
+from fivetune.nano import CHECKPOINT
+
+LFS_MARK = b"version https://git-lfs"
+PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
+CONVERT = (
+    "FiveTune reads safetensors only, because a .bin file is a program that runs when it is opened. "
+    "Ask the hub for a revision with safetensors (model.revision: refs/pr/N), or convert a file that you trust once: "
+    "transformers' from_pretrained(folder), then save_pretrained(folder)."
+)
+
+
+def find_folder(name: str, *, revision: str | None = None) -> Path:
+    """The local folder of a model or tokenizer; a hub name is downloaded or taken from the hub's cache.
+
+    Raises ModelError for a folder that is no model's, EnvironmentProblem when the hub cannot be reached.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if name == CHECKPOINT.name:
+        return CHECKPOINT
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists():
+        raise ModelError(f"{name}: no such model folder. Give a local folder, a hub name (org/name), or t5-nano.")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=5))
+    except HFValidationError:
+        raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).") from None
+    except HfHubHTTPError as error:
+        raise EnvironmentProblem(
+            f"{name}: the hub answers: {str(error).splitlines()[0]} Check the name, or log in for a gated model."
+        ) from None
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise EnvironmentProblem(
+            f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
+            f"({type(error).__name__}). Download it where there is a network and give the folder as model.path; "
+            "HF_HOME names the cache, HF_HUB_OFFLINE=1 keeps the hub out."
+        ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder (or a config.json itself), as it stands in the file."""
+    path = folder if folder.is_file() else folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
+    refuse_pointer(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not a JSON file: {error}. Copy the file again.") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, each checked to be whole. Raises ModelError naming the file."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [folder / name for name in names]
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            pickles = sorted(p.name for p in folder.glob("*.bin"))
+            remedy = f"It has {', '.join(pickles)}. {CONVERT}" if pickles else "Copy the folder again."
+            raise ModelError(f"{folder}: has no {file.name}. {remedy}")
+        refuse_pointer(file)
+        _refuse_truncated(file)
+    return files
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise ModelError if the file is a Git-LFS pointer instead of its content."""
+    with path.open("rb") as file:
+        if file.read(len(LFS_MARK)) == LFS_MARK:
+            raise ModelError(f"{path}: is a Git-LFS pointer, not the file itself. Run `git lfs pull` in that folder.")
+
+
+def _refuse_truncated(path: Path) -> None:
+    """A safetensors file is 8 bytes of header length, the header, and as much data as the header says."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = file.read(header_bytes) if header_bytes < size else b""
+    try:
+        tensors = json.loads(header)
+        end = max((t["data_offsets"][1] for k, t in tensors.items() if k != "__metadata__"), default=0)
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(f"{path}: damaged: its header cannot be read. Copy the file again.") from None
+    if size != 8 + header_bytes + end:
+        raise ModelError(f"{path}: truncated: {size} bytes of {8 + header_bytes + end}. Copy the file again.")
+
+
+def tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Every tensor of the files by name, read one at a time."""
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)

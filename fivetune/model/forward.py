@@ -1,0 +1,65 @@
+"""A batch to nats: the only place where labels are shifted and scored.
+
+In: a model and a PaddedBatch. Out: -log p of every label, 0 where nothing is scored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivetune.data.batch import NOT_SCORED, PaddedBatch
+
+
+def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
+    """Decoder inputs: the labels one place later, the start id first.
+
+    >>> shift_right(torch.tensor([[7, 8, 1, -100]]), start_id=0, pad_id=0).tolist()
+    [[0, 7, 8, 1]]
+    """
+    shifted = labels.new_full(labels.shape, start_id)
+    shifted[:, 1:] = labels[:, :-1]
+    return shifted.masked_fill(shifted == NOT_SCORED, pad_id)
+
+
+def label_nats(model: Any, batch: PaddedBatch, *, encoder_outputs: Any = None) -> Tensor:
+    """Negative log-likelihood of every label, teacher-forced.
+
+    Returns: [B, T] fp32, in nats; 0 at labels of -100.
+    """
+    config = model.config
+    output = model(
+        input_ids=None if encoder_outputs is not None else batch.input_ids,
+        attention_mask=batch.attention_mask,
+        encoder_outputs=encoder_outputs,
+        decoder_input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
+        use_cache=False,
+    )
+    logits = output.logits.float()
+    nats = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NOT_SCORED, reduction="none")
+    return nats.view_as(batch.labels)
+
+
+@torch.no_grad()
+def first_bad_module(model: Any, batch: PaddedBatch) -> str:
+    """Name of the first module whose output is not finite when the batch is run again, or "the loss"."""
+    found: list[str] = []
+
+    def watch(name: str):
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all() and not found:
+                found.append(f"{name} (largest value {tensor.abs().nan_to_num(posinf=float('inf')).max().item():.3g})")
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if not list(m.children())]
+    try:
+        label_nats(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the loss"

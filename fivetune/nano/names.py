@@ -1,0 +1,153 @@
+"""Invented names from syllables, each of which belongs for ever to either the training part or the held-out part.
+
+In: a seeded `random.Random` and the part wanted. Out: names of persons, places and things, and numbers and dates.
+
+A text is held out iff the first 8 bytes of the BLAKE2b digest of its casefolded UTF-8 form are a multiple of 5. A name
+is drawn for a part only if its whole string and every invented word in it are of that part, so no name and no invented
+word of one part can ever be drawn for the other. Numbers, years, dates and the fixed words ("Lake", "Dr", "Ltd") that
+may stand around an invented word are in no part.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+HELD_OUT_ONE_IN = 5
+NUM_SYLLABLES = 260
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+FIXED_WORDS = frozenset(MONTHS) | frozenset(
+    ["Dr", "Captain", "Professor", "Lake", "Port", "Mount", "Saint", "Old", "New", "Cape", "Ltd", "Inc", "Sons"]
+)
+
+_ONSETS = (*"bcdfghjklmnprstvwxz", "t", *("br", "ch", "dr", "fl", "gr", "kl", "pr", "qu", "sh", "st", "th", "tr"))
+_VOWELS = tuple(3 * "aaaeeeiioou" + "áéíöüøå")
+_CODAS = ("", "", "", "", "", *"llmnnnrrrsstkxñ", "nd")
+
+
+def is_held_out(text: str) -> bool:
+    """True iff the fixed hash rule puts `text` into the held-out part; letter case does not matter.
+
+    >>> is_held_out("Velka") == is_held_out("VELKA")
+    True
+    """
+    digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
+
+
+def invented_words(name: str) -> list[str]:
+    """The words of a name that were made from syllables: no initials, no fixed words, hyphens and apostrophes split.
+
+    >>> invented_words("Dr J. Velka-Torun of Port O'Dresh")
+    ['Velka', 'Torun', 'Dresh']
+    """
+    return [word for word in re.findall(r"[^\W\d_]{3,}", name) if word not in FIXED_WORDS]
+
+
+def belongs(name: str, *, held_out: bool) -> bool:
+    """True iff the whole name and each invented word in it are of the part asked for."""
+    return all(is_held_out(text) == held_out for text in (name, *invented_words(name)))
+
+
+def _make_syllables() -> tuple[str, ...]:
+    """The fixed set of syllables, few enough for each to become a piece of a vocabulary of 2-4 thousand."""
+    rng = random.Random(2_605)
+    syllables: dict[str, None] = {}
+    while len(syllables) < NUM_SYLLABLES:
+        syllable = rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+        syllables[syllable] = None
+    return tuple(syllables)
+
+
+SYLLABLES = _make_syllables()
+
+
+@dataclass(frozen=True, slots=True)
+class NameMaker:
+    """Draws names of one part; deterministic in `rng`.
+
+    >>> make = NameMaker(random.Random(1), held_out=True)
+    >>> belongs(make.person(), held_out=True)
+    True
+    """
+
+    rng: random.Random
+    held_out: bool = False
+
+    def word(self) -> str:
+        """One capitalised invented word of two or three syllables, such as `Velkator`."""
+        return self._draw(self._syllable_word)
+
+    def lower_word(self) -> str:
+        """One invented word in lower case, for made-up relations and filler."""
+        return self.word().lower()
+
+    def person(self) -> str:
+        """A person: `Velka Torun`, `J. Torun`, `V. K. Torun`, `Velka Mar-Torun`, `Velka O'Torun` or one word."""
+        return self._draw(self._person)
+
+    def place(self) -> str:
+        """A place: one word, or one with a fixed word such as `Port Torun`, or a hyphenated pair."""
+        return self._draw(self._place)
+
+    def thing(self) -> str:
+        """A ship, book, firm or other thing: one or two invented words."""
+        return self._draw(self._thing)
+
+    def number(self) -> str:
+        """A whole number from 2 to 9,999, with a comma from 1,000 on."""
+        return f"{self.rng.choice((self.rng.randint(2, 99), self.rng.randint(100, 9_999))):,}"
+
+    def year(self) -> str:
+        """A year from 1100 to 2099."""
+        return str(self.rng.randint(1100, 2099))
+
+    def date(self) -> str:
+        """A day of a year: `4 March 1871`."""
+        return f"{self.rng.randint(1, 28)} {self.rng.choice(MONTHS)} {self.year()}"
+
+    def _draw(self, make: Callable[[], str]) -> str:
+        """Draw until the name is of the part; parts of a name are drawn from the part already, so few draws suffice."""
+        while True:
+            name = make()
+            if belongs(name, held_out=self.held_out):
+                return name
+
+    def _syllable_word(self) -> str:
+        num_syllables = 2 if self.rng.random() < 0.85 else 3
+        word = "".join(self.rng.choice(SYLLABLES) for _ in range(num_syllables))
+        return word[0].upper() + word[1:]
+
+    def _initial(self) -> str:
+        return self.rng.choice("ABCDEFGHJKLMNOPRSTVWZ") + "."
+
+    def _person(self) -> str:
+        last = self.word()
+        shape = self.rng.random()
+        if shape < 0.40:
+            return last
+        if shape < 0.75:
+            return f"{self.word()} {last}"
+        if shape < 0.85:
+            return f"{self._initial()} {last}"
+        if shape < 0.90:
+            return f"{self._initial()} {self._initial()} {last}"
+        if shape < 0.95:
+            return f"{self.word()}-{last}"
+        return f"{self.rng.choice(('O', 'D'))}'{last}"
+
+    def _place(self) -> str:
+        shape = self.rng.random()
+        if shape < 0.70:
+            return self.word()
+        if shape < 0.92:
+            return f"{self.rng.choice(('Lake', 'Port', 'Mount', 'Saint', 'Old', 'New', 'Cape'))} {self.word()}"
+        return f"{self.word()}-{self.word()}"
+
+    def _thing(self) -> str:
+        return self.word() if self.rng.random() < 0.7 else f"{self.word()} {self.word()}"

@@ -1,0 +1,294 @@
+"""Writes the quickstart's reading-comprehension corpus as two real SQuAD-2.0 files.
+
+In: numbers of questions and a seed. Out: `train.json` and `dev.json`, four questions to a paragraph.
+
+A paragraph tells 3 to 5 facts about 2 or 3 owners (ships, towns, books, firms, people), with 2 or 3 relations among
+them:
+
+    The Velka was launched in 1871. Torun Dresh commands the Velka. The Marpol was launched in 1902.
+    When was the Marpol launched?   -> 1902
+    Who commands the Marpol?        -> no answer: both are in the text, but not together
+
+Owner and relation must both be matched. Half of the questions have no answer: the pair is crossed as above (about half
+of them), or the relation is told of nobody, or the owner is not in the text. All sentence patterns are in `DOMAINS`
+below; pre-training has none of them, nor these questions. Names in `dev.json` are of the held-out part (`names.py`),
+those in `train.json` are not; numbers, years and dates are common to both. Some answers have several gold texts ("84
+metres", "84").
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fivetune.nano.names import NameMaker
+from fivetune.nano.pretraining import absent_pair
+
+QUESTIONS_PER_PARAGRAPH = 4
+PARAGRAPHS_PER_ARTICLE = 10
+
+MakeValue = Callable[[NameMaker], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """How one relation is told and asked ({e} = owner, {v} = value), and what a shorter gold answer leaves out."""
+
+    tells: tuple[str, ...]
+    asks: tuple[str, ...]
+    value: MakeValue
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One kind of owner and its relations by name."""
+
+    title: str
+    owner: MakeValue
+    relations: dict[str, Relation]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One fact in a paragraph: the gold answers are (text, position in the paragraph)."""
+
+    owner: str
+    relation: str
+    golds: tuple[tuple[str, int], ...]
+
+
+SHIPS = Domain(
+    "Ships",
+    lambda make: f"the {make.thing()}",
+    {
+        "launch": Relation(
+            ("{e} was launched in {v}.", "In {v}, {e} left the slipway."), ("When was {e} launched?",), NameMaker.year
+        ),
+        "captain": Relation(
+            ("{v} commands {e}.", "The captain of {e} is called {v}."),
+            ("Who commands {e}?", "Who is the captain of {e}?"),
+            NameMaker.person,
+            before="Captain ",
+        ),
+        "mooring": Relation(
+            ("{e} is moored at {v}.", "You can visit {e} at {v}."), ("Where is {e} moored?",), NameMaker.place
+        ),
+        "length": Relation(
+            ("{e} measures {v} from bow to stern.",), ("How long is {e}?",), NameMaker.number, after=" metres"
+        ),
+        "designer": Relation(
+            ("{v} drew the plans of {e}.", "{e} was designed by {v}."), ("Who designed {e}?",), NameMaker.person
+        ),
+    },
+)
+
+TOWNS = Domain(
+    "Towns",
+    NameMaker.place,
+    {
+        "founder": Relation(
+            ("{e} was founded by {v}.", "{v} founded {e}."),
+            ("Who founded {e}?", "By whom was {e} founded?"),
+            NameMaker.person,
+        ),
+        "people": Relation(("About {v} people live in {e}.",), ("How many people live in {e}?",), NameMaker.number),
+        "water": Relation(
+            ("{e} lies on the banks of {v}.", "{v} flows through {e}."),
+            ("Which water does {e} lie on?",),
+            NameMaker.word,
+            before="the ",
+        ),
+        "twin": Relation(
+            ("{e} has been twinned with {v} for years.", "The twin town of {e} is named {v}."),
+            ("Which town is {e} twinned with?",),
+            NameMaker.place,
+        ),
+        "charter": Relation(
+            ("{e} received its charter on {v}.",), ("When did {e} receive its charter?",), NameMaker.date
+        ),
+    },
+)
+
+BOOKS = Domain(
+    "Books",
+    lambda make: f"“{make.thing()}”",
+    {
+        "author": Relation(
+            ("{v} wrote {e}.", "{e} was written by {v}."),
+            ("Who wrote {e}?", "Who is the author of {e}?"),
+            NameMaker.person,
+        ),
+        "print": Relation(("{e} was first printed in {v}.",), ("When was {e} first printed?",), NameMaker.year),
+        "publisher": Relation(
+            ("{v} published {e}.", "{e} came out with {v}."), ("Who published {e}?",), NameMaker.thing, after=" & Sons"
+        ),
+        "translator": Relation(("{v} translated {e} into English.",), ("Who translated {e}?",), NameMaker.person),
+        "scene": Relation(
+            ("The story of {e} is set in {v}.", "{e} plays in {v}."), ("Where is {e} set?",), NameMaker.place
+        ),
+    },
+)
+
+FIRMS = Domain(
+    "Firms",
+    lambda make: f"{make.word()} Ltd",
+    {
+        "seat": Relation(
+            ("{e} has its headquarters in {v}.", "{e} is based in {v}."), ("Where is {e} based?",), NameMaker.place
+        ),
+        "director": Relation(
+            ("{e} is run by {v}.", "{v} directs {e}."),
+            ("Who runs {e}?", "Who directs {e}?"),
+            NameMaker.person,
+            before="Dr ",
+        ),
+        "product": Relation(
+            ("{e} makes the {v} engine.", "The {v} engine comes from {e}."),
+            ("Which engine does {e} make?",),
+            NameMaker.word,
+        ),
+        "staff": Relation(
+            ("{e} employs {v}.",), ("How many people does {e} employ?",), NameMaker.number, after=" people"
+        ),
+        "rival": Relation(
+            ("{e} competes with {v}.",), ("Which company does {e} compete with?",), NameMaker.thing, after=" Inc."
+        ),
+    },
+)
+
+PEOPLE = Domain(
+    "People",
+    NameMaker.person,
+    {
+        "birthplace": Relation(
+            ("{e} was born in {v}.", "{e} grew up in {v}."), ("Where was {e} born?",), NameMaker.place
+        ),
+        "birthday": Relation(("{e} was born on {v}.",), ("When was {e} born?",), NameMaker.date),
+        "spouse": Relation(("{e} married {v}.", "{e} and {v} are married."), ("Who did {e} marry?",), NameMaker.person),
+        "teacher": Relation(
+            ("{e} studied under {v}.", "{v} taught {e}."), ("Who taught {e}?",), NameMaker.person, before="Professor "
+        ),
+        "employer": Relation(("{e} worked for {v}.",), ("Who did {e} work for?",), NameMaker.thing, after=" & Co."),
+    },
+)
+
+DOMAINS = (SHIPS, TOWNS, BOOKS, FIRMS, PEOPLE)
+
+
+def write_reading_corpus(folder: Path, *, num_train: int, num_eval: int, seed: int) -> tuple[Path, Path]:
+    """Write `train.json` and `dev.json` with that many questions into `folder`; the same arguments give the same bytes.
+
+    write_reading_corpus(Path("quickstart"), num_train=12_000, num_eval=1_000, seed=1)
+    ->  {"version": "v2.0", "data": [{"title": "Ships 1", "paragraphs": [{
+          "context": "The Velka was launched in 1871. ...",
+          "qas": [{"id": "train-0", "question": "When was the Velka launched?", "is_impossible": false,
+                   "answers": [{"text": "1871", "answer_start": 26}]}, ...]}, ...]}]}
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "train.json", folder / "dev.json"
+    for path, num_questions in zip(paths, (num_train, num_eval), strict=True):
+        corpus = reading_corpus(num_questions, split=path.stem, seed=seed)
+        path.write_text(json.dumps(corpus, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return paths
+
+
+def reading_corpus(num_questions: int, *, split: str, seed: int) -> dict:
+    """One split in SQuAD-2.0 form; `dev` takes its names from the held-out part, `train` from the other."""
+    rng = random.Random(f"reading {seed} {split}")
+    make = NameMaker(rng, held_out=split == "dev")
+    articles: list[dict] = []
+    for start in range(0, num_questions, QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE):
+        domain = rng.choice(DOMAINS)
+        end = min(num_questions, start + QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE)
+        paragraphs = [
+            _paragraph(
+                rng, make, domain, ids=[f"{split}-{i}" for i in range(first, min(end, first + QUESTIONS_PER_PARAGRAPH))]
+            )
+            for first in range(start, end, QUESTIONS_PER_PARAGRAPH)
+        ]
+        articles.append({"title": f"{domain.title} {len(articles) + 1}", "paragraphs": paragraphs})
+    return {"version": "v2.0", "data": articles}
+
+
+def _paragraph(rng: random.Random, make: NameMaker, domain: Domain, *, ids: list[str]) -> dict:
+    """A context and one question per id, answerable and not in turn, none asked twice."""
+    context, facts = _tell(rng, make, domain)
+    told = [(fact.owner, fact.relation) for fact in facts]
+    answerable = rng.sample(facts, len(facts))
+    asked: set[tuple[str, str]] = set()
+    qas = []
+    first_impossible = rng.random() < 0.5
+    for index, question_id in enumerate(ids):
+        if (index % 2 == 0) == first_impossible:
+            pair, golds = _new_absent_pair(rng, make, domain, told, asked), ()
+        else:
+            fact = answerable.pop()
+            pair, golds = (fact.owner, fact.relation), fact.golds
+        asked.add(pair)
+        question = _capitalise(rng.choice(domain.relations[pair[1]].asks).format(e=pair[0]))
+        answers = [{"text": text, "answer_start": start} for text, start in golds]
+        qas.append({"id": question_id, "question": question, "answers": answers, "is_impossible": not golds})
+    return {"context": context, "qas": qas}
+
+
+def _new_absent_pair(
+    rng: random.Random, make: NameMaker, domain: Domain, told: list[tuple[str, str]], asked: set[tuple[str, str]]
+) -> tuple[str, str]:
+    """An owner and a relation that the text does not tell and that no earlier question asked for."""
+    while True:
+        pair = absent_pair(
+            rng,
+            told,
+            new_owner=lambda: domain.owner(make),
+            new_relation=lambda: rng.choice(tuple(domain.relations)),
+        )
+        if pair not in asked:
+            return pair
+
+
+def _tell(rng: random.Random, make: NameMaker, domain: Domain) -> tuple[str, list[Told]]:
+    """3 to 5 facts over 2 or 3 owners and 2 or 3 relations, as a text with the place of every answer."""
+    num_facts = rng.randint(3, 5)
+    owners = _distinct(lambda: domain.owner(make), 2 if num_facts == 3 else 3)
+    relations = rng.sample(tuple(domain.relations), rng.randint(2, 3))
+    pairs = rng.sample([(owner, relation) for owner in owners for relation in relations], num_facts)
+    text = ""
+    facts = []
+    for owner, relation in pairs:
+        sentence, golds = _sentence(rng, make, domain.relations[relation], owner)
+        offset = len(text)
+        facts.append(Told(owner, relation, tuple((gold, offset + start) for gold, start in golds)))
+        text += sentence + " "
+    return text.rstrip(), facts
+
+
+def _distinct(draw: Callable[[], str], num_draws: int) -> list[str]:
+    drawn: dict[str, None] = {}
+    while len(drawn) < num_draws:
+        drawn[draw()] = None
+    return list(drawn)
+
+
+def _sentence(rng: random.Random, make: NameMaker, relation: Relation, owner: str) -> tuple[str, list[tuple[str, int]]]:
+    """One fact as a sentence, with its gold answers: the whole value first, then the value without title or unit."""
+    core = relation.value(make)
+    whole = relation.before + core + relation.after
+    pattern = rng.choice(relation.tells)
+    start = (
+        pattern.index("{v}")
+        if pattern.index("{v}") < pattern.index("{e}")
+        else len(pattern.split("{v}")[0].format(e=owner))
+    )
+    sentence = _capitalise(pattern.format(e=owner, v=whole))
+    shown = sentence[start : start + len(whole)]
+    golds = [(shown, start)]
+    if whole != core:
+        golds.append((core, start + len(relation.before)))
+    return sentence, golds
+
+
+def _capitalise(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]

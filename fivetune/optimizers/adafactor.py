@@ -1,0 +1,72 @@
+"""Adafactor (Shazeer and Stern 2018), transformers' implementation, with presets that say what they are.
+
+Two recipes share the name "Adafactor, 1e-3" and take very different steps:
+`t5-paper` multiplies the rate with each tensor's root mean square (t5x: multiply_by_parameter_scale=True),
+`hf` does not (the usual forum advice for transformers). The step that was really taken is logged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+class Adafactor(Options):
+    """Adafactor. State per parameter matrix: one fp32 row and one column, next to nothing."""
+
+    state_bytes_per_parameter: ClassVar[float] = 0.1
+    lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
+
+    preset: Literal["t5-paper", "hf"] = Field(
+        "t5-paper", description="t5-paper: steps scaled by each tensor's RMS; hf: plain steps"
+    )
+    lr: Annotated[float, Field(gt=0, le=10)] | None = Field(
+        None, description="peak learning rate; default 1e-3, none with relative_step"
+    )
+    scale_parameter: bool | None = Field(None, description="overrides the preset")
+    relative_step: bool = Field(False, description="the paper's own rate 1/sqrt(step); excludes lr")
+    warmup_init: bool = Field(False, description="slow start of relative_step")
+    clip_threshold: Annotated[float, Field(gt=0)] = Field(1.0, description="RMS above which an update is scaled down")
+    decay_rate: Annotated[float, Field(ge=-1, lt=0)] = Field(-0.8, description="exponent of the second moment's decay")
+    beta1: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="momentum; null: none")
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Adafactor:
+        if self.relative_step and self.lr is not None:
+            raise ValueError(f"lr {self.lr} is given together with relative_step, which makes its own. Drop one of them")
+        if self.warmup_init and not self.relative_step:
+            raise ValueError("warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init")
+        return self
+
+    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
+        from transformers.optimization import Adafactor as Implementation
+
+        return Implementation(
+            groups,
+            lr=None if self.relative_step else (self.lr or 1e-3),
+            clip_threshold=self.clip_threshold,
+            decay_rate=self.decay_rate,
+            beta1=self.beta1,
+            weight_decay=self.weight_decay,
+            scale_parameter=self.preset == "t5-paper" if self.scale_parameter is None else self.scale_parameter,
+            relative_step=self.relative_step,
+            warmup_init=self.warmup_init,
+        )
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        """Mean over all parameters of the rate that transformers' Adafactor applies to each tensor."""
+        total, count = 0.0, 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter)
+                if state:
+                    total += float(optimizer._get_lr(group, state)) * parameter.numel()  # type: ignore[attr-defined]
+                    count += parameter.numel()
+        return total / count if count else None

@@ -1,0 +1,74 @@
+"""The folder is the registry: a plugin is one file in `fivetune/<kind>/`, its name is the file's name.
+
+In: a kind ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "commands") and a name.
+Out: the module, or the one options class that it exports.
+
+A folder of one's own joins in through the environment variable FIVETUNE_PLUGINS: a file
+`<folder>/tasks/my_task.py` is then the task `my_task`. Nothing else is edited.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from fivetune.errors import UnknownPlugin, nearest
+
+KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "commands")
+
+
+class Options(BaseModel):
+    """Base of every plugin's options class: frozen, typed, refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def plugin_name(cls) -> str:
+        """Name of the plugin: the last part of its module's name."""
+        return cls.__module__.rpartition(".")[2]
+
+
+def names(kind: str) -> list[str]:
+    """Sorted names of all plugins of a kind.
+
+    >>> names("schedules")
+    ['constant', 'cosine', 'linear']
+    """
+    return sorted(m.name for m in pkgutil.iter_modules(_search_path(kind)) if not m.name.startswith("_"))
+
+
+def module(kind: str, name: str) -> ModuleType:
+    """Import one plugin's module. Raises UnknownPlugin with the nearest names."""
+    known = names(kind)
+    if name not in known:
+        raise UnknownPlugin(f"{kind}: there is no {name!r}. {nearest(name, known)}")
+    return import_module(f"fivetune.{kind}.{name}")
+
+
+def load(kind: str, name: str) -> Any:
+    """The options class of one plugin: the only subclass of Options that its file defines."""
+    plugin = module(kind, name)
+    found = [
+        value
+        for value in vars(plugin).values()
+        if isinstance(value, type) and issubclass(value, Options) and value.__module__ == plugin.__name__
+    ]
+    assert len(found) == 1, f"{plugin.__name__} must define exactly one Options class, has {found}"
+    return found[0]
+
+
+def _search_path(kind: str) -> list[str]:
+    assert kind in KINDS, kind
+    package = import_module(f"fivetune.{kind}")
+    for folder in os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep):
+        extra = str(Path(folder) / kind)
+        if folder and extra not in package.__path__:
+            package.__path__.append(extra)
+    return list(package.__path__)

@@ -1,0 +1,137 @@
+"""What a run shows while it works: one live display in a terminal, one line per interval elsewhere.
+
+Every line also goes to log.txt of the run; control characters never do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from fivetune.types import EvalRecord, StepRecord
+
+SECONDS_BETWEEN_LINES = 5.0  # for phases that count something, outside a terminal
+
+
+class Progress:
+    """Tells the user what is going on.
+
+    Args:
+        log: file that every line is appended to.
+        log_every_steps: one step line per so many steps outside a terminal.
+    """
+
+    def __init__(self, log: Path | None = None, *, log_every_steps: int = 10, quiet: bool = False) -> None:
+        self._log: TextIO | None = log.open("a", encoding="utf-8") if log else None
+        self._every = log_every_steps
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._live: Live | None = None
+        self._facts: dict[str, str] = {}
+        self._rates: list[tuple[float, int]] = []
+        self._last_line = 0.0
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._console.is_terminal
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line, on the terminal and in the log."""
+        if self._log:
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+            self._log.flush()
+        self._console.print(text, style=style, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}", style="yellow")
+
+    def start(self) -> None:
+        """Open the live display; nothing outside a terminal."""
+        if self.is_terminal and self._live is None:
+            self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def counter(self, phase: str) -> Callable[[int, int | None], None]:
+        """A function to call with (done, total) of a phase."""
+        started = time.monotonic()
+
+        def count(done: int, total: int | None = None) -> None:
+            of = f" of {total:,}" if total else ""
+            self._show(phase=phase, done=f"{done:,}{of}")
+            now = time.monotonic()
+            if not self.is_terminal and now - max(self._last_line, started) > SECONDS_BETWEEN_LINES:
+                self._last_line = now
+                self.say(f"{phase}: {done:,}{of}")
+
+        return count
+
+    def step(self, record: StepRecord, num_steps: int) -> None:
+        """Show one optimizer step."""
+        tokens = record.num_input_tokens + record.num_target_tokens
+        self._rates = [*self._rates[-49:], (record.step_seconds + record.data_seconds, tokens)]
+        seconds = sum(s for s, _ in self._rates)
+        rate = sum(t for _, t in self._rates) / seconds
+        eta = (num_steps - record.step) * seconds / len(self._rates)
+        loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
+        self._show(
+            phase="training", done=f"step {record.step:,} of {num_steps:,}", loss=loss,
+            lr=f"{record.lr:.3g}", speed=f"{rate:,.0f} tokens/s", eta=duration(eta),
+        )  # fmt: skip
+        if not self.is_terminal and (record.step % self._every == 0 or record.step == num_steps):
+            self.say(
+                f"step {record.step:>6,}/{num_steps:,}  loss {loss}  lr {record.lr:.3g}  "
+                f"{rate:,.0f} tokens/s  {duration(eta)} left"
+            )
+        elif self._log and record.step % self._every == 0:
+            self._log.write(f"{time.strftime('%H:%M:%S')} step {record.step} loss {loss}\n")
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """Show one evaluation."""
+        shown = "  ".join(f"{k} {v:.2f}" for k, v in record.scores.items() if not k.endswith(("total", "thresh")))
+        loss = "" if record.loss is None else f"  loss {record.loss:.4f}"
+        self._show(score=shown.split("  HasAns")[0])
+        self.say(f"{record.split} at step {record.step:,}: {shown}{loss}  ({duration(record.seconds)})", style="bold")
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+        if self._log:
+            self._log.close()
+            self._log = None
+
+    def _show(self, **facts: str) -> None:
+        self._facts |= facts
+        if self._live:
+            self._live.update(self._panel())
+
+    def _panel(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for _ in self._facts:
+            table.add_column(no_wrap=True)
+        table.add_row(*(f"[dim]{name}[/dim] {value}" for name, value in self._facts.items()))
+        return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(7.04), duration(75), duration(7260)
+    ('7.0 s', '1 min 15 s', '2 h 01 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def to_stdout(text: str) -> None:
+    """A result, on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

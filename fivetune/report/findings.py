@@ -1,0 +1,202 @@
+"""What a run's records say in plain sentences: the verdict, and what to be wary of.
+
+In: a Run and the evaluations that count. Out: sentences, most important first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from fivetune.report.scores import Eval, baseline_eval, best_eval, is_percent, label, main_evals, main_score, score
+from fivetune.report.series import by_step, column
+from fivetune.report.wording import change, dig, duration, fixed, number, percent, plain, plural, share, whole
+from fivetune.types import Run
+
+CAP_HIT_LIMIT = 0.01
+FROZEN_STEPS = 5
+BASELINE = "before fine-tuning"
+
+
+def verdict(run: Run, beside: Sequence[Run]) -> list[str]:
+    """A few sentences: what came out, against what, and how the run ended."""
+    return [*_outcome(run), *_beside(run, beside), _ending(run)]
+
+
+def _outcome(run: Run) -> list[str]:
+    best, baseline, key = best_eval(run), baseline_eval(run), main_score(run)
+    if best is None or key is None:
+        return ["No evaluation was made, so nothing is known about quality."]
+    reached, before = score(best, key), score(baseline, key)
+    name, now, then = label(key), _points(key, reached), _points(key, before)
+    if best["step"] == 0:
+        return [f"No evaluation is better than the one before fine-tuning: {name} {then}. Fine-tuning has not helped."]
+    if before is None or reached is None:
+        return [f"Fine-tuning reached {name} {now} at step {whole(best['step'])}; the score before it is not known."]
+    verb = "raised" if reached > before else "lowered" if reached < before else "left unchanged"
+    moved = f"{verb} {name} from {then} to {now}" if reached != before else f"left {name} unchanged at {now}"
+    return [
+        f"Fine-tuning {moved}, measured at step {whole(best['step'])} on {plural(best.get('num_examples'), 'example')}."
+    ]
+
+
+def _points(key: str, value: float | None) -> str:
+    return fixed(value, 1 if is_percent(key) else 3)
+
+
+def _beside(run: Run, beside: Sequence[Run]) -> list[str]:
+    key, best = main_score(run), best_eval(run)
+    sentences = []
+    for other in beside:
+        theirs, ours = score(best_eval(other), key or ""), score(best, key or "")
+        if key is None or theirs is None or ours is None:
+            sentences.append(f"The run {other.name} has no score to compare with.")
+            continue
+        side = "below" if theirs < ours else "above" if theirs > ours else "the same"
+        gap = f"{_points(key, abs(ours - theirs))} {side}" if theirs != ours else side
+        sentences.append(f"Beside it, the run {other.name} reaches {label(key)} {_points(key, theirs)}: {gap}.")
+    return sentences
+
+
+def _ending(run: Run) -> str:
+    state, why = dig(run.status, "state"), dig(run.status, "why")
+    step, planned = dig(run.status, "step"), dig(run.status, "num_steps")
+    done = f"{plural(step, 'step')} of {whole(planned)}" if step != planned else plural(step, "step")
+    reason = f": {plain(why).rstrip('.')}" if why else ""
+    ends = {
+        "finished": f"The run finished after {done} in {duration(dig(run.status, 'seconds'))}.",
+        "failed": f"The run failed after {done}{reason}.",
+        "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
+        "running": f"The run says that it is still running, at {done}: it is, or it was killed.",
+    }
+    return ends.get(str(state), f"How the run ended is not known (state {plain(state)}).")
+
+
+def warnings(run: Run, beside: Sequence[Run] = ()) -> list[str]:
+    """What the records themselves give reason to doubt."""
+    best = best_eval(run)
+    return [
+        *_numeric_warnings(run.steps),
+        *_abstaining(run, best),
+        *_generation_warnings(best),
+        *_size_warnings(run, best, beside),
+        *_data_warnings(run.data),
+    ]
+
+
+def _numeric_warnings(steps: Sequence[dict[str, Any]]) -> list[str]:
+    records = by_step(steps)
+    missing = [record["step"] for record in records if number(record.get("loss")) is None]
+    sentences = []
+    if missing:
+        sentences.append(
+            f"The loss was not finite in {plural(len(missing), 'step')} of {whole(len(records))}, "
+            f"first in step {whole(missing[0])}. The curves have gaps there."
+        )
+    frozen, first = _longest_freeze(records)
+    if frozen >= FROZEN_STEPS:
+        sentences.append(
+            f"The loss stayed exactly the same for {whole(frozen)} steps from step {whole(first)} on: "
+            "the weights did not move. Check the learning rate, the precision and what is frozen."
+        )
+    return sentences
+
+
+def _longest_freeze(records: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Length and first step of the longest stretch of exactly equal losses."""
+    longest, first, place = 0, 0, 0
+    for loss, stretch in groupby(column(records, "loss")):
+        length = len(list(stretch))
+        if loss is not None and length > longest:
+            longest, first = length, records[place]["step"]
+        place += length
+    return longest, first
+
+
+def _abstaining(run: Run, best: Eval | None) -> list[str]:
+    """The best evaluation answers less well than an earlier one, and gained by leaving questions unanswered."""
+    answered, left_out = score(best, "HasAns_f1"), score(best, "NoAns_f1")
+    if best is None or answered is None or left_out is None:
+        return []
+    drops = []
+    for earlier in main_evals(run):
+        had, abstained = score(earlier, "HasAns_f1"), score(earlier, "NoAns_f1")
+        if earlier["step"] >= best["step"] or had is None or abstained is None:
+            continue
+        if had - answered > 1 and left_out - abstained > 1:
+            drops.append((had - answered, earlier["step"], had, abstained))
+    if not drops:
+        return []
+    _, step, had, abstained = max(drops)
+    return [
+        f"Part of the score was gained by abstaining: since step {whole(step)} F1 on answerable questions fell "
+        f"from {fixed(had, 1)} to {fixed(answered, 1)}, on unanswerable ones it rose from {fixed(abstained, 1)} to "
+        f"{fixed(left_out, 1)}."
+    ]
+
+
+def _generation_warnings(best: Eval | None) -> list[str]:
+    cap_hit, sentinel = number(dig(best, "rates", "cap_hit")), number(dig(best, "rates", "sentinel"))
+    sentences = []
+    if cap_hit is not None and cap_hit > CAP_HIT_LIMIT:
+        sentences.append(
+            f"{percent(cap_hit)} of the predictions were cut off at {plural(dig(best, 'max_new_tokens'), 'token')}. "
+            "Raise eval.max_new_tokens, or look for repetition in them."
+        )
+    if sentinel:
+        sentences.append(f"{percent(sentinel)} of the predictions hold sentinel tokens (<extra_id_N>) of pre-training.")
+    return sentences
+
+
+def _size_warnings(run: Run, best: Eval | None, beside: Sequence[Run]) -> list[str]:
+    """Evaluations that do not measure the same thing."""
+    sizes = Counter(record.get("num_examples") for record in main_evals(run))
+    sentences = []
+    if len(sizes) > 1:
+        listed = ", ".join(sorted((whole(num) for num in sizes), key=lambda text: (len(text), text)))
+        sentences.append(f"The evaluations differ in size ({listed} examples): their scores differ by chance as well.")
+    for other in beside:
+        theirs = best_eval(other)
+        if best and theirs and theirs.get("num_examples") != best.get("num_examples"):
+            sentences.append(
+                f"The run {other.name} was evaluated on {plural(theirs.get('num_examples'), 'example')}, "
+                f"this one on {whole(best.get('num_examples'))}."
+            )
+    return sentences
+
+
+def _data_warnings(data: dict[str, Any]) -> list[str]:
+    sentences = []
+    for split in data:
+        facts = data[split]
+        lost, skipped = number(dig(facts, "num_answers_lost")), number(dig(facts, "num_skipped"))
+        clipped = number(dig(facts, "num_clipped_targets"))
+        if lost:
+            part = percent(share(lost, dig(facts, "num_kept")))
+            sentences.append(
+                f"{split}: in {plural(lost, 'example')} ({part}) truncation cut the answer out of the input. "
+                "Raise data.max_input_tokens."
+            )
+        if clipped:
+            sentences.append(f"{split}: {plural(clipped, 'target')} longer than data.max_target_tokens lost the end.")
+        if skipped:
+            sentences.append(
+                f"{split}: {plural(skipped, 'record')} of {whole(dig(facts, 'num_read'))} could not be used "
+                "and were skipped."
+            )
+        unknown = number(dig(facts, "unknown_fraction"))
+        if unknown is not None and unknown > 0.001:
+            sentences.append(f"{split}: {percent(unknown, 2)} of the tokens are unknown to the tokenizer.")
+    return sentences
+
+
+def grouped(sentences: Sequence[str]) -> list[str]:
+    """Equal warnings once, with their number."""
+    return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(sentences).items()]
+
+
+def difference(key: str, reached: float | None, before: float | None) -> str:
+    """How much a score moved: +3.50."""
+    return change(None if reached is None or before is None else reached - before, 2 if is_percent(key) else 4)

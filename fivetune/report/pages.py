@@ -1,0 +1,212 @@
+"""Run -> Page: which sections a report has, in the order of a reader's questions.
+
+In: a Run as read back, in which anything may be missing or null. Out: a Page of printable parts; the templates
+calculate nothing. What is missing is "n/a", or a sentence that says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fivetune.report import charts, examples, findings
+from fivetune.report.curves import learning_section, speed_section, tokens_per_second
+from fivetune.report.lengths import data_section
+from fivetune.report.scores import (
+    Eval,
+    baseline_eval,
+    best_eval,
+    is_percent,
+    label,
+    main_evals,
+    num_scored,
+    points,
+    predictions_of,
+    score,
+    score_keys,
+)
+from fivetune.report.series import by_step, column, known, quantile, smooth, wilson, window
+from fivetune.report.setup import about, definitions_section, machine_section, settings_section
+from fivetune.report.wording import (
+    amount,
+    dig,
+    duration,
+    fixed,
+    number,
+    percent,
+    plain,
+    plural,
+    share,
+    short,
+    size,
+    whole,
+)
+from fivetune.types import Chart, Figure, Page, Run, Section, Table, Text
+
+Part = Any
+STATES = {"finished": "good", "running": "note", "interrupted": "warning", "failed": "warning"}
+NUM_VALUES = 13
+
+
+def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:
+    """The report of one run.
+
+    Args:
+        beside: other runs whose best scores are shown as further baselines.
+        notes: what went wrong while reading; shown among the warnings.
+    """
+    doubts = [*notes, *findings.warnings(run, beside), *findings.grouped(run.warnings)]
+    sections = (
+        verdict_section(run, beside),
+        figures_section(run),
+        _warnings_section(doubts),
+        learning_section(run, beside),
+        speed_section(run),
+        data_section(run),
+        examples_section(run),
+        settings_section(run),
+        machine_section(run),
+        definitions_section(score_keys(main_evals(run))),
+    )
+    return Page(
+        title=str(dig(run.config, "report", "title") or run.name),
+        sections=tuple(section for section in sections if section.parts),
+        subtitle=about(run),
+        badges=_badges(run, len(doubts)),
+    )
+
+
+def _badges(run: Run, num_warnings: int) -> tuple[Text, ...]:
+    state, resumes = plain(dig(run.status, "state")), number(dig(run.status, "num_resumes"))
+    badges = [Text(state, STATES.get(state, "note"))]
+    if resumes:
+        badges.append(Text(f"resumed {plural(resumes, 'time')}", "note"))
+    badges.append(
+        Text(plural(num_warnings, "warning") if num_warnings else "no warnings", "warning" if num_warnings else "good")
+    )
+    return tuple(badges)
+
+
+def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
+    """A few sentences, the two or three scores that count, and all scores beside their baselines."""
+    best, baseline = best_eval(run), baseline_eval(run)
+    parts: list[Part] = [Text(" ".join(findings.verdict(run, beside)), "lead")]
+    if best is None:
+        return Section("Verdict", tuple(parts))
+    keys = score_keys([best])
+    parts += [_headline(key, best, baseline) for key in keys[:6]]
+    parts += _dots(keys, best, baseline, beside)
+    columns = [(findings.BASELINE, baseline), *((other.name, best_eval(other)) for other in beside)]
+    header = (
+        "score",
+        f"this run, step {whole(best['step'])}",
+        "95 % interval",
+        *(name for name, _ in columns),
+        "change",
+    )
+    rows = [
+        (
+            label(key),
+            points(key, score(best, key)),
+            _interval_text(best, key),
+            *(points(key, score(record, key)) for _, record in columns),
+            findings.difference(key, score(best, key), score(baseline, key)),
+        )
+        for key in keys
+    ]
+    caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
+    parts.append(Table(caption + "(evals.jsonl)", header, tuple(rows)))
+    return Section("Verdict", tuple(parts))
+
+
+def _headline(key: str, best: Eval, baseline: Eval | None) -> Figure:
+    before = score(baseline, key)
+    was = "no baseline" if before is None else f"{points(key, before, 1)} before"
+    return Figure(label(key), points(key, score(best, key), 1), was)
+
+
+def _interval(record: Eval, key: str) -> tuple[float, float] | None:
+    """95 % interval in points, for the scores that are a mean of values in [0, 1] over examples."""
+    value, num = score(record, key), num_scored(record, key)
+    if value is None or not num or not is_percent(key) or key.startswith("best") or not 0 <= value <= 100:
+        return None
+    low, high = wilson(value / 100, num)
+    return 100 * low, 100 * high
+
+
+def _interval_text(record: Eval, key: str) -> str:
+    edges = _interval(record, key)
+    return "" if edges is None else f"{fixed(edges[0], 1)} to {fixed(edges[1], 1)}"
+
+
+def _dots(keys: Sequence[str], best: Eval, baseline: Eval | None, beside: Sequence[Run]) -> list[Chart]:
+    rows = [key for key in keys if is_percent(key)]
+    if not rows:
+        return []
+    columns = {findings.BASELINE: baseline} if baseline else {}
+    columns |= {other.name: best_eval(other) for other in beside}
+    columns["this run"] = best
+    series = {name: [score(record, key) for key in rows] for name, record in columns.items()}
+    caption = (
+        "This run's best evaluation (filled, with 95 % intervals from the number of questions) beside its baselines."
+    )
+    return [charts.dots_chart([label(key) for key in rows], series, [_interval(best, key) for key in rows], caption)]
+
+
+def figures_section(run: Run) -> Section:
+    """What it took: steps, time, throughput, memory."""
+    steps = by_step(run.steps)
+    last = steps[-1] if steps else {}
+    losses = column(steps, "loss")
+    level = known(smooth(losses, window(len(losses))))
+    epochs = share(last.get("num_examples_seen"), dig(run.data, "train", "num_kept"))
+    rates, mfu, peak = tokens_per_second(steps), known(column(steps, "mfu")), known(column(steps, "peak_bytes"))
+    first_loss = next(iter(known(losses)), None)
+    figures = [
+        Figure("Steps", whole(dig(run.status, "step")), f"of {whole(dig(run.status, 'num_steps'))} planned"),
+        Figure("Examples seen", whole(last.get("num_examples_seen")), f"{fixed(epochs, 2)} epochs"),
+        Figure("Time", duration(dig(run.status, "seconds")), f"{percent(_phase_share(run, 'train'))} of it training"),
+        Figure(
+            "Training loss", short(level[-1] if level else None), f"nats per target token, {short(first_loss)} at first"
+        ),
+        Figure("Throughput", amount(quantile(known(rates), 0.5)), "tokens per second, median"),
+        Figure("Peak memory", size(max(peak, default=None)), "highest of all steps"),
+        Figure("Model", amount(dig(run.machine, "num_parameters")), "parameters"),
+        Figure("Precision", plain(dig(run.machine, "precision")), f"attention: {plain(dig(run.machine, 'attention'))}"),
+    ]
+    if mfu:
+        figures.append(Figure("MFU", percent(quantile(mfu, 0.5)), "of the device's peak, median"))
+    return Section("Key figures", tuple(figures))
+
+
+def _phase_share(run: Run, name: str) -> float | None:
+    return share(dig(run.status, "seconds_by_phase", name), dig(run.status, "seconds"))
+
+
+def _warnings_section(doubts: Sequence[str]) -> Section:
+    if not doubts:
+        text = (
+            "Nothing to warn about. Looked for: losses that are not finite or frozen, predictions cut off at the cap, "
+            "scores gained by abstaining, answers lost to truncation, skipped records, evaluations of different size."
+        )
+        return Section("Warnings", (Text(text, "good"),))
+    return Section("Warnings", tuple(Text(text, "warning") for text in doubts))
+
+
+def examples_section(run: Run) -> Section:
+    """What came out, by kind, and single predictions: the worst and random ones."""
+    best, baseline = best_eval(run), baseline_eval(run)
+    predictions = predictions_of(run, best)
+    if not predictions:
+        reason = (
+            "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
+        )
+        return Section("Examples", (Text(f"{reason}, so there are no examples to show.", "note"),))
+    before = predictions_of(run, baseline) if baseline and baseline is not best else []
+    tables = (examples.kinds_table(predictions), examples.moves_table(before, predictions))
+    lowest = examples.worst(predictions)
+    parts: list[Part] = [table for table in tables if table is not None]
+    if lowest:
+        parts += [Text("Lowest scores", "heading"), *map(examples.shown, lowest)]
+    parts += [Text("Random others", "heading"), *map(examples.shown, examples.sample(predictions, lowest))]
+    return Section("Examples", tuple(parts))

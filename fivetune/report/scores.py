@@ -1,0 +1,134 @@
+"""Which evaluations and scores of a run count: the best, the baseline, and what each score is called.
+
+In: a Run as read back. Out: EvalRecord tables of it, and names for their scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fivetune.report.series import by_step
+from fivetune.report.wording import dig, fixed, number
+from fivetune.types import Run
+
+Eval = dict[str, Any]
+
+LABELS = {
+    "exact": "Exact match",
+    "f1": "F1",
+    "HasAns_exact": "Answerable: exact match",
+    "HasAns_f1": "Answerable: F1",
+    "NoAns_exact": "Unanswerable: exact match",
+    "NoAns_f1": "Unanswerable: F1",
+    "best_exact": "Exact match at the best threshold",
+    "best_f1": "F1 at the best threshold",
+}
+COUNTS = ("total", "HasAns_total", "NoAns_total")
+PARTS = {"HasAns": "HasAns_total", "NoAns": "NoAns_total"}
+
+DEFINITIONS = {
+    "exact": (
+        "Exact match",
+        "Share of predictions that equal one of the gold answers after the official normalisation "
+        "(lower case; no punctuation, no articles a/an/the, single spaces).",
+    ),
+    "f1": (
+        "F1",
+        "Overlap of the words of prediction and gold answer: harmonic mean of precision and recall, the best of all "
+        "gold answers, averaged over the questions. For an unanswerable question 1 if the prediction is empty, else 0.",
+    ),
+    "HasAns_exact": ("Answerable", "Scores over the questions that have an answer (HasAns in the official script)."),
+    "NoAns_exact": (
+        "Unanswerable",
+        "Scores over the questions that have none: the share for which the model said so (NoAns).",
+    ),
+    "best_exact": (
+        "Best threshold",
+        "The score if questions whose no-answer score exceeds the best threshold were left unanswered; "
+        "the threshold is chosen on the same questions, so it flatters.",
+    ),
+}
+
+
+def label(key: str) -> str:
+    """A score's name for people."""
+    return LABELS.get(key, key.replace("_", " "))
+
+
+def main_evals(run: Run) -> list[Eval]:
+    """Evaluations on the evaluation split (or the only one there is), one per step, in order."""
+    splits = [record.get("split") for record in run.evals]
+    split = "eval" if "eval" in splits else next(iter(splits), None)
+    return by_step([record for record in run.evals if record.get("split") == split])
+
+
+def score(record: Eval | None, key: str) -> float | None:
+    return number(dig(record, "scores", key))
+
+
+def baseline_eval(run: Run) -> Eval | None:
+    """The evaluation before the first step."""
+    return next((record for record in main_evals(run) if record["step"] == 0), None)
+
+
+def best_eval(run: Run) -> Eval | None:
+    """The evaluation that the run itself names as its best; without such a word, the highest of the main score."""
+    records = main_evals(run)
+    named = next((record for record in records if record["step"] == dig(run.status, "best", "step")), None)
+    tuned = [record for record in records if record["step"] > 0] or records
+    key = main_score(run)
+    scored = [record for record in tuned if key and score(record, key) is not None]
+    highest = max(scored, key=lambda record: score(record, key or "") or 0.0, default=None)
+    return named or highest or next(reversed(tuned), None)
+
+
+def main_score(run: Run) -> str | None:
+    """Name of the score that decides: what the run says, else F1, else the first score there is."""
+    keys = score_keys(main_evals(run))
+    said = (dig(run.status, "best", "metric"), dig(run.config, "eval", "metric"), "f1")
+    return next((key for key in said if key in keys), next(iter(keys), None))
+
+
+def score_keys(records: Sequence[Eval]) -> list[str]:
+    """Scores (no counts, no thresholds) that the evaluations hold; the known ones first, in their usual order."""
+    present = {key: None for record in records for key in (dig(record, "scores") or {})}
+    others = [key for key in present if key not in LABELS and key not in COUNTS and not key.endswith("_thresh")]
+    return [key for key in LABELS if key in present] + others
+
+
+def is_percent(key: str) -> bool:
+    """Whether a score is known to lie between 0 and 100."""
+    return key in LABELS
+
+
+def points(key: str, value: float | None, digits: int = 2) -> str:
+    """A score as printed: in points with two decimals, or as a fraction with four."""
+    return fixed(value, digits if is_percent(key) else 4)
+
+
+def num_scored(record: Eval, key: str) -> float | None:
+    """How many examples a score is the mean of."""
+    counter = PARTS.get(key.split("_")[0], "total")
+    return score(record, counter) or (number(record.get("num_examples")) if counter == "total" else None)
+
+
+def predictions_of(run: Run, record: Eval | None) -> list[dict[str, Any]]:
+    """The predictions that an evaluation wrote."""
+    if record is None:
+        return []
+    return run.predictions.get(f"{record.get('split')}-{record.get('step')}", [])
+
+
+def summary(run: Run, *, beside: Sequence[Run] = ()) -> dict[str, Any]:
+    """The headline of the page as one JSON table, for scripts."""
+    best, baseline = best_eval(run), baseline_eval(run)
+    return {
+        "name": run.name,
+        "state": dig(run.status, "state"),
+        "metric": main_score(run),
+        "best_step": dig(best, "step"),
+        "scores": dig(best, "scores") or {},
+        "baseline": dig(baseline, "scores") or {},
+        "beside": {other.name: dig(best_eval(other), "scores") or {} for other in beside},
+    }

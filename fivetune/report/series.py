@@ -1,0 +1,121 @@
+"""Arithmetic on the columns of a run: gaps, smoothing, thinning, quantiles, intervals.
+
+A series is a list of numbers in which None stands for a value that is missing or was not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fivetune.report.wording import number
+
+Series = list[float | None]
+
+MAX_POINTS = 2000
+
+
+def by_step(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records in the order of their steps; of a step that was done again after a resume, the last one."""
+    newest = {record["step"]: record for record in records if number(record.get("step")) is not None}
+    return [newest[step] for step in sorted(newest)]
+
+
+def column(records: Sequence[dict[str, Any]], key: str) -> Series:
+    return [number(record.get(key)) for record in records]
+
+
+def known(series: Sequence[float | None]) -> list[float]:
+    return [value for value in series if value is not None]
+
+
+def ratio(top: Series, bottom: Series) -> Series:
+    """Element by element; None where either is missing or the divisor is zero."""
+    return [None if a is None or not b else a / b for a, b in zip(top, bottom, strict=True)]
+
+
+def total(*parts: Series) -> Series:
+    """Element by element; None where one part is missing."""
+    return [None if None in row else math.fsum(known(row)) for row in zip(*parts, strict=True)]
+
+
+def window(num_points: int) -> int:
+    """Span of the moving average that suits so many points: 1 (no smoothing) for short series."""
+    return 1 if num_points < 20 else max(5, num_points // 25)
+
+
+def smooth(series: Series, span: int) -> Series:
+    """Exponential moving average over about `span` values, unbiased from the first value on.
+
+    s_t = sum_i (1-a)^(t-i) x_i / sum_i (1-a)^(t-i) with a = 2 / (span + 1), over the known x_i; gaps stay gaps.
+
+    >>> smooth([1.0, 3.0, None, 3.0], span=1)
+    [1.0, 3.0, None, 3.0]
+    """
+    keep = 1 - 2 / (span + 1)
+    weighted = weight = 0.0
+    result: Series = []
+    for value in series:
+        if value is not None:
+            weighted, weight = keep * weighted + value, keep * weight + 1
+        result.append(None if value is None else weighted / weight)
+    return result
+
+
+def thin(xs: Sequence[float], ys: Series, *, limit: int = MAX_POINTS) -> tuple[list[float], Series]:
+    """At most `limit` (>= 5) points in order: first, last, and of each stretch its lowest, highest and first gap."""
+    num = len(xs)
+    if num <= limit:
+        return list(xs), list(ys)
+    kept = {0, num - 1}
+    num_stretches = (limit - 2) // 3
+    for stretch in range(num_stretches):
+        places = range(stretch * num // num_stretches, (stretch + 1) * num // num_stretches)
+        values = [(value, place) for place in places if (value := ys[place]) is not None]
+        if values:
+            kept |= {min(values)[1], max(values)[1]}
+        gap = next((place for place in places if ys[place] is None), None)
+        kept |= {gap} if gap is not None else set()
+    order = sorted(kept)
+    return [xs[place] for place in order], [ys[place] for place in order]
+
+
+def quantile(values: Sequence[float], fraction: float) -> float | None:
+    """Linear interpolation between the two nearest of the sorted values; None for none.
+
+    >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
+    2.5
+    """
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = fraction * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def evenly(num_items: int, num_wanted: int) -> list[int]:
+    """Indices of about `num_wanted` of the items, evenly spread, first and last among them.
+
+    >>> evenly(10, 4)
+    [0, 3, 6, 9]
+    """
+    if num_items <= num_wanted:
+        return list(range(num_items))
+    return [round(i * (num_items - 1) / (num_wanted - 1)) for i in range(num_wanted)]
+
+
+def wilson(fraction: float, num: float) -> tuple[float, float]:
+    """95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
+
+    Exact match is 0 or 1 per example; F1 lies between, for which this interval is on the wide side.
+
+    >>> [round(edge, 4) for edge in wilson(0.5, 100)]
+    [0.4038, 0.5962]
+    """
+    z = 1.959963984540054
+    spread = z * math.sqrt(fraction * (1 - fraction) / num + z * z / (4 * num * num))
+    centre, scale = fraction + z * z / (2 * num), 1 + z * z / num
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

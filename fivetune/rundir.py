@@ -1,0 +1,240 @@
+"""The run directory: the only bridge between training and analysis.
+
+    config.yaml      resolved, re-runnable as is          machine.json   device, versions, commit
+    data.json        counts, lengths, what was lost       status.json    running, finished, failed: why
+    steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
+    predictions/<split>-<step>.jsonl                      log.txt        what the terminal showed
+    checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
+    report.html
+
+Every whole file is written to a temporary name, fsynced and renamed; JSONL files are appended line by
+line, and a torn last line is dropped on reading. One process owns a directory, by a lock on `.lock`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from fivetune.errors import RunDirError
+from fivetune.types import Run
+
+FORMAT_VERSION = 1
+STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
+    "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
+)  # fmt: skip
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with staging.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        staging.unlink(missing_ok=True)
+        raise RunDirError(f"{path}: cannot be written: {error.strerror}. Free space or choose another run.dir.") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Lines of a JSONL file; a torn last line is dropped, a missing file is an empty one."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.strip():
+                records.append(json.loads(line))
+        except json.JSONDecodeError:
+            if any(rest.strip() for rest in lines[number:]):
+                raise RunDirError(f"{path}:{number}: damaged line in the middle of the file. Delete that line.") from None
+    return records
+
+
+def read(folder: str | Path) -> Run:
+    """Read a run directory back. Raises RunDirError if it is none."""
+    folder = Path(folder)
+    refuse_foreign(folder)
+    status = _read_json(folder / STATUS)
+    predictions = {p.stem: read_jsonl(p) for p in sorted((folder / "predictions").glob("*.jsonl"))}
+    return Run(
+        name=folder.resolve().name,
+        config=yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")),
+        machine=_read_json(folder / MACHINE),
+        status=status,
+        data=_read_json(folder / DATA),
+        steps=read_jsonl(folder / STEPS),
+        evals=read_jsonl(folder / EVALS),
+        predictions=predictions,
+        warnings=list(status.get("warnings", [])),
+    )
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise RunDirError unless `folder` is a run directory of a format that this version reads."""
+    if not folder.is_dir():
+        raise RunDirError(f"{folder}: no such directory. Give the run.dir of a run (runs/<name>).")
+    if not (folder / CONFIG).is_file():
+        raise RunDirError(f"{folder}: not a run directory (it has no {CONFIG}). Give the run.dir of a run.")
+    version = _read_json(folder / MACHINE).get("format_version", FORMAT_VERSION)
+    if version > FORMAT_VERSION:
+        raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise RunDirError(f"{path}:{error.lineno}:{error.colno}: damaged: {error.msg}. Restore the file.") from None
+
+
+class RunDir:
+    """A run directory that this process writes, locked until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self._files: dict[str, IO[str]] = {}
+        self._status: dict[str, Any] = {}
+        self._lock = _lock(path)
+
+    @classmethod
+    def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
+        """Start a new run. A directory with anything in it is refused, or moved aside by `overwrite`."""
+        path = Path(path)
+        if path.is_dir() and any(path.iterdir()):
+            if not overwrite:
+                raise RunDirError(_occupied(path))
+            _lock(path).close()  # refuses while another process writes there
+            path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+        return cls(_made(path))
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDir:
+        """Go on with a run. Raises RunDirError if there is none."""
+        refuse_foreign(Path(path))
+        run = cls(Path(path))
+        run._status = _read_json(run.path / STATUS)
+        run.warnings = list(run._status.get("warnings", []))
+        return run
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Append one record to a JSONL file of the run and flush it."""
+        if name not in self._files:
+            (self.path / name).parent.mkdir(exist_ok=True)
+            self._files[name] = (self.path / name).open("a", encoding="utf-8")
+        self._files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._files[name].flush()
+
+    def keep_until(self, step: int) -> None:
+        """Drop what was recorded after `step`: the run goes on from there."""
+        for name in (STEPS, EVALS):
+            kept = [r for r in read_jsonl(self.path / name) if r["step"] <= step]
+            self.close_file(name)
+            write_text(self.path / name, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept))
+
+    def new_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+        """Stream the predictions of one evaluation; the file has its name only once it is whole."""
+        path = self.path / "predictions" / f"{split}-{step}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        staging = path.with_suffix(".tmp")
+        with staging.open("w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
+        return path
+
+    def status(self, **changes: Any) -> None:
+        """Update status.json."""
+        self._status = {**self._status, **changes, "warnings": self.warnings}
+        write_json(self.path / STATUS, self._status)
+
+    def past(self, key: str, default: Any) -> Any:
+        """A value of the status as it is now."""
+        return self._status.get(key, default)
+
+    def warn(self, message: str) -> bool:
+        """Keep a warning for the report; True if it is new."""
+        if message in self.warnings:
+            return False
+        self.warnings.append(message)
+        return True
+
+    def close_file(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for name in list(self._files):
+            self.close_file(name)
+        self._lock.close()
+
+
+def _made(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be written: {error.strerror}. Choose another run.dir.") from None
+    return path
+
+
+def _occupied(path: Path) -> str:
+    if (path / CONFIG).is_file():
+        return f"{path}: holds a run already. Add --resume to go on, --overwrite to move it aside, or choose another run.dir."
+    return f"{path}: is not empty and not a run directory. Choose another run.dir."
+
+
+def _lock(path: Path) -> IO[str]:
+    """Own the directory, or raise RunDirError naming the owner. The system frees the lock when a process dies."""
+    import fcntl
+
+    file = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise RunDirError(f"{path}: in use by {owner}. Wait for it, or choose another run.dir.") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file

@@ -1,0 +1,44 @@
+"""Learning-rate schedules, one per file.
+
+A schedule's file holds one options class with `factor(step, num_steps)`: what the optimizer's `lr` is
+multiplied with at optimizer step `step` (0-based) of `num_steps`, in [0, 1].
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from fivetune.plugins import Options
+
+
+class Warmup(Options):
+    """What all schedules share: a linear rise from 1/n to 1 over the first n steps."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="steps of linear warm-up")
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        None, description="warm-up as a share of the run; excludes warmup_steps"
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Warmup:
+        if self.warmup_steps is not None and self.warmup_fraction is not None:
+            raise ValueError("warmup_steps and warmup_fraction are both given. Keep one of them")
+        return self
+
+    def num_warmup(self, num_steps: int) -> int:
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return round((self.warmup_fraction or 0.0) * num_steps)
+
+    def factor(self, step: int, num_steps: int) -> float:
+        """Factor of the learning rate at a 0-based step: the warm-up, then `after`."""
+        warmup = self.num_warmup(num_steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        return self.after((step - warmup) / max(num_steps - warmup, 1))
+
+    def after(self, progress: float) -> float:
+        """Factor after the warm-up; `progress` runs from 0 to 1 (exclusive)."""
+        raise NotImplementedError

@@ -1,0 +1,99 @@
+"""SQuAD v1.1: answer a question from a paragraph that always holds the answer.
+
+Source: https://rajpurkar.github.io/SQuAD-explorer (Rajpurkar et al. 2016). Licence: CC BY-SA 4.0.
+Sets of the same schema (XQuAD, SQuAD-es v1.1) work as they are. A record, as the reader hands it over:
+
+    {"id": "56be4db0acb8001400a502ec", "title": "Super_Bowl_50",
+     "question": "Which NFL team represented the AFC at Super Bowl 50?",
+     "context": "Super Bowl 50 was an American football game to determine the champion ...",
+     "answers": {"text": ["Denver Broncos", "Denver Broncos", "Denver Broncos"], "answer_start": [177, 177, 177]}}
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.errors import DataError
+from fivetune.plugins import Options
+from fivetune.tasks import (
+    TrainAnswers,
+    check_qa_template,
+    choose_targets,
+    gold_answers,
+    no_gold,
+    qa_inputs,
+    record_id,
+    said_impossible,
+)
+from fivetune.types import RawRecord, TextExample
+
+
+class Squad(Options):
+    """SQuAD v1.1: extractive questions, each with an answer."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[str, ...]] = ("squad",)
+    main_metric: ClassVar[str] = "f1"
+    no_answer_text: ClassVar[str | None] = None
+
+    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
+        default="question: {question} context: {context}",
+        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
+    )
+    train_answers: TrainAnswers = Field(
+        default="first",
+        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
+        inputs, clippable = qa_inputs(record, self.template)
+        answers = gold_answers(record)
+        if said_impossible(record) or answers == ():
+            raise DataError(
+                f"{record.where}: the question has no answer, and squad (v1.1) has no way to say so. "
+                "Use task.name: squad_v2, or set data.on_bad_record: skip."
+            )
+        if answers is None and labelled:
+            raise no_gold(record)
+        return TextExample(
+            id=record_id(record),
+            inputs=inputs,
+            targets=answers[0] if answers else "",
+            references=answers or (),
+            clippable=clippable,
+            meta={"title": str(record.fields.get("title") or ""), "question": record.fields["question"]},
+        )
+
+    def from_text(self, text: str) -> str:
+        """The model's text without surrounding space."""
+        return text.strip()
+
+    def train_targets(self, example: TextExample) -> tuple[str, ...]:
+        """The targets to train on, at least one."""
+        return choose_targets(example, self.train_answers)
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "56be4db0acb8001400a502ec",
+            "title": "Super_Bowl_50",
+            "context": "The American Football Conference (AFC) champion Denver Broncos won Super Bowl 50.",
+            "question": "Which NFL team represented the AFC at Super Bowl 50?",
+            "answers": {"text": ["Denver Broncos"], "answer_start": [48]},
+        },
+        where="dev-v1.1.json:1",
+    ),
+    TextExample(
+        id="56be4db0acb8001400a502ec",
+        inputs="question: Which NFL team represented the AFC at Super Bowl 50? "
+        "context: The American Football Conference (AFC) champion Denver Broncos won Super Bowl 50.",
+        targets="Denver Broncos",
+        references=("Denver Broncos",),
+        clippable=(72, 153),
+        meta={"title": "Super_Bowl_50", "question": "Which NFL team represented the AFC at Super Bowl 50?"},
+    ),
+)

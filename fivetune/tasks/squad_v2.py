@@ -1,0 +1,146 @@
+"""SQuAD v2.0: answer a question from a paragraph, or say that the paragraph does not hold the answer.
+
+Source: https://rajpurkar.github.io/SQuAD-explorer (Rajpurkar, Jia and Liang 2018). Licence: CC BY-SA 4.0.
+Sets of the same schema (SQuAD-es v2.0) work as they are. A record, as the reader hands it over:
+
+    {"id": "56ddde6b9a695914005b9628", "title": "Normans", "question": "In what country is Normandy located?",
+     "context": "The Normans (Norman: Nourmands; ...", "is_impossible": false,
+     "answers": {"text": ["France", "France", "France", "France"], "answer_start": [159, 159, 159, 159]}}
+
+Without `is_impossible` an empty list of answers says that the question is unanswerable.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.errors import DataError
+from fivetune.plugins import Options
+from fivetune.tasks import TrainAnswers, check_qa_template, choose_targets, gold_answers, no_gold, qa_inputs, record_id
+from fivetune.tasks import said_impossible as read_impossible
+from fivetune.types import RawRecord, TextExample
+
+_FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width marks
+
+
+def _fold(text: str) -> str:
+    """The form in which two writings of the no-answer phrase are equal.
+
+    >>> _fold(" Unanswerable. ")
+    'unanswerable'
+    """
+    return " ".join(text.split()).casefold().rstrip(_FINAL)
+
+
+def _visible(phrase: str) -> str:
+    if not any(map(str.isalnum, phrase)):
+        raise ValueError(
+            f"no_answer {phrase!r} has no letter in it: empty answers and broken output would count as no answer. "
+            "Take a word, such as unanswerable"
+        )
+    if "<" in phrase or ">" in phrase:
+        raise ValueError(
+            f"no_answer {phrase!r} looks like a special token: T5 drops those when it decodes, never learns to write "
+            "<pad>, and has no piece for '<'. Take a word, such as unanswerable"
+        )
+    return phrase
+
+
+class SquadV2(Options):
+    """SQuAD v2.0: extractive questions, some unanswerable."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[str, ...]] = ("squad_v2",)
+    main_metric: ClassVar[str] = "f1"
+
+    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
+        default="question: {question} context: {context}",
+        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
+    )
+    no_answer: Annotated[str, AfterValidator(_visible)] = Field(
+        default="unanswerable", description="target of an unanswerable question, read back as no answer"
+    )
+    train_answers: TrainAnswers = Field(
+        default="first",
+        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
+    )
+
+    @property
+    def no_answer_text(self) -> str | None:
+        return self.no_answer
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
+        inputs, clippable = qa_inputs(record, self.template)
+        answers = self._answers(record)
+        if answers is None and labelled:
+            raise no_gold(record)
+        meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
+        if answers is None:
+            return TextExample(record_id(record), inputs, "", (), clippable, meta)
+        return TextExample(
+            id=record_id(record),
+            inputs=inputs,
+            targets=answers[0] if answers else self.no_answer,
+            references=answers or ("",),
+            clippable=clippable,
+            meta={**meta, "answerable": bool(answers)},
+        )
+
+    def from_text(self, text: str) -> str:
+        """The model's text as an answer; the no-answer phrase, in any case and with a final full stop, is "".
+
+        >>> SquadV2().from_text(" Rollo"), SquadV2().from_text("Unanswerable.")
+        ('Rollo', '')
+        """
+        return "" if _fold(text) == _fold(self.no_answer) else text.strip()
+
+    def train_targets(self, example: TextExample) -> tuple[str, ...]:
+        """The targets to train on, at least one; an unanswerable question has the phrase."""
+        return choose_targets(example, self.train_answers)
+
+    def _answers(self, record: RawRecord) -> tuple[str, ...] | None:
+        """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""
+        answers, impossible = gold_answers(record), read_impossible(record)
+        if answers and impossible:
+            raise DataError(
+                f"{record.where}: is_impossible is true, but there is the answer {answers[0]!r}. Correct one."
+            )
+        if answers == () and impossible is False:
+            raise DataError(
+                f"{record.where}: is_impossible is false, but there are no answers. Correct one of the two."
+            )
+        for answer in answers or ():
+            if not self.from_text(answer):
+                raise DataError(
+                    f"{record.where}: the answer {answer!r} reads as the no-answer phrase {self.no_answer!r}. "
+                    "Choose another phrase with task.no_answer."
+                )
+        return () if impossible else answers
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "56ddde6b9a695914005b9628",
+            "title": "Normans",
+            "context": "The Normans gave their name to Normandy, a region in France.",
+            "question": "In what country is Normandy located?",
+            "answers": {"text": ["France", "in France"], "answer_start": [53, 50]},
+            "is_impossible": False,
+        },
+        where="dev-v2.0.json:1",
+    ),
+    TextExample(
+        id="56ddde6b9a695914005b9628",
+        inputs="question: In what country is Normandy located? "
+        "context: The Normans gave their name to Normandy, a region in France.",
+        targets="France",
+        references=("France", "in France"),
+        clippable=(56, 116),
+        meta={"title": "Normans", "question": "In what country is Normandy located?", "answerable": True},
+    ),
+)

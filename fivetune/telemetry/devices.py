@@ -1,0 +1,110 @@
+"""Which device is used, and what the machine is: unknown facts are None, never a guess."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from fivetune.errors import ConfigError, EnvironmentProblem
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
+
+
+def pick_device(asked: str) -> str:
+    """The device to use; `auto` takes CUDA, then MPS, then the CPU. Raises EnvironmentProblem if it is not there."""
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    kind, _, index = asked.partition(":")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+    if int(index or 0) >= there:
+        raise EnvironmentProblem(f"device: {asked} is asked for, this machine has {there} of {kind}. Use auto or cpu.")
+    return asked
+
+
+def pick_precision(asked: str, device: str) -> str:
+    """fp32, bf16 or fp16; `auto` takes bf16 where the device computes in it, else fp32."""
+    native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    if asked == "auto":
+        return "bf16" if native else "fp32"
+    if asked == "fp16" and device == "mps":
+        raise ConfigError("train.precision: fp16 is not supported on mps. Use auto.")
+    return asked
+
+
+def num_cores() -> int:
+    """Physical cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+def peak_bytes(device: str) -> int | None:
+    """Most memory used so far: allocated on a CUDA device, resident for a CPU process."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """Device, host, versions, commit: what a reader needs to judge a figure."""
+    return {
+        "device": _device_facts(device),
+        "host": {
+            "cpu": _cpu_name(),
+            "num_cores": num_cores(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "os": platform.platform(terse=True),
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "git": _git_facts(),
+    }
+
+
+def _device_facts(device: str) -> dict[str, Any]:
+    if not device.startswith("cuda"):
+        return {"kind": device, "name": _cpu_name() if device == "cpu" else None, "memory_bytes": None}
+    facts = torch.cuda.get_device_properties(device)
+    return {"kind": "cuda", "name": facts.name, "memory_bytes": facts.total_memory}
+
+
+def _cpu_name() -> str | None:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for package in ("fivetune", *PACKAGES):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _git_facts() -> dict[str, Any]:
+    """Commit of the sources, and whether they were changed since; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "dirty": bool(git("status", "--porcelain").strip())}
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None}

@@ -1,0 +1,190 @@
+"""Checkpoints: the whole state of a run at a step boundary, whole on disk or not at all.
+
+    checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
+
+Written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only then are
+older ones removed. Reading takes the newest whole one; a damaged one is set aside by name, never used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fivetune.errors import RunDirError
+from fivetune.rundir import fsync_folder, write_json
+
+FORMAT_VERSION = 1
+
+
+@dataclass(slots=True)
+class Progression:
+    """How far a run is: what state.json holds.
+
+    Args:
+        step: optimizer steps done; with the seed it is also the position in the data.
+        best: {"step", "metric", "score"} of the best evaluation so far.
+        data_fingerprint: of the training set; another one is refused on resume.
+        seconds: wall-clock seconds by phase, over all resumes.
+    """
+
+    step: int = 0
+    best: dict[str, Any] | None = None
+    data_fingerprint: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, progression: Progression
+) -> Path:
+    """Write checkpoints/<step>. Raises RunDirError when the disk does not take it; nothing half-written stays."""
+    target = folder / str(progression.step)
+    staging = folder / f".staging-{progression.step}"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+        save_file(weights, staging / "model.safetensors")
+        state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "random": random_states()}
+        torch.save(state, staging / "state.pt")
+        write_json(staging / "state.json", asdict(progression))
+        _seal(staging)
+        shutil.rmtree(target, ignore_errors=True)
+        staging.rename(target)
+        fsync_folder(folder)
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise RunDirError(
+            f"{target}: the checkpoint cannot be written: {_first_line(error)}. Free disk space; earlier checkpoints are whole."
+        ) from None
+    return target
+
+
+def newest(folder: Path, *, report: Callable[[str], Any]) -> Path | None:
+    """The newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported."""
+    for path in sorted(folder.glob("[0-9]*"), key=_step_of, reverse=True):
+        if not path.name.isdigit():
+            continue
+        reason = damage(path)
+        if reason is None:
+            return path
+        aside = path.with_name(f"{path.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        report(f"{path}: {reason}. Set aside as {aside.name}; going back to the checkpoint before it.")
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if it is whole."""
+    manifest = path / "manifest.json"
+    try:
+        listed = json.loads(manifest.read_text())
+        if listed["format_version"] > FORMAT_VERSION:
+            return f"written in format {listed['format_version']}, this version reads up to {FORMAT_VERSION}"
+        for name, facts in listed["files"].items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != facts["size"] or _crc32(file) != facts["crc32"]:
+                return f"{name} is damaged (its checksum differs)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"manifest.json cannot be read ({_first_line(error)})"
+    return None
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Copy the weights of a checkpoint into the model."""
+    weights = load_file(path / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+
+
+def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> Progression:
+    """Bring everything back to where it was. Raises RunDirError if the checkpoint is of another model."""
+    try:
+        load_weights(path, model)
+        state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(state["optimizer"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise RunDirError(f"{path}: is of another model or optimizer: {_first_line(error)}. Start a new run.") from None
+    scaler.load_state_dict(state["scaler"])
+    set_random_states(state["random"])
+    return Progression(**json.loads((path / "state.json").read_text()))
+
+
+def rotate(folder: Path, *, keep: int, best_step: int | None) -> None:
+    """Remove old checkpoints but the newest `keep` and the best."""
+    steps = sorted(_step_of(p) for p in folder.glob("[0-9]*") if p.name.isdigit())
+    for step in steps[:-keep]:
+        if step != best_step:
+            shutil.rmtree(folder / str(step))
+
+
+def link_best(run: Path, step: int) -> None:
+    """Point `best` at a checkpoint."""
+    link = run / f".best.{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("checkpoints") / str(step), target_is_directory=True)
+    link.replace(run / "best")
+
+
+def random_states() -> dict[str, Any]:
+    """States of all random generators, in types that torch loads with weights_only."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _seal(staging: Path) -> None:
+    """Make every file durable, then write the manifest."""
+    files = {}
+    for path in sorted(staging.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        files[path.name] = {"size": path.stat().st_size, "crc32": _crc32(path)}
+    write_json(staging / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
+    fsync_folder(staging)
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name) if path.name.isdigit() else -1
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,269 @@
+"""The main loop: step, evaluate, save, in plain sight.
+
+In: a Setup, a run directory and where the run stands. Out: a trained model, records, checkpoints.
+A run stopped at any step boundary and resumed does exactly what the uninterrupted run does.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fivetune.data.batch import pad
+from fivetune.errors import ConfigError, Interrupted, NumericError, RunDirError
+from fivetune.evaluate import subset
+from fivetune.model.forward import first_bad_module, label_nats
+from fivetune.progress import Progress
+from fivetune.rundir import EVALS, STEPS, RunDir
+from fivetune.telemetry.devices import peak_bytes
+from fivetune.training import checkpoint
+from fivetune.training.checkpoint import Progression
+from fivetune.training.setup import Setup
+from fivetune.training.signals import StopRequest
+from fivetune.types import Batch, EvalRecord, StepRecord
+
+FROZEN_STEPS = 10  # as many identical losses in a row are reported
+Sink = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Training:
+    """A run in progress: what is built, where it is written, how far it is."""
+
+    setup: Setup
+    run: RunDir
+    progress: Progress
+    state: Progression
+    sinks: list[Any] = field(default_factory=list)
+    evaluated: set[int] = field(default_factory=set)
+    recent_losses: list[float] = field(default_factory=list)
+    last_eval: EvalRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one optimizer step did: mean nats per token, gradient norm before clipping, positions computed."""
+
+    loss: float
+    grad_norm: float
+    num_positions: int
+
+
+def fit(training: Training) -> None:
+    """Train from where the state stands to the last step.
+
+    Raises Interrupted after a signal (the state is saved), NumericError for a loss that is not finite.
+    """
+    setup, state = training.setup, training.state
+    groups = setup.stream.groups(state.step, setup.num_steps)
+    saved = state.step
+    with StopRequest() as stop:
+        while True:
+            if evaluation_due(training):
+                with timed(state, "evaluate"):
+                    evaluate(training)
+            if state.step > saved and (checkpoint_due(training) or stop.signum):
+                with timed(state, "checkpoint"):
+                    save(training)
+                saved = state.step
+            if stop.signum and state.step < setup.num_steps:
+                raise Interrupted(_goodbye(training, stop.signum), signum=stop.signum)
+            if state.step == setup.num_steps:
+                return
+            with timed(state, "train"):
+                train_step(training, groups)
+            if stop.signum:
+                training.progress.say(f"{signal.Signals(stop.signum).name}: step finished, saving ...")
+                with timed(state, "checkpoint"):
+                    save(training)
+                raise Interrupted(_goodbye(training, stop.signum), signum=stop.signum)
+
+
+def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
+    """One optimizer step and its record."""
+    setup, state = training.setup, training.state
+    started = time.perf_counter()
+    group = next(groups)
+    fetched = time.perf_counter()
+    lr = setup.lr(state.step)
+    update = update_weights(setup, group, lr=lr, step=state.step + 1)
+    state.step += 1
+    num_inputs = sum(batch.num_input_tokens for batch in group)
+    num_targets = sum(batch.num_target_tokens for batch in group)
+    logged = state.step % setup.config.train.log_every_steps == 0
+    effective = setup.config.optimizer.effective_lr(setup.optimizer) if logged else None
+    record = StepRecord(
+        step=state.step,
+        loss=update.loss,
+        lr=lr if lr is not None else (setup.config.optimizer.effective_lr(setup.optimizer) or 0.0),
+        effective_lr=effective,
+        grad_norm=update.grad_norm,
+        num_input_tokens=num_inputs,
+        num_target_tokens=num_targets,
+        padding_fraction=1 - (num_inputs + num_targets) / update.num_positions,
+        step_seconds=time.perf_counter() - fetched,
+        data_seconds=fetched - started,
+        peak_bytes=peak_bytes(setup.place.device),
+        mfu=None,
+        world_size=1,
+        num_examples_seen=setup.stream.num_examples_before(state.step),
+    )
+    training.run.append(STEPS, record.as_dict())
+    training.progress.step(record, setup.num_steps)
+    for sink in training.sinks:
+        sink.step(record)
+    _watch_frozen_loss(training, update.loss)
+
+
+def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: int) -> Update:
+    """One optimizer step over the micro-batches of a group.
+
+    loss = sum of nats of all scored tokens / number of scored tokens of the whole group, so that any way of
+    cutting the group into micro-batches gives the same gradient (the mean of means does not).
+    Raises NumericError before the weights are touched.
+    """
+    scored = sum(batch.num_target_tokens for batch in group)
+    setup.model.train()
+    nats = torch.zeros((), device=setup.place.device)
+    num_positions = 0
+    for index, batch in enumerate(group):
+        padded = pad(batch, pad_id=setup.plain.config.pad_token_id).to(setup.place.device)
+        num_positions += padded.num_positions
+        with setup.config.strategy.accumulate(setup.model, is_last=index == len(group) - 1):
+            with setup.place.autocast():
+                loss = label_nats(setup.model, padded).sum() / scored
+            setup.scaler.scale(loss).backward()
+        nats += loss.detach()
+    setup.scaler.unscale_(setup.optimizer)
+    norm = float(setup.config.strategy.clip(setup.model, setup.config.train.max_grad_norm))
+    fp16_overflow = setup.scaler.is_enabled() and math.isfinite(float(nats)) and not math.isfinite(norm)
+    if not (math.isfinite(float(nats)) and (math.isfinite(norm) or fp16_overflow)):
+        raise NumericError(_explain_not_finite(setup, group, step, float(nats), norm))
+    if lr is not None:
+        for param_group in setup.optimizer.param_groups:
+            param_group["lr"] = lr
+    setup.scaler.step(setup.optimizer)
+    setup.scaler.update()
+    setup.optimizer.zero_grad(set_to_none=True)
+    return Update(float(nats), norm, num_positions)
+
+
+def evaluate(training: Training) -> None:
+    """Evaluate, record, and remember the best. The first and the last evaluation take the whole set."""
+    setup, state = training.setup, training.state
+    assert setup.evaluator is not None
+    evaluator = setup.evaluator
+    whole = state.step in (0, setup.num_steps)
+    rows = None if whole else subset(len(evaluator.store), setup.config.eval.max_examples)
+    split = "eval" if rows is None else "subset"
+    count = training.progress.counter("evaluating")
+    record = evaluator.run(
+        setup.plain,
+        step=state.step,
+        rows=rows,
+        write=lambda lines: training.run.new_predictions(split, state.step, lines),
+        progress=count,
+    )
+    training.evaluated.add(state.step)
+    best_before = state.best
+    if setup.metric not in record.scores:
+        known = ", ".join(record.scores)
+        raise ConfigError(f"eval.metric: the evaluation gives no {setup.metric!r}. It gives: {known}.")
+    if state.step > 0 and (best_before is None or record.scores[setup.metric] > best_before["score"]):
+        state.best = {"step": state.step, "metric": setup.metric, "score": record.scores[setup.metric]}
+    training.run.append(EVALS, record.as_dict())
+    training.run.status(step=state.step, best=state.best)
+    training.progress.evaluation(record)
+    for sink in training.sinks:
+        sink.evaluation(record)
+    if training.last_eval and record.loss is not None and record.loss == training.last_eval.loss:
+        warn(training, f"evaluation loss is exactly the same ({record.loss}) at steps {training.last_eval.step} "
+                       f"and {state.step}: the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+    training.last_eval = record
+
+
+def save(training: Training) -> None:
+    """Write a checkpoint, point `best` at the best one, remove old ones."""
+    setup, state, folder = training.setup, training.state, training.run.path / "checkpoints"
+    try:
+        checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, state)
+    except RunDirError as error:
+        time.sleep(1)
+        training.progress.warn(f"{error} Trying once more.")
+        checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, state)
+    best_step = state.best["step"] if state.best else None
+    if best_step is not None and (folder / str(best_step)).is_dir():
+        checkpoint.link_best(training.run.path, best_step)
+    checkpoint.rotate(folder, keep=setup.config.checkpoint.keep, best_step=best_step)
+    training.run.status(step=state.step, seconds_by_phase=state.seconds)
+
+
+def evaluation_due(training: Training) -> bool:
+    """At the start if asked for, every so many steps, and at the end; once per step."""
+    setup, step = training.setup, training.state.step
+    if setup.evaluator is None or step in training.evaluated:
+        return False
+    if step == 0:
+        return setup.config.eval.at_start
+    return step == setup.num_steps or step % setup.eval_every_steps == 0
+
+
+def checkpoint_due(training: Training) -> bool:
+    """Every so many steps, at the end, and where the best evaluation just was."""
+    setup, state = training.setup, training.state
+    is_best = state.best is not None and state.best["step"] == state.step
+    return is_best or state.step == setup.num_steps or state.step % setup.checkpoint_every_steps == 0
+
+
+def warn(training: Training, message: str) -> None:
+    if training.run.warn(message):
+        training.progress.warn(message)
+
+
+@contextmanager
+def timed(state: Progression, phase: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        state.seconds[phase] = state.seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def _watch_frozen_loss(training: Training, loss: float) -> None:
+    training.recent_losses = [*training.recent_losses[1 - FROZEN_STEPS :], loss]
+    if len(training.recent_losses) == FROZEN_STEPS and len(set(training.recent_losses)) == 1:
+        warn(training, f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row (up to step "
+                       f"{training.state.step}): the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+
+
+def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float, norm: float) -> str:
+    """Find the micro-batch and the module where the first value that is not finite comes from."""
+    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+    ids, place = group[0].ids, "the backward pass"
+    setup.model.eval()
+    for batch in group:
+        padded = pad(batch, pad_id=setup.plain.config.pad_token_id).to(setup.place.device)
+        with torch.no_grad(), setup.place.autocast():
+            if not label_nats(setup.plain, padded).isfinite().all():
+                ids, place = batch.ids, first_bad_module(setup.plain, padded)
+                break
+    shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+    advice = "T5 overflows in fp16: use train.precision bf16 or fp32." if setup.place.precision == "fp16" else (
+        "Lower optimizer.lr or add schedule.warmup_steps; look at these examples.")  # fmt: skip
+    return f"step {step}: {what}, first in {place}; examples {shown}. The weights of step {step - 1} are kept. {advice}"
+
+
+def _goodbye(training: Training, signum: int) -> str:
+    name, state = signal.Signals(signum).name, training.state
+    return f"stopped by {name} after step {state.step} of {training.setup.num_steps}; saved. Go on with: {resume_command(training)}"
+
+
+def resume_command(training: Training) -> str:
+    return f"fivetune train {training.run.path} --resume"

@@ -1,0 +1,249 @@
+"""Pre-flight: everything that would fail after hours, tried on a few examples in under a minute.
+
+In: a Setup. Out: one Check per thing tried, each with pass, warn or fail and what to do. Weights, optimizer
+and random states are left as they were found.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from fivetune import plugins
+from fivetune.data.batch import PaddedBatch, collate, pad
+from fivetune.data.store import TokenStore
+from fivetune.errors import ConfigError, EnvironmentProblem, FiveTuneError
+from fivetune.model.forward import label_nats
+from fivetune.model.load import load, num_parameters
+from fivetune.model.save import save_model
+from fivetune.progress import Progress, duration
+from fivetune.rundir import RunDir
+from fivetune.telemetry.devices import peak_bytes
+from fivetune.training.setup import Setup, build_optimizer, seed_everything
+from fivetune.training.loop import update_weights
+
+NUM_PROBED = 300  # examples looked at for characters
+NUM_GENERATED = 16
+UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning
+LOST_SHARE = 0.01  # of examples that lose their answer, likewise
+MAX_RELOADED = 1_000_000_000  # parameters above which saving and reloading would take longer than a minute
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried."""
+
+    name: str
+    state: Literal["pass", "warn", "fail"]
+    detail: str
+
+
+def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None:
+    """Run all checks; warnings go to the user and the report, the first failure raises."""
+    started = time.perf_counter()
+    checks = []
+    for check in checks_of(setup):
+        checks.append(check)
+        if check.state == "fail":
+            raise EnvironmentProblem(f"pre-flight: {check.name}: {check.detail}")
+        if check.state == "warn" and run.warn(f"{check.name}: {check.detail}"):
+            progress.warn(f"{check.name}: {check.detail}")
+    good = sum(check.state == "pass" for check in checks)
+    progress.say(f"pre-flight: {good} of {len(checks)} checks passed in {duration(time.perf_counter() - started)}")
+
+
+def checks_of(setup: Setup) -> Iterator[Check]:
+    """All checks, one after the other. An error of the user's making becomes a failed check."""
+    before = {name: p.detach().to("cpu", copy=True) for name, p in setup.plain.named_parameters()}
+    named = (
+        ("data", _data), ("model", _model), ("characters", _characters), ("truncation", _truncation),
+        ("learning rate", _learning_rate), ("train step", _train_step), ("generation", _generation),
+        ("save and reload", _reload), ("memory", _memory), ("disk", _disk),
+    )  # fmt: skip
+    for name, check in named:
+        try:
+            state, detail = check(setup)
+        except FiveTuneError as error:
+            state, detail = "fail", str(error)
+        yield Check(name, state, detail)
+    with torch.no_grad():
+        for name, parameter in setup.plain.named_parameters():
+            parameter.copy_(before[name])
+    setup.optimizer = build_optimizer(setup.config, setup.model)
+    seed_everything(setup.config.run.seed)
+
+
+Outcome = tuple[Literal["pass", "warn", "fail"], str]
+
+
+def _stores(setup: Setup) -> list[tuple[str, TokenStore]]:
+    stores = [("train", setup.stream.store)]
+    return [*stores, ("eval", setup.evaluator.store)] if setup.evaluator else stores
+
+
+def _data(setup: Setup) -> Outcome:
+    parts, state = [], "pass"
+    for name, store in _stores(setup):
+        facts = store.summary
+        parts.append(f"{name}: {facts['num_read']:,} read = {facts['num_kept']:,} kept + {facts['num_skipped']:,} skipped")
+        if facts["num_skipped"]:
+            first = facts["skips"][0]
+            parts.append(f"first skipped: {first['where']}: {first['reason']}")
+            state = "warn"
+    if setup.evaluator is None:
+        return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
+    return state, "; ".join(parts)
+
+
+def _model(setup: Setup) -> Outcome:
+    kind, count = setup.plain.config.model_type, num_parameters(setup.plain)
+    verified = "compared with its file" if setup.config.model.init == "pretrained" else "random weights"
+    if setup.loaded.warnings:
+        return "warn", "; ".join(setup.loaded.warnings)
+    return "pass", f"{kind}, {count / 1e6:.1f} M parameters, {verified}"
+
+
+def _characters(setup: Setup) -> Outcome:
+    """Characters that the tokenizer turns into <unk> or drops, and in how many examples."""
+    store, tokenizer = setup.stream.store, setup.loaded.tokenizer
+    step = max(1, len(store) // NUM_PROBED)
+    texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
+    lossy = _lossy_characters(tokenizer, set("".join(texts)))
+    hit = [text for text in texts if lossy.intersection(text)]
+    if not hit:
+        return "pass", f"all characters of {len(texts)} examples survive the tokenizer"
+    top = Counter(c for text in hit for c in set(text) if c in lossy).most_common(8)
+    shown = ", ".join(f"{c!r} ({n})" for c, n in top)
+    share = len(hit) / len(texts)
+    return "warn" if share > UNKNOWN_SHARE else "pass", (
+        f"{share:.1%} of examples hold characters that the tokenizer does not keep: {shown}. "
+        "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
+    )
+
+
+def _lossy_characters(tokenizer: Any, characters: set[str]) -> set[str]:
+    """Characters that do not come back from a round trip."""
+    lossy = set()
+    for character in characters - {" "}:
+        ids = tokenizer(f"a{character}a", add_special_tokens=False, verbose=False)["input_ids"]
+        if tokenizer.decode(ids, skip_special_tokens=True) != f"a{character}a":
+            lossy.add(character)
+    return lossy
+
+
+def _truncation(setup: Setup) -> Outcome:
+    parts, state = [], "pass"
+    for name, store in _stores(setup):
+        facts = store.summary
+        clipped, lost = facts["num_examples_clipped"], facts["num_answers_lost"]
+        total = max(facts["num_examples"], 1)
+        if clipped or facts["num_clipped_targets"]:
+            parts.append(
+                f"{name}: {clipped:,} inputs ({clipped / total:.1%}) over {facts['max_input_tokens']} tokens, "
+                f"{lost:,} gold answers lost; {facts['num_clipped_targets']:,} targets over {facts['max_target_tokens']}"
+            )
+        if lost / total > LOST_SHARE or facts["num_clipped_targets"] / total > LOST_SHARE:
+            state = "warn"
+    if not parts:
+        return "pass", "no input and no target is cut"
+    advice = ". Raise data.max_input_tokens (T5 has no fixed limit) or use data.overlong: head_tail"
+    return state, "; ".join(parts) + (advice if state == "warn" else "")
+
+
+def _learning_rate(setup: Setup) -> Outcome:
+    lr = setup.optimizer.param_groups[0]["initial_lr"]
+    low, high = setup.config.optimizer.lr_range
+    if lr is not None and not low <= lr <= high:
+        return "warn", f"optimizer.lr {lr:g} is outside {low:g} to {high:g}, where T5 fine-tuning is known to work"
+    return "pass", "the optimizer makes its own" if lr is None else f"optimizer.lr {lr:g}"
+
+
+def _train_step(setup: Setup) -> Outcome:
+    """One optimizer step on the longest examples, so that trouble with memory shows now."""
+    lengths = setup.stream.store.inputs.lengths
+    rows = lengths.argsort()[::-1][: setup.config.train.batch_size].tolist()
+    probe = next(iter(setup.plain.parameters()))
+    before = probe.detach().clone()
+    started = time.perf_counter()
+    update = update_weights(setup, [collate(setup.stream.store, rows)], lr=setup.lr(setup.num_steps // 2), step=0)
+    seconds = time.perf_counter() - started
+    if torch.equal(before, probe):
+        return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
+    return "pass", f"loss {update.loss:.3f}, {duration(seconds)} for {len(rows)} examples of up to {lengths.max():,} tokens"
+
+
+def _generation(setup: Setup) -> Outcome:
+    if setup.evaluator is None:
+        return "warn", "no data.eval, nothing to generate for"
+    lines: list[dict[str, Any]] = []
+    rows = range(min(NUM_GENERATED, len(setup.evaluator.store)))
+    record = setup.evaluator.run(setup.plain, step=0, rows=rows, write=lines.extend)
+    if setup.metric not in record.scores:
+        raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
+    for name in setup.config.task.metrics:
+        plugins.load("metrics", name)
+    return "pass", f"{len(lines)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, cap {record.max_new_tokens} tokens"
+
+
+def _reload(setup: Setup) -> Outcome:
+    """Save, load again, compare logits."""
+    if num_parameters(setup.plain) > MAX_RELOADED:
+        return "warn", "skipped: the model is too large to be written and read in a minute"
+    batch = pad(collate(setup.stream.store, [0]), pad_id=setup.plain.config.pad_token_id)
+    with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
+        save_model(setup.plain, setup.loaded.tokenizer, Path(folder) / "model")
+        again = load(str(Path(folder) / "model")).model
+    error = (_probe(again, batch) - _probe(setup.plain.to("cpu"), batch)).abs().max().item()
+    setup.plain.to(setup.place.device)
+    if error > 1e-5:
+        return "fail", f"a saved and reloaded model differs by {error:.3g} nats. Report this with your versions"
+    return "pass", f"the reloaded model gives the same nats (largest difference {error:.1g})"
+
+
+@torch.no_grad()
+def _probe(model: Any, batch: PaddedBatch) -> torch.Tensor:
+    model.eval()
+    return label_nats(model, batch)
+
+
+def _memory(setup: Setup) -> Outcome:
+    """Weights, gradients, optimizer state, and the most that the train step above took."""
+    count = num_parameters(setup.plain)
+    fixed = count * (8 + setup.config.optimizer.state_bytes_per_parameter)
+    used = peak_bytes(setup.place.device) or 0
+    if setup.place.device.startswith("cuda"):
+        there = torch.cuda.get_device_properties(setup.place.device).total_memory
+    else:
+        there = psutil.virtual_memory().total
+    text = (
+        f"peak so far {used / GIB:.2f} GiB of {there / GIB:.1f} GiB "
+        f"({fixed / GIB:.2f} GiB for weights, gradients and optimizer)"
+    )
+    if used > 0.9 * there:
+        return "warn", f"{text}. Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens"
+    return "pass", text
+
+
+def _disk(setup: Setup) -> Outcome:
+    """Room for the checkpoints that are kept, one more while it is written, and model/."""
+    config = setup.config
+    each = num_parameters(setup.plain) * (4 + config.optimizer.state_bytes_per_parameter)
+    needed = each * (config.checkpoint.keep + 2) + num_parameters(setup.plain) * 8
+    folder = Path(config.run.dir).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    text = f"{needed / GIB:.2f} GiB for checkpoints and model, {free / GIB:.1f} GiB free"
+    if free < needed:
+        return "fail", f"{text}. Free space, lower checkpoint.keep, or choose another run.dir"
+    return ("warn" if free < 2 * needed else "pass"), text

@@ -1,0 +1,51 @@
+"""What may change between the parts of a run that is stopped and resumed, and what may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fivetune.config import RunConfig
+from fivetune.errors import RunDirError
+from fivetune.rundir import CONFIG
+
+FREE = (  # settings that do not touch the weights
+    "run.dir", "report", "eval", "checkpoint", "launch", "data.cache_dir", "data.eval", "data.max_eval_examples",
+    "train.log_every_steps", "train.num_threads", "train.num_steps", "train.num_epochs",
+)  # fmt: skip
+
+
+def refuse_changes(folder: Path, config: RunConfig) -> None:
+    """Raise RunDirError, listing what differs, if `config` would train something else than the run did so far."""
+    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    changed = differences(before, config.as_dict())
+    if changed:
+        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+        raise RunDirError(f"{folder}: the run was started with other settings: {listed}. "
+                          f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir.")  # fmt: skip
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that differ and matter, by dotted name.
+
+    >>> differences({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
+    {'run.seed': (1, 2)}
+    """
+    found = {}
+    for key in sorted({*_flat(before), *_flat(after)}):
+        old, new = _flat(before).get(key), _flat(after).get(key)
+        if old != new and not any(key == free or key.startswith(f"{free}.") for free in FREE):
+            found[key] = (old, new)
+    return found
+
+
+def _flat(table: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, value in table.items():
+        if isinstance(value, dict):
+            flat |= {f"{section}.{key}": item for key, item in value.items()}
+        else:
+            flat[section] = value
+    return flat

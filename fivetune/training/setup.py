@@ -1,0 +1,201 @@
+"""From a RunConfig to everything that the loop needs.
+
+This is the one place besides the commands that sees the whole config; what it builds gets values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fivetune.config import RunConfig
+from fivetune.data.encode import Limits
+from fivetune.data.store import Source, TokenStore, cache_folder, prepare
+from fivetune.data.stream import Order, TrainingStream
+from fivetune.decode import Decoding, cap_from_lengths
+from fivetune.errors import ConfigError
+from fivetune.evaluate import Evaluator
+from fivetune.model.load import Loaded, load, num_parameters, sentinel_ids
+from fivetune.telemetry.devices import machine_facts, num_cores, pick_device, pick_precision
+
+EVALUATIONS_PER_RUN = 10
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Count = Callable[[str, int], None]
+
+
+@dataclass(slots=True)
+class Place:
+    """Where and how exactly the model computes."""
+
+    device: str
+    precision: str
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A fresh autocast context: 16-bit matrix products over fp32 weights, or nothing in fp32."""
+        kind = self.device.partition(":")[0]
+        return torch.autocast(kind, dtype=DTYPES.get(self.precision), enabled=self.precision in DTYPES)
+
+    def scaler(self) -> Any:
+        """Loss scaling for fp16, a pass-through otherwise."""
+        return torch.amp.GradScaler(self.device.partition(":")[0], enabled=self.precision == "fp16")
+
+
+@dataclass(slots=True)
+class Setup:
+    """A run, ready to start.
+
+    Args:
+        model: as the strategy wraps it; `plain` is the transformers model inside.
+        num_steps: optimizer steps of the whole run.
+        eval_every_steps, checkpoint_every_steps: 0 stands for "only at the end".
+    """
+
+    config: RunConfig
+    loaded: Loaded
+    place: Place
+    stream: TrainingStream
+    evaluator: Evaluator | None
+    model: nn.Module
+    plain: Any
+    optimizer: torch.optim.Optimizer
+    scaler: Any
+    num_steps: int
+    eval_every_steps: int
+    checkpoint_every_steps: int
+
+    @property
+    def metric(self) -> str:
+        """Score that picks the best checkpoint."""
+        return self.config.eval.metric or self.config.task.main_metric
+
+    def lr(self, step: int) -> float | None:
+        """Learning rate of a 0-based step; None where the optimizer makes its own."""
+        if self.optimizer.param_groups[0]["initial_lr"] is None:
+            return None
+        return self.optimizer.param_groups[0]["initial_lr"] * self.config.schedule.factor(step, self.num_steps)
+
+
+def set_up(config: RunConfig, *, count: Count = lambda what, n: None) -> Setup:
+    """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache."""
+    place = find_place(config)
+    seed_everything(config.run.seed)
+    loaded = load_model(config)
+    train = prepare_split(config, loaded.tokenizer, "train", count=count)
+    if train is None:
+        raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
+    evaluation = prepare_split(config, loaded.tokenizer, "eval", count=count)
+    stream = TrainingStream(train, _order(config))
+    num_steps = _num_steps(config, stream)
+    model = config.strategy.wrap(loaded.model, place.device)
+    optimizer = build_optimizer(config, model)
+    evaluator = None
+    if evaluation is not None:
+        evaluator = make_evaluator(config, loaded.tokenizer, evaluation, place, target_p99=train.summary["target_p99"])
+    every = config.eval.every_steps or ceil(num_steps / EVALUATIONS_PER_RUN)
+    return Setup(
+        config=config, loaded=loaded, place=place, stream=stream, evaluator=evaluator, model=model,
+        plain=config.strategy.unwrap(model), optimizer=optimizer, scaler=place.scaler(), num_steps=num_steps,
+        eval_every_steps=every, checkpoint_every_steps=config.checkpoint.every_steps or every,
+    )  # fmt: skip
+
+
+def find_place(config: RunConfig) -> Place:
+    """Device, precision and threads."""
+    torch.set_num_threads(config.train.num_threads or num_cores())
+    torch.set_flush_denormal(True)
+    device = pick_device(config.device)
+    return Place(device, pick_precision(config.train.precision, device))
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def load_model(config: RunConfig) -> Loaded:
+    section = config.model
+    return load(
+        section.path, config=section.config, tokenizer=section.tokenizer, init=section.init,
+        revision=section.revision, dropout=section.dropout,
+    )  # fmt: skip
+
+
+def prepare_split(config: RunConfig, tokenizer: Any, split: str, *, count: Count, labelled: bool = True) -> TokenStore | None:
+    """The tokenised "train" or "eval" data; None if there is none."""
+    data = config.data
+    training = split == "train"
+    paths = data.train if training else data.eval
+    if not paths:
+        return None
+    source = Source(
+        paths=paths, task=config.task, columns=data.columns, on_bad_record=data.on_bad_record,
+        max_examples=data.max_train_examples if training else data.max_eval_examples,
+        limits=Limits(data.max_input_tokens, data.max_target_tokens, data.overlong),
+        for_training=training, labelled=labelled,
+    )  # fmt: skip
+    return prepare(source, tokenizer, cache=cache_folder(data.cache_dir), progress=count)
+
+
+def make_evaluator(
+    config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int, split: str = "eval"
+) -> Evaluator:
+    """How a store is evaluated; the generation cap comes from the training targets."""
+    phrase = config.task.no_answer_text
+    phrase_ids = tokenizer(phrase, verbose=False)["input_ids"] if phrase else []
+    suppress = config.eval.suppress_sentinels
+    decoding = Decoding(
+        max_new_tokens=config.eval.max_new_tokens or cap_from_lengths(target_p99),
+        suppressed_ids=tuple(sentinel_ids(tokenizer)) if suppress else (),
+        batch_size=config.eval.batch_size,
+        phrase_ids=tuple(phrase_ids),
+    )
+    return Evaluator(
+        task=config.task, tokenizer=tokenizer, store=store, decoding=decoding, split=split,
+        device=place.device, keep_special=not suppress, autocast=place.autocast,
+    )  # fmt: skip
+
+
+def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over all trainable weights; norms are not decayed."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": [p for p in trainable if p.dim() > 1]}]
+    norms = [p for p in trainable if p.dim() <= 1]
+    if norms:
+        groups.append({"params": norms, "weight_decay": 0.0})
+    optimizer = config.optimizer.build(groups)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def describe_machine(setup: Setup, command: str) -> dict[str, Any]:
+    """Content of machine.json."""
+    return {
+        **machine_facts(setup.place.device),
+        "precision": setup.place.precision,
+        "attention": getattr(setup.plain.config, "_attn_implementation", None),
+        "num_threads": torch.get_num_threads(),
+        "num_parameters": num_parameters(setup.plain),
+        "command": command,
+    }
+
+
+def _order(config: RunConfig) -> Order:
+    return Order(config.train.examples_per_step, config.train.batch_size, config.data.bucket_pool, config.run.seed)
+
+
+def _num_steps(config: RunConfig, stream: TrainingStream) -> int:
+    if config.train.num_steps:
+        return config.train.num_steps
+    per_epoch = stream.order.steps_per_epoch(len(stream.store))
+    return max(1, round((config.train.num_epochs or 3) * per_epoch))
+

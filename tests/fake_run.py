@@ -1,0 +1,264 @@
+"""A made-up but realistic run: 300 steps, seven evaluations, predictions with hostile text, as JSON gives it back."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fivetune.types import Run
+
+NUM_STEPS, EVERY = 300, 50
+HOSTILE = "<script>document.title='owned'</script>"
+NAMES = ("Ilse Varga", "Tomás Quiroga", "Wen Halloran", "Bjørk Ansel", "Okoro Maddox", "Priya Lindqvist", "Émile Sato")
+PLACES = ("Port Ferrand", "Kesh", "Upper Tarn", "Oświęt", "Lake Mirren", "Santa Brea")
+THINGS = ("the copper bell", "a 3-metre kite", "the east gate (1904)", "an oak ladder", "the grey ledger")
+
+
+def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
+    """A finished run; `changes` replace fields of the Run."""
+    evals = [_eval(step) for step in range(0, NUM_STEPS + 1, EVERY)]
+    fields: dict[str, Any] = {
+        "config": _config(name, seed),
+        "machine": _machine(),
+        "status": _status(evals),
+        "data": {"train": _data(4000, 3), "eval": _data(640, 1)},
+        "steps": _steps(seed),
+        "evals": evals,
+        "predictions": {f"eval-{record['step']}": _predictions(record) for record in evals},
+        "warnings": [
+            "Precision: bf16 is not fast on this CPU; fp32 is used.",
+            "Tokenizer: 3 examples hold '{' (unknown).",
+        ],
+    }
+    return Run(name=name, **{**fields, **changes})
+
+
+def blind_run() -> Run:
+    """The same without the context: it can only guess."""
+    run = fake_run(name="context-blind", seed=1)
+    evals = [
+        record | {"scores": _scores(4 + 2 * record["step"] / EVERY, 55 + 4 * record["step"] / EVERY)}
+        for record in run.evals
+    ]
+    best = {"step": NUM_STEPS, "metric": "f1", "score": evals[-1]["scores"]["f1"]}
+    return fake_run(name="context-blind", evals=evals, predictions={}, status=run.status | {"best": best})
+
+
+def write_run(folder: Path, run: Run) -> Path:
+    """Write a Run as its directory."""
+    (folder / "predictions").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
+    for name, table in (
+        ("machine", run.machine),
+        ("data", run.data),
+        ("status", run.status | {"warnings": run.warnings}),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(table), encoding="utf-8")
+    for name, records in (("steps", run.steps), ("evals", run.evals)):
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
+        )
+    for name, lines in run.predictions.items():
+        path = folder / "predictions" / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def _config(name: str, seed: int) -> dict[str, Any]:
+    return {
+        "run": {"dir": f"runs/{name}", "seed": seed},
+        "model": {
+            "path": "t5-nano",
+            "config": None,
+            "tokenizer": None,
+            "init": "pretrained",
+            "revision": None,
+            "dropout": 0.1,
+        },
+        "task": {"name": "squad_v2", "no_answer": "no answer", "train_answers": "first"},
+        "data": {
+            "train": ["runs/corpus/train.json"],
+            "eval": ["runs/corpus/dev.json"],
+            "columns": {},
+            "on_bad_record": "skip",
+            "max_input_tokens": 192,
+            "max_target_tokens": 16,
+            "overlong": "truncate",
+            "bucket_pool": 8,
+            "cache_dir": None,
+        },
+        "optimizer": {"name": "adafactor", "preset": "t5-paper", "lr": 0.003},
+        "schedule": {"name": "linear", "warmup_steps": 30},
+        "train": {
+            "num_steps": NUM_STEPS,
+            "num_epochs": None,
+            "batch_size": 32,
+            "global_batch_size": 64,
+            "precision": "auto",
+            "max_grad_norm": 1.0,
+            "log_every_steps": 10,
+            "num_threads": None,
+        },
+        "eval": {"every_steps": EVERY, "at_start": True, "batch_size": 64, "max_new_tokens": None, "metric": None},
+        "checkpoint": {"every_steps": None, "keep": 2},
+        "report": {"title": None, "beside": ["runs/context-blind"], "sinks": []},
+        "strategy": {"name": "single"},
+        "launch": {"nproc": 1},
+        "device": "auto",
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "format_version": 1,
+        "device": {"kind": "cpu", "name": "AMD EPYC 7B13", "memory_bytes": None},
+        "host": {"cpu": "AMD EPYC 7B13", "num_cores": 2, "memory_bytes": 25276514304, "os": "Linux 6.6 (Debian 12)"},
+        "versions": {"fivetune": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.23.0", "python": "3.11.2"},
+        "git": {"commit": "6f1c0de9a77b41c2b0a5", "dirty": True},
+        "precision": "fp32",
+        "attention": "sdpa",
+        "num_parameters": 3145984,
+        "command": "fivetune train recipes/quickstart.yaml --optimizer.lr 3e-3",
+    }
+
+
+def _status(evals: list[dict[str, Any]]) -> dict[str, Any]:
+    phases = {"train": 118.2, "evaluate": 33.9, "checkpoint": 4.1, "prepare": 3.3}
+    best = {"step": 250, "metric": "f1", "score": evals[5]["scores"]["f1"]}
+    return {
+        "state": "finished",
+        "why": None,
+        "step": NUM_STEPS,
+        "num_steps": NUM_STEPS,
+        "best": best,
+        "started": "2026-11-21T02:10:24+00:00",
+        "seconds": 161.4,
+        "seconds_by_phase": phases,
+        "num_resumes": 1,
+    }
+
+
+def _steps(seed: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    records = []
+    for step in range(1, NUM_STEPS + 1):
+        loss = 0.16 + 4.6 * math.exp(-step / 38) + rng.gauss(0, 0.04 + 0.25 * math.exp(-step / 60))
+        lr = 0.003 * min(step / 30, 1) * (1 - max(0, step - 30) / (NUM_STEPS - 30))
+        inputs, targets, seconds = rng.randint(6800, 8400), rng.randint(330, 420), rng.gauss(0.39, 0.03)
+        records.append(
+            {
+                "step": step,
+                "loss": max(loss, 0.02),
+                "lr": lr,
+                "effective_lr": lr * 0.084 * rng.uniform(0.95, 1.05),
+                "grad_norm": abs(rng.gauss(0.6 + 3 * math.exp(-step / 40), 0.15)) + (4 if step in (87, 203) else 0),
+                "num_input_tokens": inputs,
+                "num_target_tokens": targets,
+                "padding_fraction": max(0.0, rng.gauss(0.031, 0.011)),
+                "step_seconds": seconds + (0.8 if step == 1 else 0),
+                "data_seconds": abs(rng.gauss(0.004, 0.002)),
+                "peak_bytes": 734003200 + 131072 * min(step, 40),
+                "mfu": None,
+                "world_size": 1,
+                "num_examples_seen": 64 * step,
+            }
+        )
+    return records
+
+
+def _scores(has: float, no: float) -> dict[str, float]:
+    exact, f1 = 0.5 * (has + no), 0.5 * (min(has + 2.6, 100) + no)
+    return {
+        "exact": exact,
+        "f1": f1,
+        "total": 640,
+        "HasAns_exact": has,
+        "HasAns_f1": min(has + 2.6, 100),
+        "HasAns_total": 320,
+        "NoAns_exact": no,
+        "NoAns_f1": no,
+        "NoAns_total": 320,
+    }
+
+
+def _eval(step: int) -> dict[str, Any]:
+    has = (0.3, 31.0, 66.0, 83.4, 89.7, 92.2, 91.6)[step // EVERY]
+    no = (11.9, 74.0, 88.0, 92.2, 91.9, 93.1, 92.8)[step // EVERY]
+    rates = {"cap_hit": 0.21 if step == 0 else 0.004, "sentinel": 0.44 if step == 0 else 0.0, "empty": 0.5}
+    loss = 0.22 + 4.9 * math.exp(-step / 40)
+    return {
+        "step": step,
+        "task": "squad_v2",
+        "task_version": 1,
+        "split": "eval",
+        "num_examples": 640,
+        "num_clipped": 9,
+        "scores": _scores(has, no),
+        "loss": loss,
+        "rates": rates,
+        "max_new_tokens": 18,
+        "seconds": 4.8,
+    }
+
+
+def _data(num: int, num_skipped: int) -> dict[str, Any]:
+    edges = list(range(0, 264, 8))
+    weights = [math.exp(-(((edge - 120) / 38) ** 2)) + 0.02 * (60 < edge < 230) for edge in edges[:-1]]
+    counts = [round(num * weight / sum(weights)) for weight in weights]
+    targets = [
+        round(num * share) for share in (0.0, 0.08, 0.46, 0.2, 0.11, 0.07, 0.04, 0.02, 0.01, 0.005, 0.003, 0.002)
+    ]
+    return {
+        "source": "runs/corpus/train.json",
+        "num_read": num + num_skipped,
+        "num_kept": num,
+        "num_skipped": num_skipped,
+        "skips": [
+            {"where": f"train.json:{17 * (i + 1)}", "reason": "answers.text is empty"} for i in range(num_skipped)
+        ],
+        "num_examples_clipped": 14 * num // 1000,
+        "num_clipped_input_tokens": 221 * num // 1000,
+        "num_clipped_targets": 0,
+        "num_answers_lost": num // 500,
+        "input_lengths": {"edges": edges, "counts": counts},
+        "target_lengths": {"edges": [i * 2 for i in range(13)], "counts": targets},
+        "num_input_tokens": 118 * num,
+        "num_target_tokens": 6 * num,
+        "max_input_tokens": 192,
+        "max_target_tokens": 16,
+        "unknown_fraction": 0.0004,
+    }
+
+
+def _predictions(record: dict[str, Any]) -> list[dict[str, Any]]:
+    rng = random.Random(7)
+    chance = random.Random(record["step"])
+    return [_prediction(rng, chance, i, record["scores"]) for i in range(record["num_examples"])]
+
+
+def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[str, float]) -> dict[str, Any]:
+    person, place, thing, other = rng.choice(NAMES), rng.choice(PLACES), rng.choice(THINGS), rng.choice(NAMES)
+    question = f"Who carried {thing} to {place}?" if i != 3 else f"Who wrote {HOSTILE} \u202eon the wall?"
+    context = (
+        f"In the spring {other} left {rng.choice(PLACES)}. {person} carried {thing} to {place}, and was paid for it."
+    )
+    references = [person, person.split()[-1]] if i % 2 == 0 else []
+    right = chance.random() < scores["HasAns_exact" if references else "NoAns_exact"] / 100
+    truth = references[0] if references else ""
+    wrong = f"{person} carried" if i % 6 == 0 and references else other if references else person
+    prediction = truth if right else wrong if i != 3 else HOSTILE
+    exact = float(prediction in (references or [""]))
+    f1 = exact or (0.8 if references and person in prediction else 0.0)
+    return {
+        "id": f"q{i:04d}",
+        "inputs": f"question: {question} context: {context}",
+        "prediction": prediction,
+        "references": references,
+        "scores": {"exact": exact, "f1": f1},
+        "hit_cap": i % 211 == 5,
+    }

@@ -1,0 +1,162 @@
+"""fivetune score: official numbers from files, and what is said when the files do not fit."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivetune.commands import score
+from fivetune.errors import ConfigError, DataError, UnknownPlugin
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+PREDICTIONS = {"q1": "Rollo", "q2": "the river", "q3": ""}
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> Path:
+    """A SQuAD v2.0 file with the questions q1 (Rollo), q2 (Seine) and q3 (unanswerable)."""
+    context = "Rollo came up the river Seine."
+    qas = [
+        {"id": "q1", "question": "Who?", "answers": [{"text": "Rollo", "answer_start": 0}], "is_impossible": False},
+        {"id": "q2", "question": "Where?", "answers": [{"text": "river Seine", "answer_start": 18}]},
+        {"id": "q3", "question": "Why?", "answers": [], "is_impossible": True},
+    ]
+    article = {"title": "Normans", "paragraphs": [{"context": context, "qas": qas}]}
+    return _write(tmp_path / "dev.json", {"version": "v2.0", "data": [article]})
+
+
+def _write(path: Path, value: object) -> Path:
+    text = value if isinstance(value, str) else json.dumps(value)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def _score(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    score.add_arguments(parser)
+    return score.run(parser.parse_args(list(map(str, words))))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("preds.json", PREDICTIONS),
+        ("preds.json.gz", PREDICTIONS),
+        ("preds.jsonl", "\n".join(json.dumps({"id": k, "prediction": v}) for k, v in PREDICTIONS.items())),
+        ("list.json", [{"id": k, "prediction_text": v} for k, v in PREDICTIONS.items()]),
+    ],
+)
+def test_forms_of_predictions(dev, tmp_path, capsys, name, content):
+    assert _score("squad_v2", dev, _write(tmp_path / name, content), "--json") == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["task"] == "squad_v2"
+    assert printed["num_examples"] == 3
+    assert printed["scores"]["exact"] == pytest.approx(200 / 3)
+    assert printed["scores"]["HasAns_f1"] == pytest.approx(100 * (1 + 1 / 2) / 2 + 100 / 12)  # q2: P 1, R 1/2
+
+
+def test_table(dev, tmp_path, capsys):
+    assert _score("squad_v2", dev, _write(tmp_path / "p.json", PREDICTIONS)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "squad_v2: 3 examples"
+    assert lines[1].split() == ["exact", "66.66666666666667"]
+    assert len({line.index(".") for line in lines if "." in line}) == 1
+
+
+def test_no_answer_scores(dev, tmp_path, capsys):
+    leanings = _write(tmp_path / "na.json", {"q1": 0.1, "q2": 0.8, "q3": 0.9})
+    assert (
+        _score("squad_v2", dev, _write(tmp_path / "p.json", PREDICTIONS), "--no-answer-scores", leanings, "--json") == 0
+    )
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert (scores["best_exact_thresh"], scores["best_f1_thresh"]) == (0.1, 0.8)
+
+
+def test_missing(dev, tmp_path, capsys):
+    some = _write(tmp_path / "p.json", {"q1": "Rollo", "x": "?"})
+    with pytest.raises(DataError, match=r"2 of 3 questions are missing, first q2, q3\. .*--missing wrong"):
+        _score("squad_v2", dev, some)
+    assert _score("squad_v2", dev, some, "--missing", "wrong", "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["scores"]["NoAns_exact"] == 0  # an absent prediction is no right abstention
+    assert "2 of 3 questions are missing and count as wrong" in printed.err
+    assert "1 ids are not in the data, first x; left out" in printed.err
+    with pytest.raises(DataError, match="None of the ids fits"):
+        _score("squad_v2", dev, _write(tmp_path / "other.json", {"x": "?"}))
+
+
+def test_raw_model_text(dev, tmp_path, capsys):
+    raw = _write(tmp_path / "p.json", {**PREDICTIONS, "q3": "Unanswerable."})
+    assert _score("squad_v2", dev, raw, "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["scores"]["NoAns_exact"] == 0
+    assert "1 predictions read 'unanswerable' and are scored as that text" in printed.err
+    assert _score("squad_v2", dev, raw, "--json", "--raw") == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["NoAns_exact"] == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"q1": "a",\n "q2" "b"}', r"p\.json:2:7: malformed JSON"),
+        ('{"id": "q1", "prediction": "a"}\n{"id": "q2"', r"p\.json:2:\d+: malformed JSON"),
+        ('{"q1": 1}', r"the value of 'q1' is '1'\. It must be text; no answer is"),
+        ('{"q1": NaN}', r"the value of 'q1' is 'NaN'\. It must be text"),
+        ('{"id": "q1", "prediction": "a", "prediction": "b"}', "has a key twice"),
+        ('{"q1": null}', r"the value of 'q1' is 'None'\. It must be text"),
+        ('{"q1": "a", "q1": "b"}', "the id 'q1' stands twice"),
+        ('[{"id": "q1"}]', r"has no id or no prediction\. Allowed is one JSON object"),
+        ('"Rollo"', "where an object was expected"),
+        ("", "holds nothing to read"),
+        ("{}", "holds nothing to read"),
+    ],
+)
+def test_bad_predictions(dev, tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        _score("squad_v2", dev, _write(tmp_path / "p.json", content))
+
+
+def test_bad_files(dev, tmp_path):
+    good = _write(tmp_path / "p.json", PREDICTIONS)
+    with pytest.raises(DataError, match="no such file"):
+        _score("squad_v2", dev, tmp_path / "nowhere.json")
+    with pytest.raises(UnknownPlugin, match="squad_v2"):
+        _score("squad2", dev, good)
+    with pytest.raises(ConfigError, match="squad has no unanswerable questions"):
+        _score("squad", dev, good, "--no-answer-scores", good)
+    with pytest.raises(DataError, match=r"is 'NaN'\. It must be a finite number"):
+        _score("squad_v2", dev, good, "--no-answer-scores", _write(tmp_path / "na.json", '{"q1": NaN}'))
+    with pytest.raises(DataError, match=r"is 'True'\. It must be a finite number"):
+        _score("squad_v2", dev, good, "--no-answer-scores", _write(tmp_path / "na.json", '{"q1": true}'))
+
+
+def test_needs_no_torch(dev, tmp_path):
+    predictions = _write(tmp_path / "p.json", PREDICTIONS)
+    program = (
+        "import argparse, sys; from fivetune.commands import score; parser = argparse.ArgumentParser();"
+        "score.add_arguments(parser); code = score.run(parser.parse_args());"
+        "sys.exit(code or 'torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, "squad_v2", dev, predictions], check=True)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="../shared with the published prediction files is absent")
+@pytest.mark.parametrize(
+    ("name", "exact", "f1"),
+    [
+        ("igor_baseline_t5small", 34.42263960245936, 39.5366934720806),
+        ("igor_finetuned_t5small", 46.8205171397288, 50.03194057891786),
+    ],
+)
+def test_published_figures(capsys, name, exact, f1):
+    dev, predictions = SHARED / "squad_v2/dev-v2.0.json.gz", SHARED / f"reference/{name}.json.gz"
+    assert _score("squad_v2", dev, predictions, "--json") == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert (scores["exact"], scores["f1"]) == (exact, f1)
+    assert scores["total"] == 11_873
