@@ -35,5 +35,5 @@ bench: .venv/.installed-test
 	$(BIN)/python -m benchmarks.accumulation --json
 
 nano: .venv/.installed
-	$(BIN)/fivetune nano corpus
-	$(BIN)/fivetune train recipes/nano/pretrain.yaml --overwrite
+	$(BIN)/python -m fivetune.nano runs/nano
+	for stage in pretrain pretrain_2 pretrain_3; do $(BIN)/fivetune train recipes/nano/$$stage.yaml --overwrite || exit; done

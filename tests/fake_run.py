@@ -75,9 +75,7 @@ def _config(name: str, seed: int) -> dict[str, Any]:
         "model": {
             "path": "t5-nano",
             "config": None,
-            "tokenizer": None,
             "init": "pretrained",
-            "revision": None,
             "dropout": 0.1,
         },
         "task": {"name": "squad_v2", "no_answer": "no answer", "train_answers": "first"},

@@ -133,7 +133,7 @@ def test_unanswerable(gold):
         ({"answers": {"text": None}}, "answers is None. It must be a list of texts"),
         ({"answers": {"start": [0]}}, "answers is {'start': [0]}. It must be a list of texts"),
         ({"answers": [7]}, "answers[0] is 7. Every answer must be text."),
-        ({"answers": ["Rollo", ""]}, "answers[1] is empty. A question without an answer has an empty list."),
+        ({"answers": ["", " "]}, "answers holds empty text only. A question without an answer has an empty list."),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("task", [Squad(), SquadV2()])
@@ -179,6 +179,19 @@ def test_train_answers():
     drawn = [SquadV2(train_answers="random").train_targets(example) for example in filter(None, examples)]
     assert 60 < drawn.count(("Rolf",)) < 140
     assert drawn == [SquadV2(train_answers="random").train_targets(example) for example in filter(None, examples)]
+
+
+@pytest.mark.parametrize("task", [Squad(train_answers="all"), SquadV2(train_answers="all")])
+def test_blank_answers_beside_others_are_not_learned(task):
+    example = task.to_text(_record(answers=[" ", "Rollo", "he"]))  # as in SQuAD-es
+    assert (example.targets, example.references) == ("Rollo", ("", "Rollo", "he"))
+    assert task.train_targets(example) == ("Rollo", "he")
+
+
+@pytest.mark.parametrize("task", [Squad(), SquadV2()])
+def test_empty_answers_are_unknown_answers_in_prediction(task):
+    example = task.to_text(_record(answers=[], is_impossible=False), labelled=False)
+    assert (example.targets, example.references) == ("", ())
 
 
 def test_ids():

@@ -87,7 +87,7 @@ def log_axis(values: Series, *, above: float = 50) -> dict[str, Any]:
     given = known(values)
     low, high = quantile(given, 0.02), quantile(given, 0.98)
     wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > above
-    return {"type": "log", "dtick": 1} if wide else {"rangemode": "tozero"}
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {"rangemode": "tozero"}
 
 
 def mark_step(step: float, text: str, **place: Any) -> dict[str, Any]:
@@ -119,7 +119,13 @@ def loss_chart(
         traces.append(line("Evaluation loss", at, values, COLORS[1], line={"dash": "dot"}, **more))
     axis = log_axis(losses)
     unit = "nats per target token" + (", log scale" if axis.get("type") == "log" else "")
-    return Chart(caption, tuple(traces), layout("step", unit, yaxis=axis))
+    last = max([*steps, *(step for step, _ in evals)], default=0)
+    return Chart(caption, tuple(traces), layout("step", unit, xaxis=_span(last), yaxis=axis))
+
+
+def _span(last_step: float) -> dict[str, Any]:
+    """One x axis for all charts that show steps and evaluations."""
+    return {"range": [-0.02 * last_step, 1.02 * last_step]} if last_step else {}
 
 
 def scores_chart(
@@ -129,8 +135,9 @@ def scores_chart(
     unit: str,
     best_step: float | None,
     levels: Mapping[str, float],
+    last_step: float,
 ) -> Chart:
-    """Scores over steps, the best step marked, other runs as level lines."""
+    """Scores over steps 0 to `last_step`, the best step marked, other runs as level lines."""
     traces = [
         line(
             name,
@@ -142,14 +149,12 @@ def scores_chart(
         )
         for i, (name, (steps, values)) in enumerate(curves.items())
     ]
-    last = max((step for steps, _ in curves.values() for step in steps), default=0)
     for name, level in levels.items():
-        traces.append(
-            line(name, [0, last], [level, level], MUTED, mode="lines", line={"dash": "longdash", "width": 1.5})
-        )
+        style = {"dash": "longdash", "width": 1.5}
+        traces.append(line(name, [0, last_step], [level, level], MUTED, mode="lines", line=style))
     more = {} if best_step is None else mark_step(best_step, "best")
     axis = {"range": [-3, 103]} if unit == "score (%)" else {}
-    return Chart(caption, tuple(traces), layout("step", unit, height=330, yaxis=axis, **more))
+    return Chart(caption, tuple(traces), layout("step", unit, height=330, xaxis=_span(last_step), yaxis=axis, **more))
 
 
 def step_chart(

@@ -65,7 +65,12 @@ def _score_curves(run: Run, evals: Sequence[Eval], beside: Sequence[Run]) -> lis
     }
     caption = "Scores on the evaluation data over the steps; step 0 is the model before fine-tuning."
     chart = charts.scores_chart(
-        curves, caption, unit="score (%)" if percents else "score", best_step=dig(best, "step"), levels=levels
+        curves,
+        caption,
+        unit="score (%)" if percents else "score",
+        best_step=dig(best, "step"),
+        levels=levels,
+        last_step=max([*at, *(record["step"] for record in by_step(run.steps))]),
     )
     header = ("step", "examples", "loss", *(label(key) for key in keys), "cut off", "time")
     rows = tuple(_eval_row(record, keys) for record in evals)

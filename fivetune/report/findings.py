@@ -31,6 +31,8 @@ def _outcome(run: Run) -> list[str]:
         return ["No evaluation was made, so nothing is known about quality."]
     reached, before = score(best, key), score(baseline, key)
     name, now, then = label(key), _points(key, reached), _points(key, before)
+    if best["step"] == 0 and len(main_evals(run)) == 1:
+        return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
     if best["step"] == 0:
         return [f"No evaluation is better than the one before fine-tuning: {name} {then}. Fine-tuning has not helped."]
     if before is None or reached is None:
@@ -69,7 +71,7 @@ def _ending(run: Run) -> str:
         "finished": f"The run finished after {done} in {duration(dig(run.status, 'seconds'))}.",
         "failed": f"The run failed after {done}{reason}.",
         "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
-        "running": f"The run says that it is still running, at {done}: it is, or it was killed.",
+        "running": f"The run is marked as running, after {done}: it goes on, or it was killed.",
     }
     return ends.get(str(state), f"How the run ended is not known (state {plain(state)}).")
 
@@ -82,7 +84,7 @@ def warnings(run: Run, beside: Sequence[Run] = ()) -> list[str]:
         *_abstaining(run, best),
         *_generation_warnings(best),
         *_size_warnings(run, best, beside),
-        *_data_warnings(run.data),
+        *_data_warnings(run.data or {}),
     ]
 
 
@@ -183,8 +185,8 @@ def _data_warnings(data: dict[str, Any]) -> list[str]:
             sentences.append(f"{split}: {plural(clipped, 'target')} longer than data.max_target_tokens lost the end.")
         if skipped:
             sentences.append(
-                f"{split}: {plural(skipped, 'record')} of {whole(dig(facts, 'num_read'))} could not be used "
-                "and were skipped."
+                f"{split}: skipped {plural(skipped, 'record')} of {whole(dig(facts, 'num_read'))} "
+                "that could not be used."
             )
         unknown = number(dig(facts, "unknown_fraction"))
         if unknown is not None and unknown > 0.001:

@@ -12,6 +12,7 @@ from typing import Any
 from fivetune.report import charts, examples, findings
 from fivetune.report.curves import learning_section, speed_section, tokens_per_second
 from fivetune.report.lengths import data_section
+from fivetune.report.provenance import about, definitions_section, machine_section, settings_section
 from fivetune.report.scores import (
     Eval,
     baseline_eval,
@@ -26,8 +27,8 @@ from fivetune.report.scores import (
     score_keys,
 )
 from fivetune.report.series import by_step, column, known, quantile, smooth, wilson, window
-from fivetune.report.setup import about, definitions_section, machine_section, settings_section
 from fivetune.report.wording import (
+    UNKNOWN,
     amount,
     dig,
     duration,
@@ -143,7 +144,7 @@ def _dots(keys: Sequence[str], best: Eval, baseline: Eval | None, beside: Sequen
     rows = [key for key in keys if is_percent(key)]
     if not rows:
         return []
-    columns = {findings.BASELINE: baseline} if baseline else {}
+    columns = {findings.BASELINE: baseline} if baseline and baseline is not best else {}
     columns |= {other.name: best_eval(other) for other in beside}
     columns["this run"] = best
     series = {name: [score(record, key) for key in rows] for name, record in columns.items()}
@@ -163,9 +164,17 @@ def figures_section(run: Run) -> Section:
     rates, mfu, peak = tokens_per_second(steps), known(column(steps, "mfu")), known(column(steps, "peak_bytes"))
     first_loss = next(iter(known(losses)), None)
     figures = [
-        Figure("Steps", whole(dig(run.status, "step")), f"of {whole(dig(run.status, 'num_steps'))} planned"),
-        Figure("Examples seen", whole(last.get("num_examples_seen")), f"{fixed(epochs, 2)} epochs"),
-        Figure("Time", duration(dig(run.status, "seconds")), f"{percent(_phase_share(run, 'train'))} of it training"),
+        Figure(
+            "Steps",
+            whole(dig(run.status, "step")),
+            _unless_unknown("of {} planned", whole(dig(run.status, "num_steps"))),
+        ),
+        Figure("Examples seen", whole(last.get("num_examples_seen")), _unless_unknown("{} epochs", fixed(epochs, 2))),
+        Figure(
+            "Time",
+            duration(dig(run.status, "seconds")),
+            _unless_unknown("{} of it training", percent(_phase_share(run, "train"))),
+        ),
         Figure(
             "Training loss", short(level[-1] if level else None), f"nats per target token, {short(first_loss)} at first"
         ),
@@ -177,6 +186,10 @@ def figures_section(run: Run) -> Section:
     if mfu:
         figures.append(Figure("MFU", percent(quantile(mfu, 0.5)), "of the device's peak, median"))
     return Section("Key figures", tuple(figures))
+
+
+def _unless_unknown(words: str, value: str) -> str:
+    return "" if value == UNKNOWN else words.format(value)
 
 
 def _phase_share(run: Run, name: str) -> float | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from string import Formatter
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -168,7 +168,8 @@ def gold_answers(record: RawRecord) -> tuple[str, ...] | None:
     """All gold answers in source order; () if it says that there are none, None if it says nothing about answers.
 
     Read from `answers` as SQuAD has it ({"text": [...]}, a list of {"text": ...} or of texts, or any of these as JSON
-    text), else from `answer` (one text, or a list). Raises DataError for what is neither, and for an empty answer.
+    text), else from `answer` (one text, or a list). Raises DataError for what is neither, and if all answers are blank.
+    Some blank ones beside others stay, as "": translated sets have them, and the v1.1 script counts them.
 
     >>> gold_answers(RawRecord({"answers": {"text": ["Rollo", "the Rollo"], "answer_start": [0, 5]}}, "dev.json:1"))
     ('Rollo', 'the Rollo')
@@ -211,9 +212,11 @@ def _texts(record: RawRecord, name: str, value: Any) -> tuple[str, ...]:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"{record.where}: {name}[{i}] is {_shown(value[i])}. Every answer must be text.")
-        if not text.strip():
-            raise DataError(f"{record.where}: {name}[{i}] is empty. A question without an answer has an empty list.")
-    return tuple(texts)
+    if texts and not any(map(str.strip, texts)):
+        raise DataError(
+            f"{record.where}: {name} holds empty text only. A question without an answer has an empty list."
+        )
+    return tuple(text if text.strip() else "" for text in texts)
 
 
 def said_impossible(record: RawRecord) -> bool | None:
@@ -241,10 +244,10 @@ def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[s
     >>> choose_targets(example, "first"), choose_targets(example, "all"), choose_targets(example, "random")
     (('Rollo',), ('Rollo', 'Rolf'), ('Rollo',))
     """
-    golds: Sequence[str] = example.references
-    if not golds:
+    if not example.references:
         raise DataError(f"{example.id}: there is no answer to learn. Train on records that have answers.")
-    if golds == ("",):  # unanswerable: the phrase, not a gold answer
+    golds = [answer for answer in example.references if answer]
+    if not golds:  # unanswerable: the phrase, not a gold answer
         return (example.targets,)
     if train_answers == "all":
         return tuple(dict.fromkeys(golds))

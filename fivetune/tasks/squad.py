@@ -51,7 +51,7 @@ class Squad(Options):
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
         inputs, clippable = qa_inputs(record, self.template)
         answers = gold_answers(record)
-        if said_impossible(record) or answers == ():
+        if labelled and (answers == () or said_impossible(record)):
             raise DataError(
                 f"{record.where}: the question has no answer, and squad (v1.1) has no way to say so. "
                 "Use task.name: squad_v2, or set data.on_bad_record: skip."
@@ -61,7 +61,7 @@ class Squad(Options):
         return TextExample(
             id=record_id(record),
             inputs=inputs,
-            targets=answers[0] if answers else "",
+            targets=next(filter(None, answers or ()), ""),
             references=answers or (),
             clippable=clippable,
             meta={"title": str(record.fields.get("title") or ""), "question": record.fields["question"]},

@@ -75,7 +75,7 @@ class SquadV2(Options):
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
         inputs, clippable = qa_inputs(record, self.template)
-        answers = self._answers(record)
+        answers = self._answers(record, labelled)
         if answers is None and labelled:
             raise no_gold(record)
         meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
@@ -84,7 +84,7 @@ class SquadV2(Options):
         return TextExample(
             id=record_id(record),
             inputs=inputs,
-            targets=answers[0] if answers else self.no_answer,
+            targets=next(filter(None, answers), self.no_answer),
             references=answers or ("",),
             clippable=clippable,
             meta={**meta, "answerable": bool(answers)},
@@ -102,7 +102,7 @@ class SquadV2(Options):
         """The targets to train on, at least one; an unanswerable question has the phrase."""
         return choose_targets(example, self.train_answers)
 
-    def _answers(self, record: RawRecord) -> tuple[str, ...] | None:
+    def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
         """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""
         answers, impossible = gold_answers(record), read_impossible(record)
         if answers and impossible:
@@ -110,10 +110,12 @@ class SquadV2(Options):
                 f"{record.where}: is_impossible is true, but there is the answer {answers[0]!r}. Correct one."
             )
         if answers == () and impossible is False:
+            if not labelled:
+                return None
             raise DataError(
                 f"{record.where}: is_impossible is false, but there are no answers. Correct one of the two."
             )
-        for answer in answers or ():
+        for answer in filter(None, answers or ()):
             if not self.from_text(answer):
                 raise DataError(
                     f"{record.where}: the answer {answer!r} reads as the no-answer phrase {self.no_answer!r}. "
