@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
-from fivetune import plugins
 from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, Generated, generate, to_text
+from fivetune.metrics import score_all
 from fivetune.types import EvalRecord, Scores
 
 Progress = Callable[[int, int], None]
@@ -99,13 +99,7 @@ class Evaluator:
         return self._scores(answers.predictions, answers.references, scored).corpus
 
     def _scores(self, predictions: list[str], references: list[Any], no_answer: Any = None) -> Scores:
-        corpus: dict[str, float] = {}
-        each: list[dict[str, float]] = [{} for _ in predictions]
-        for name in self.task.metrics:
-            scores = plugins.load("metrics", name)().score(predictions, references, no_answer_scores=no_answer)
-            corpus |= scores.corpus
-            each = [{**a, **b} for a, b in zip(each, scores.each, strict=True)]
-        return Scores(corpus, each)
+        return score_all(self.task.metrics, predictions, references, no_answer_scores=no_answer)
 
 
 class _Answers:

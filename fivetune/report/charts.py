@@ -78,7 +78,7 @@ def raw_and_smooth(name: str, steps: Sequence[float], values: Series, color: str
     span = window(len(values))
     if span == 1:
         return [line(name, steps, values, color)]
-    raw = line(f"{name}, each step", steps, values, color, line={"width": 1}, opacity=0.35)
+    raw = line(f"{name}, each step", steps, values, color, line={"width": 1}, opacity=0.45)
     return [raw, line(f"{name}, smoothed", steps, smooth(values, span), color)]
 
 

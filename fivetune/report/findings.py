@@ -140,6 +140,8 @@ def _abstaining(run: Run, best: Eval | None) -> list[str]:
 
 
 def _generation_warnings(best: Eval | None) -> list[str]:
+    if best is None or best["step"] == 0:
+        return []
     cap_hit, sentinel = number(dig(best, "rates", "cap_hit")), number(dig(best, "rates", "sentinel"))
     sentences = []
     if cap_hit is not None and cap_hit > CAP_HIT_LIMIT:

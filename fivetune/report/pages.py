@@ -121,6 +121,8 @@ def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
 
 
 def _headline(key: str, best: Eval, baseline: Eval | None) -> Figure:
+    if best is baseline:
+        return Figure(label(key), points(key, score(best, key), 1), findings.BASELINE)
     before = score(baseline, key)
     was = "no baseline" if before is None else f"{points(key, before, 1)} before"
     return Figure(label(key), points(key, score(best, key), 1), was)
@@ -163,18 +165,11 @@ def figures_section(run: Run) -> Section:
     epochs = share(last.get("num_examples_seen"), dig(run.data, "train", "num_kept"))
     rates, mfu, peak = tokens_per_second(steps), known(column(steps, "mfu")), known(column(steps, "peak_bytes"))
     first_loss = next(iter(known(losses)), None)
+    planned, training = whole(dig(run.status, "num_steps")), percent(_phase_share(run, "train"))
     figures = [
-        Figure(
-            "Steps",
-            whole(dig(run.status, "step")),
-            _unless_unknown("of {} planned", whole(dig(run.status, "num_steps"))),
-        ),
+        Figure("Steps", whole(dig(run.status, "step")), _unless_unknown("of {} planned", planned)),
         Figure("Examples seen", whole(last.get("num_examples_seen")), _unless_unknown("{} epochs", fixed(epochs, 2))),
-        Figure(
-            "Time",
-            duration(dig(run.status, "seconds")),
-            _unless_unknown("{} of it training", percent(_phase_share(run, "train"))),
-        ),
+        Figure("Time", duration(dig(run.status, "seconds")), _unless_unknown("{} of it training", training)),
         Figure(
             "Training loss", short(level[-1] if level else None), f"nats per target token, {short(first_loss)} at first"
         ),

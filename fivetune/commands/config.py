@@ -1,0 +1,32 @@
+"""Show the resolved settings of a recipe and where each comes from; or the JSON schema, or the settings' manual."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", help="YAML file, name of a shipped recipe, or a run directory")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
+    parser.add_argument("--manual", action="store_true", help="print docs/config.md")
+    parser.epilog = "Any setting can follow: --optimizer.lr 1e-3"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.config_manual import manual, schema
+    from fivetune.errors import ConfigError
+
+    if args.schema:
+        print(json.dumps(schema(), indent=1, ensure_ascii=False))
+    elif args.manual:
+        print(manual(), end="")
+    elif args.recipe:
+        print(load_config(args.recipe, parse_overrides(args.settings)).as_yaml(), end="")
+    else:
+        raise ConfigError("config: give a recipe, or --schema, or --manual.")
+    return 0

@@ -1,0 +1,51 @@
+"""Score a trained run on other data (or again on its own): official metrics, predictions in the run directory."""
+
+from __future__ import annotations
+
+import argparse
+
+from fivetune.commands import print_json, print_scores
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--split", help="name of the predictions file; default: the data file's name")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Settings of the run can be changed: --data.eval other.json --eval.batch_size 32"
+
+
+def run(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from fivetune.config_layers import parse_overrides
+    from fivetune.progress import Progress
+    from fivetune.rundir import EVALS, RunDir
+    from fivetune.training.inference import open_run
+
+    trained = open_run(Path(args.run), parse_overrides(args.settings))
+    split = args.split or Path(trained.config.data.eval[0]).name.partition(".")[0]
+    progress = Progress()
+    folder = RunDir.resume(args.run)
+    try:
+        evaluator = trained.evaluator(split=split)
+        record = evaluator.run(
+            trained.model,
+            step=trained.step,
+            write=lambda lines: folder.new_predictions(split, trained.step, lines),
+            progress=progress.counter("evaluating"),
+        )
+        folder.append(EVALS, asdict(record))
+    finally:
+        folder.close()
+        progress.close()
+    if not args.json:
+        print(f"{split}, {record.num_examples:,} examples, model of step {trained.step:,}:")
+        print_scores(record.scores)
+        print(f"predictions  {folder.path}/predictions/{split}-{trained.step}.jsonl")
+    else:
+        print_json({"scores": record.scores, "num_examples": record.num_examples, "rates": record.rates,
+                    "loss": record.loss, "step": trained.step})  # fmt: skip
+    return 0
