@@ -32,7 +32,7 @@ lint: .venv/.installed-test
 	$(BIN)/pyright
 
 bench: .venv/.installed-test
-	$(BIN)/python -m benchmarks.accumulation --json
+	$(BIN)/python -m benchmarks.data --json
 
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano

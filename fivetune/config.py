@@ -30,21 +30,22 @@ from fivetune.plugins import Options
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 
 
-def _pick(kind: str, value: Any) -> Any:
+def _pick(kind: str, default: str | None, value: Any) -> Any:
     """Turn `{name: adafactor, lr: 1e-3}` or `adafactor` into the options of that plugin."""
     if isinstance(value, Options):
         return value
     table = {"name": value} if isinstance(value, str) else dict(value or {})
-    name = table.pop("name", None)
+    name = table.pop("name", default)
     if not isinstance(name, str):
-        raise ValueError(f"needs a name. {nearest('', plugins.names(kind))}")
+        given = f", has {', '.join(table)}" if table else ""
+        raise ValueError(f"needs a name{given}. {nearest('', plugins.names(kind))}")
     return plugins.load(kind, name).model_validate(table)
 
 
 def _plugin(kind: str, default: str | None = None) -> Any:
     """Annotation of a section that names a plugin and carries its options."""
     field = Field(default_factory=lambda: plugins.load(kind, default)()) if default else Field()
-    return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_pick, kind)), field]
+    return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_pick, kind, default)), field]
 
 
 class _Section(BaseModel):
@@ -195,6 +196,11 @@ class RunConfig(_Section):
             raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
         return self
 
+    @classmethod
+    def default_plugin(cls, section: str) -> str:
+        """Name of the plugin that a section takes where none is named."""
+        return cls.model_fields[section].get_default(call_default_factory=True).plugin_name()
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values, plugins as tables with their name; reading it back gives an equal config."""
         table = self.model_dump(mode="json")
@@ -224,13 +230,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         for table in read_file(path):
             layers.add(table)
         name = path.stem
-    for key, value in (overrides or {}).items():
-        layers.set(key, value, where=f"--{key}")
+    layers.add_overrides(overrides or {})
     try:
         config = RunConfig.model_validate(layers.table())
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(e, layers) for e in error.errors())) from None
-    folder = config.run.dir.replace("{recipe}", name)
+    is_run = not isinstance(source, Mapping) and Path(source).is_dir()  # where it is now, not where it was made
+    folder = str(source) if is_run else config.run.dir.replace("{recipe}", name)
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
 
 
@@ -267,8 +273,10 @@ def _describe(error: Any, layers: Layers) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where}: {key} is not a setting. {nearest(path[-1], _field_names(path, layers))}"
     message = error["msg"].removeprefix("Value error, ")
+    if not path:  # a rule between sections: its message begins with the key
+        return f"{layers.origin(tuple(message.partition(' ')[0].split('.')))}: {message.rstrip('.')}."
     given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
-    return f"{where}: {key or 'config'}: {message.rstrip('.')}{given}."
+    return f"{where}: {key}: {message.rstrip('.')}{given}."
 
 
 def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
@@ -277,7 +285,7 @@ def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
         return list(RunConfig.model_fields)
     section = path[0]
     if section in PLUGIN_SECTIONS:
-        name = layers.table()[section].get("name")
+        name = layers.table()[section].get("name", RunConfig.default_plugin(section))
         return ["name", *plugins.load(PLUGIN_SECTIONS[section], name).model_fields]
     annotation = RunConfig.model_fields[section].annotation
     return list(annotation.model_fields) if annotation else []

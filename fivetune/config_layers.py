@@ -16,7 +16,12 @@ import yaml
 from fivetune.errors import ConfigError
 
 PLUGIN_TABLES = ("task", "optimizer", "schedule", "strategy")
-EXCLUSIVE = {"train.num_steps": "train.num_epochs", "train.num_epochs": "train.num_steps"}
+EXCLUSIVE = {  # a later layer that gives one takes the other away
+    "train.num_steps": "train.num_epochs",
+    "train.num_epochs": "train.num_steps",
+    "schedule.warmup_steps": "schedule.warmup_fraction",
+    "schedule.warmup_fraction": "schedule.warmup_steps",
+}
 
 ALIASES: dict[str, str] = {
     "model_name_or_path": "model.path",
@@ -81,10 +86,13 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), "-+0123456789"
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?"
@@ -102,7 +110,7 @@ def parse_value(text: str) -> Any:
     'question: {question}'
     """
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError:
         return text
     return text if isinstance(value, Mapping) else value
@@ -135,7 +143,7 @@ def _parse_yaml(path: Path) -> list[Setting]:
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError(f"{place}: not valid YAML: {error.problem}.") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}.") from None
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not UTF-8 text. Save the file as UTF-8.") from None
     if root is None:
@@ -149,6 +157,8 @@ def _settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]):
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{line}: the name of a setting is a word, not a {key_node.id}.")
         if key in seen:
             raise ConfigError(f"{path}:{line}: {'.'.join((*above, key))} stands twice (first in line {seen[key]}).")
         seen[key] = line
@@ -170,8 +180,9 @@ class Layers:
 
     def add(self, settings: list[Setting]) -> None:
         """Lay the settings of one file over what is there."""
-        for setting in sorted(settings, key=lambda s: s.path[-1] != "name"):  # a plugin's name before its options
-            self._put(_translate(setting))
+        translated = [_translate(setting) for setting in settings]
+        for setting in sorted(translated, key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
+            self._put(setting)  # a plugin's name before its options, which it would forget
 
     def add_table(self, table: Mapping[str, Any], *, where: str) -> None:
         """Lay a nested dict over what is there."""
@@ -184,9 +195,9 @@ class Layers:
                 flat.append(Setting((section,), value, where))
         self.add(flat)
 
-    def set(self, key: str, value: Any, *, where: str) -> None:
-        """Lay one dotted override over what is there."""
-        self._put(_translate(Setting(tuple(key.split(".")), value, where)))
+    def add_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Lay dotted overrides over what is there, as one layer."""
+        self.add([Setting(tuple(key.split(".")), value, f"--{key}") for key, value in overrides.items()])
 
     def table(self) -> dict[str, Any]:
         """All settings as a nested dict."""
@@ -207,8 +218,8 @@ class Layers:
                 return self._settings[path[:length]].where
         if path and path[0] in self._headers:
             return self._headers[path[0]]
-        wheres = [s.where.rpartition(":")[0] or s.where for s in self._settings.values()]
-        return wheres[-1] if wheres else "config"
+        wheres = [*self._headers.values(), *(s.where for s in self._settings.values())]
+        return wheres[-1].rpartition(":")[0] or wheres[-1] if wheres else "config"
 
     def _put(self, setting: Setting) -> None:
         path = setting.path
@@ -220,7 +231,7 @@ class Layers:
         rival = EXCLUSIVE.get(".".join(path))
         if rival and setting.value is not None:
             before = self._settings.get(tuple(rival.split(".")))
-            if before is not None and before.where.partition(":")[0] != setting.where.partition(":")[0]:
+            if before is not None and _layer(before) != _layer(setting):
                 del self._settings[before.path]
         if len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_TABLES:
             path = (path[0], "name")
@@ -232,6 +243,11 @@ class Layers:
         if current is not None and current.value != name:
             for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
                 del self._settings[path]
+
+
+def _layer(setting: Setting) -> str:
+    """The layer that a setting belongs to: its file, the command line, the given dict."""
+    return "--" if setting.where.startswith("--") else setting.where.rpartition(":")[0]
 
 
 def _translate(setting: Setting) -> Setting:
@@ -246,8 +262,8 @@ def _translate(setting: Setting) -> Setting:
     value: Any = setting.value
     if isinstance(value, str):
         value = VALUE_ALIASES.get(name, {}).get(value, value)
-    return Setting(tuple(ALIASES[name].split(".")), [value] if name == "report_to" and isinstance(value, str) else value,
-                   setting.where)  # fmt: skip
+        value = [value] if name == "report_to" and isinstance(value, str) else value
+    return Setting(tuple(ALIASES[name].split(".")), value, setting.where)
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:

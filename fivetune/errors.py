@@ -81,4 +81,4 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     options = sorted(allowed)
     close = get_close_matches(name, options, n=2, cutoff=0.6)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{hint}Allowed: {', '.join(options)}."
+    return f"{hint}Allowed: {', '.join(options) or 'none'}."

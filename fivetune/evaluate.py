@@ -35,14 +35,13 @@ class Evaluator:
     tokenizer: Any
     store: TokenStore
     decoding: Decoding
-    split: str = "eval"
     device: str = "cpu"
     keep_special: bool = False
     autocast: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
 
     def run(
         self, model: Any, *, step: int, write: Callable[[Iterator[dict[str, Any]]], Any],
-        rows: Sequence[int] | None = None, progress: Progress = lambda done, total: None,
+        split: str = "eval", rows: Sequence[int] | None = None, progress: Progress = lambda done, total: None,
     ) -> EvalRecord:  # fmt: skip
         """Evaluate. `write` gets the prediction lines while they are made and must use them all."""
         started = time.perf_counter()
@@ -55,7 +54,7 @@ class Evaluator:
             step=step,
             task=self.task.plugin_name(),
             task_version=self.task.version,
-            split=self.split,
+            split=split,
             num_examples=len(rows),
             num_clipped=int(self.store.summary["num_examples_clipped"]),
             scores=scores,

@@ -74,7 +74,7 @@ class Progress:
     def step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""
         tokens = record.num_input_tokens + record.num_target_tokens
-        self._rates = [*self._rates[-49:], (record.step_seconds + record.data_seconds, tokens)]
+        self._rates = [*self._rates[-49:], (record.step_seconds, tokens)]
         seconds = sum(s for s, _ in self._rates)
         rate = sum(t for _, t in self._rates) / seconds
         eta = (num_steps - record.step) * seconds / len(self._rates)

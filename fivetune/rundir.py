@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,7 @@ from fivetune.errors import RunDirError
 from fivetune.types import Run
 
 FORMAT_VERSION = 1
+LOCK = ".lock"
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
@@ -34,9 +36,9 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with staging.open("wb") as file:
             file.write(content)
             file.flush()
@@ -44,7 +46,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         staging.replace(path)
         fsync_folder(path.parent)
     except OSError as error:
-        staging.unlink(missing_ok=True)
+        with suppress(OSError):
+            staging.unlink()
         raise RunDirError(f"{path}: cannot be written: {error.strerror}. Free space or choose another run.dir.") from None
 
 
@@ -89,7 +92,7 @@ def read(folder: str | Path) -> Run:
     predictions = {p.stem: read_jsonl(p) for p in sorted((folder / "predictions").glob("*.jsonl"))}
     return Run(
         name=folder.resolve().name,
-        config=yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8")),
+        config=_read_config(folder / CONFIG),
         machine=_read_json(folder / MACHINE),
         status=status,
         data=_read_json(folder / DATA),
@@ -109,6 +112,16 @@ def refuse_foreign(folder: Path) -> None:
     version = _read_json(folder / MACHINE).get("format_version", FORMAT_VERSION)
     if version > FORMAT_VERSION:
         raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RunDirError(f"{path}: damaged: {' '.join(str(error).split())}. Restore the file.") from None
+    if not isinstance(config, dict):
+        raise RunDirError(f"{path}: damaged: it is not a table of settings. Restore the file.")
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -132,10 +145,10 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
-        """Start a new run. A directory with anything in it is refused, or moved aside by `overwrite`."""
+        """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
         path = Path(path)
-        if path.is_dir() and any(path.iterdir()):
-            if not overwrite:
+        if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+            if not (overwrite and (path / CONFIG).is_file()):
                 raise RunDirError(_occupied(path))
             _lock(path).close()  # refuses while another process writes there
             path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
@@ -226,7 +239,10 @@ def _lock(path: Path) -> IO[str]:
     """Own the directory, or raise RunDirError naming the owner. The system frees the lock when a process dies."""
     import fcntl
 
-    file = (path / ".lock").open("a+")
+    try:
+        file = (path / LOCK).open("a+")
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be written: {error.strerror}. Choose another run.dir.") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -104,7 +104,8 @@ class StepRecord:
 
     `loss` is in nats per scored token of the whole global batch; None stands for a value that was
     not finite. `effective_lr` is the step that the optimizer really took (parameter scaling included).
-    `padding_fraction` is the share of padded positions in what the model computed (0-1).
+    `padding_fraction` is the share of padded positions in what the model computed (0-1). `step_seconds` is
+    the whole step, `data_seconds` the part of it that waited for the batch.
     """
 
     step: int

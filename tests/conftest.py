@@ -6,6 +6,9 @@ from pathlib import Path
 
 import kit
 import pytest
+import torch
+
+torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,10 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     return kit.make_model(tmp_path_factory.mktemp("models") / "tiny-t5", tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
+    """A saved model of every family; copy one before changing it."""
+    folder = tmp_path_factory.mktemp("families")
+    return {family: kit.make_model(folder / family, tokenizer_folder, family=family) for family in kit.FAMILIES}

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
+from fivetune.config import load_config
 from fivetune.model.load import load
 from fivetune.model.save import save_model
 from fivetune.nano.tokenizer import train_tokenizer
+from fivetune.training.setup import Setup, set_up
 
 SHARED = Path(__file__).parents[2] / "shared"
 NEEDS_SHARED = "the shared data folder is not beside the checkout"
@@ -82,3 +85,30 @@ def recipe(folder: Path, model: Path, **overrides: Any) -> dict[str, Any]:
         else:
             base[section] = value
     return base
+
+
+def changed_config(folder: Path, **changes: Any) -> Path:
+    """Edit config.json of a model folder; None takes a key out."""
+    path = folder / "config.json"
+    settings = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+    return folder
+
+
+def changed_weights(folder: Path, *, drop: tuple[str, ...] = (), **changes: torch.Tensor) -> Path:
+    """Edit model.safetensors of a folder; `__` in a name stands for a dot."""
+    path = folder / "model.safetensors"
+    weights = {name: tensor for name, tensor in load_file(path).items() if name not in drop}
+    weights |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, metadata={"format": "pt"})
+    return folder
+
+
+def ready(folder: Path, model: Path, **overrides: Any) -> Setup:
+    """The set-up of `recipe`, as `fivetune train` makes it."""
+    return set_up(load_config(recipe(folder, model, **overrides)))
+
+
+def weights_of(run: Path) -> bytes:
+    """The exported weights of a run, byte for byte."""
+    return (run / "model" / "model.safetensors").read_bytes()

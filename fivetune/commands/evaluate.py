@@ -30,10 +30,11 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     folder = RunDir.resume(args.run)
     try:
-        evaluator = trained.evaluator(split=split)
+        evaluator = trained.evaluator()
         record = evaluator.run(
             trained.model,
             step=trained.step,
+            split=split,
             write=lambda lines: folder.new_predictions(split, trained.step, lines),
             progress=progress.counter("evaluating"),
         )

@@ -106,7 +106,7 @@ def _fit(pieces: _Pieces, room: int, overlong: Overlong, gap: int | None) -> tup
     span = pieces.stop - pieces.start
     if excess >= span:
         kept = [*ids[: pieces.start], *ids[pieces.stop :]]
-        return kept[:room], pieces.start, len(ids)
+        return kept[:room], min(pieces.start, room), len(ids)
     if overlong == "truncate" or gap is None or span - excess < 3:
         return [*ids[: pieces.stop - excess], *ids[pieces.stop :]], pieces.stop - excess, pieces.stop
     tail = (span - excess - 1) // 2
@@ -122,8 +122,8 @@ def _answer_lost(tokenizer: Any, example: TextExample, pieces: _Pieces, low: int
     if not there:
         return False
     if pieces.offsets is not None:
-        before = text[: pieces.offsets[low][0]]
-        after = text[pieces.offsets[high - 1][1] :]
+        before = example.inputs[: pieces.offsets[low][0]].casefold()
+        after = example.inputs[pieces.offsets[high - 1][1] :].casefold()
     else:
         before, after = (tokenizer.decode(part).casefold() for part in (pieces.ids[:low], pieces.ids[high:]))
     return not any(r in before or r in after for r in there)

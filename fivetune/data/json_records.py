@@ -157,18 +157,22 @@ def _paragraph_records(paragraph: Any, where: str, title: Any) -> Iterator[RawRe
 def flat_question(question: dict[str, Any], *, context: str, title: Any = "") -> dict[str, Any]:
     """One question of a SQuAD document as flat fields, answers turned into columns; -1 is an unknown start.
 
+    Answers and `is_impossible` that the file leaves out stay out: only the task knows what that means.
+
     >>> flat_question({"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
     ...               context="Dr. Ann slept.", title="Ann")["answers"]
     {'text': ['Ann'], 'answer_start': [4]}
     """
     fields = {name: question[name] for name in ("id", "question") if name in question}
-    answers = question.get("answers") or []
     fields["title"], fields["context"] = title, context
-    fields["answers"] = {
-        "text": [answer["text"] for answer in answers],
-        "answer_start": [answer.get("answer_start", -1) for answer in answers],
-    }
-    fields["is_impossible"] = bool(question.get("is_impossible"))
+    answers = question.get("answers")
+    if answers is not None:
+        fields["answers"] = {
+            "text": [answer["text"] for answer in answers],
+            "answer_start": [answer.get("answer_start", -1) for answer in answers],
+        }
+    if "is_impossible" in question:
+        fields["is_impossible"] = question["is_impossible"]
     return fields
 
 

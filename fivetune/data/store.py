@@ -21,7 +21,7 @@ import numpy as np
 from fivetune.data.encode import Limits, encode
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids, source_files
-from fivetune.errors import DataError
+from fivetune.errors import DataError, EnvironmentProblem
 from fivetune.rundir import write_json
 from fivetune.types import RawRecord, TextExample
 
@@ -129,7 +129,12 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def _build(folder: Path, source: Source, tokenizer: Any, fingerprint: str, progress: Progress) -> None:
     staging = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{folder.parent}: cannot be written: {error.strerror}. Choose another data.cache_dir."
+        ) from None
     try:
         summary = _fill(staging, source, tokenizer, progress)
         write_json(staging / "summary.json", {"fingerprint": fingerprint, **summary})
@@ -177,7 +182,7 @@ def _fill(folder: Path, source: Source, tokenizer: Any, progress: Progress) -> d
 def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
     """The task's examples, bad records raised or counted."""
     on_bad = counts.skip if source.on_bad_record == "skip" else None
-    for record in islice(refuse_duplicate_ids(_records(source, on_bad)), source.max_examples):
+    for record in islice(refuse_duplicate_ids(_records(source, on_bad), on_bad=on_bad), source.max_examples):
         try:
             example = source.task.to_text(record, labelled=source.labelled)
         except DataError as error:

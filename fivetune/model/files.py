@@ -64,17 +64,19 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
     refuse_pointer(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not a JSON file: {error}. Copy the file again.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: holds a {type(config).__name__}, not settings. Copy the file again.")
+    return config
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, each checked to be whole. Raises ModelError naming the file."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [folder / name for name in names]
+        files = [folder / name for name in _shard_names(index)]
     else:
         files = [folder / "model.safetensors"]
     for file in files:
@@ -85,6 +87,14 @@ def weight_files(folder: Path) -> list[Path]:
         refuse_pointer(file)
         _refuse_truncated(file)
     return files
+
+
+def _shard_names(index: Path) -> list[str]:
+    refuse_pointer(index)
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: damaged: {error!r}. Copy the file again.") from None
 
 
 def refuse_pointer(path: Path) -> None:

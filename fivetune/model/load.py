@@ -46,13 +46,13 @@ def load(
     Raises ModelError when the folder is damaged, of another family, or loads into something else than it holds.
     """
     source = find_folder(path, revision=revision) if init == "pretrained" and path else _config_source(config or path)
-    words = load_tokenizer(tokenizer, source)
     raw = read_config(source)
     if raw.get("model_type") not in FAMILIES:
         raise ModelError(
             f"{source}: model_type {raw.get('model_type')!r} is not of the T5 family. Allowed: {', '.join(FAMILIES)}."
         )
     settings = _settings(source, raw, dropout)
+    words = load_tokenizer(tokenizer, source)
     if init == "pretrained":
         loaded = Loaded(_pretrained(source, settings, raw), words)
     else:
@@ -159,8 +159,13 @@ def _fit_vocabulary(loaded: Loaded, source: Path) -> None:
     if needed <= rows:
         return
     grown = -(-needed // 128) * 128
+    head = loaded.model.lm_head.weight.detach().clone()
+    tied = loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
     with quiet():
         loaded.model.resize_token_embeddings(grown)
+    if not tied:  # transformers 5 ties the head over while it resizes; new rows start as the mean of the old
+        new_rows = head.mean(0, keepdim=True).expand(grown - rows, -1)
+        loaded.model.lm_head.weight = nn.Parameter(torch.cat([head, new_rows]))
     loaded.warnings.append(
         f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows: grown to {grown}; the new rows are untrained."
     )

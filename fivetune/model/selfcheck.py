@@ -45,6 +45,11 @@ def expected_scale(raw: dict[str, Any], *, untied: bool, where: str) -> bool:
     False
     """
     flag = raw.get("tie_word_embeddings")
+    if flag is False and not untied:
+        raise ModelError(
+            f"{where}: config.json says that the output head is its own, but the file holds no {HEAD}. "
+            "The file is incomplete; get the model again."
+        )
     if raw["model_type"] == "mt5":
         return False
     if raw["model_type"] == "umt5":
@@ -54,11 +59,6 @@ def expected_scale(raw: dict[str, Any], *, untied: bool, where: str) -> bool:
         raise ModelError(
             f"{where}: the file holds an output head of its own ({HEAD}), but config.json says that it is tied. "
             'Set "tie_word_embeddings": false in config.json if this is a v1.1 or Flan model.'
-        )
-    if flag is False and not untied:
-        raise ModelError(
-            f"{where}: config.json says that the output head is its own, but the file holds no {HEAD}. "
-            "The file is incomplete; get the model again."
         )
     return bool(scale)
 

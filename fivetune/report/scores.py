@@ -57,10 +57,10 @@ def label(key: str) -> str:
 
 
 def main_evals(run: Run) -> list[Eval]:
-    """Evaluations on the evaluation split (or the only one there is), one per step, in order."""
-    splits = [record.get("split") for record in run.evals]
-    split = "eval" if "eval" in splits else next(iter(splits), None)
-    return by_step([record for record in run.evals if record.get("split") == split])
+    """Evaluations of the run itself, one per step, in order; where a step has both, the whole set beats the subset."""
+    splits = ("subset", "eval")
+    records = [record for record in run.evals if record.get("split") in splits]
+    return by_step(sorted(records, key=lambda record: splits.index(record["split"])))
 
 
 def score(record: Eval | None, key: str) -> float | None:

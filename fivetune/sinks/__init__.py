@@ -25,13 +25,12 @@ def need(package: str, extra: str) -> Any:
 
 def step_values(record: StepRecord) -> dict[str, float]:
     """What a tracker is told of a step."""
-    seconds = record.step_seconds + record.data_seconds
     values = {
         "train/loss": record.loss,
         "train/learning_rate": record.lr,
         "train/grad_norm": record.grad_norm,
         "train/padding_fraction": record.padding_fraction,
-        "train/tokens_per_second": (record.num_input_tokens + record.num_target_tokens) / seconds,
+        "train/tokens_per_second": (record.num_input_tokens + record.num_target_tokens) / record.step_seconds,
     }
     return {name: value for name, value in values.items() if value is not None}
 

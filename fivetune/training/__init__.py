@@ -22,7 +22,7 @@ from fivetune.rundir import CONFIG, DATA, EVALS, FORMAT_VERSION, MACHINE, RunDir
 from fivetune.training import checkpoint
 from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import Training, fit, timed
+from fivetune.training.loop import Training, fit, score, timed
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import refuse_changes
 from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up
@@ -126,10 +126,13 @@ def _record_setup(setup: Setup, run: RunDir) -> None:
 
 
 def _export(training: Training) -> None:
-    """model/: the best weights, or the last ones where nothing was evaluated."""
+    """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full."""
     setup, state, run = training.setup, training.state, training.run
     if state.best and state.best["step"] != state.step:
         checkpoint.load_weights(run.path / "checkpoints" / str(state.best["step"]), setup.plain)
+    if state.best and training.last_eval and training.last_eval.split == "subset":
+        with timed(state, "evaluate"):
+            score(training, step=state.best["step"])
     card = model_card(setup.config, rundir.read(run.path), state.best)
     save_model(setup.plain, setup.loaded.tokenizer, run.path / "model", card=card)
 

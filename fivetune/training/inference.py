@@ -37,12 +37,12 @@ class TrainedRun:
     target_p99: int
     step: int
 
-    def evaluator(self, *, split: str) -> Evaluator:
+    def evaluator(self) -> Evaluator:
         """How the run's task is scored on config.data.eval."""
         store = prepare_split(self.config, self.tokenizer, "eval", count=lambda what, n: None)
         if store is None:
             raise DataError("data.eval: no data to evaluate on. Add --data.eval FILE.")
-        return make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99, split=split)
+        return make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
 
     def answers(
         self, *, source: str | None, texts: Sequence[str] | None, progress: Callable[[int, int], None]

@@ -108,7 +108,7 @@ def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
         num_input_tokens=num_inputs,
         num_target_tokens=num_targets,
         padding_fraction=1 - (num_inputs + num_targets) / update.num_positions,
-        step_seconds=time.perf_counter() - fetched,
+        step_seconds=time.perf_counter() - started,
         data_seconds=fetched - started,
         peak_bytes=peak_bytes(setup.place.device),
         mfu=None,
@@ -156,37 +156,44 @@ def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: 
 
 
 def evaluate(training: Training) -> None:
-    """Evaluate, record, and remember the best. The first and the last evaluation take the whole set."""
+    """Evaluate where the run stands, on the subset if one is asked for; the baseline at step 0 takes all examples."""
     setup, state = training.setup, training.state
+    record = score(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
+    training.evaluated.add(state.step)
+    value = record.scores[setup.metric]
+    if state.step > 0 and (state.best is None or value > state.best["score"]):
+        state.best = {"step": state.step, "metric": setup.metric, "score": value}
+    training.run.status(step=state.step, best=state.best)
+    last = training.last_eval
+    if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
+        warn(training, f"evaluation loss is exactly the same ({record.loss}) at steps {last.step} and {state.step}: "
+                       "the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+    training.last_eval = record
+
+
+def score(training: Training, *, step: int, limit: int | None = None) -> EvalRecord:
+    """One evaluation of the weights as they are, recorded as of `step`: split "eval", or "subset" if limited."""
+    setup = training.setup
     assert setup.evaluator is not None
-    evaluator = setup.evaluator
-    whole = state.step in (0, setup.num_steps)
-    rows = None if whole else subset(len(evaluator.store), setup.config.eval.max_examples)
+    rows = subset(len(setup.evaluator.store), limit)
     split = "eval" if rows is None else "subset"
     count = training.progress.counter("evaluating")
-    record = evaluator.run(
+    record = setup.evaluator.run(
         setup.plain,
-        step=state.step,
+        step=step,
+        split=split,
         rows=rows,
-        write=lambda lines: training.run.new_predictions(split, state.step, lines),
+        write=lambda lines: training.run.new_predictions(split, step, lines),
         progress=count,
     )
-    training.evaluated.add(state.step)
-    best_before = state.best
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
         raise ConfigError(f"eval.metric: the evaluation gives no {setup.metric!r}. It gives: {known}.")
-    if state.step > 0 and (best_before is None or record.scores[setup.metric] > best_before["score"]):
-        state.best = {"step": state.step, "metric": setup.metric, "score": record.scores[setup.metric]}
     training.run.append(EVALS, record.as_dict())
-    training.run.status(step=state.step, best=state.best)
     training.progress.evaluation(record)
     for sink in training.sinks:
         sink.evaluation(record)
-    if training.last_eval and record.loss is not None and record.loss == training.last_eval.loss:
-        warn(training, f"evaluation loss is exactly the same ({record.loss}) at steps {training.last_eval.step} "
-                       f"and {state.step}: the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
-    training.last_eval = record
+    return record
 
 
 def save(training: Training) -> None:

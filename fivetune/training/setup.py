@@ -146,7 +146,7 @@ def prepare_split(config: RunConfig, tokenizer: Any, split: str, *, count: Count
 
 
 def make_evaluator(
-    config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int, split: str = "eval"
+    config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int
 ) -> Evaluator:
     """How a store is evaluated; the generation cap comes from the training targets."""
     phrase = config.task.no_answer_text
@@ -159,7 +159,7 @@ def make_evaluator(
         phrase_ids=tuple(phrase_ids),
     )
     return Evaluator(
-        task=config.task, tokenizer=tokenizer, store=store, decoding=decoding, split=split,
+        task=config.task, tokenizer=tokenizer, store=store, decoding=decoding,
         device=place.device, keep_special=not suppress, autocast=place.autocast,
     )  # fmt: skip
 
