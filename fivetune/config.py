@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -23,7 +22,7 @@ from pydantic import (
 )
 
 from fivetune import plugins
-from fivetune.config_layers import Layers, read_file
+from fivetune.config_layers import Layers, as_yaml, read_file
 from fivetune.errors import ConfigError, nearest
 from fivetune.plugins import Options
 
@@ -60,20 +59,20 @@ Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstanc
 class RunSection(_Section):
     """Where the run lives and what it is seeded with."""
 
-    dir: str = Field("runs/{recipe}", description="run directory; {recipe} stands for the file's name")
-    seed: int = Field(0, ge=0, lt=2**31, description="seeds weights, data order and dropout")
+    dir: str = Field(default="runs/{recipe}", description="run directory; {recipe} stands for the file's name")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="seeds weights, data order and dropout")
 
 
 class ModelSection(_Section):
     """Which model is fine-tuned."""
 
-    path: str | None = Field(None, description="local folder, hub name, or t5-nano (carried by the package)")
-    config: str | None = Field(None, description="folder or config.json to build from, with init: random")
-    tokenizer: str | None = Field(None, description="folder or hub name; default: the model's own")
-    init: Literal["pretrained", "random"] = Field("pretrained", description="load weights, or draw them")
-    revision: str | None = Field(None, description="commit or tag on the hub")
+    path: str | None = Field(default=None, description="local folder, hub name, or t5-nano (carried by the package)")
+    config: str | None = Field(default=None, description="folder or config.json to build from, with init: random")
+    tokenizer: str | None = Field(default=None, description="folder or hub name; default: the model's own")
+    init: Literal["pretrained", "random"] = Field(default="pretrained", description="load weights, or draw them")
+    revision: str | None = Field(default=None, description="commit or tag on the hub")
     dropout: Fraction | None = Field(
-        0.1, description="dropout rate while training; null keeps the checkpoint's (v1.1 and mT5 ship 0)"
+        default=0.1, description="dropout rate while training; null keeps the checkpoint's (v1.1 and mT5 ship 0)"
     )
 
     @model_validator(mode="after")
@@ -88,38 +87,43 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """Which files are read and how they become tokens."""
 
-    train: Sources = Field((), description="training files, folders or hub names (org/name:config:split)")
-    eval: Sources = Field((), description="evaluation files, folders or hub names")
-    columns: dict[str, str] = Field({}, description="column that the task wants: column in the file")
-    on_bad_record: Literal["fail", "skip"] = Field("fail", description="stop at a bad record, or count it")
-    max_input_tokens: Count | None = Field(512, description="longest input, end token included; null: no limit")
-    max_target_tokens: Count | None = Field(128, description="longest target, end token included; null: no limit")
+    train: Sources = Field(default=(), description="training files, folders or hub names (org/name:config:split)")
+    eval: Sources = Field(default=(), description="evaluation files, folders or hub names")
+    columns: dict[str, str] = Field(default={}, description="column that the task wants: column in the file")
+    on_bad_record: Literal["fail", "skip"] = Field(default="fail", description="stop at a bad record, or count it")
+    max_input_tokens: Count | None = Field(default=512, description="longest input, end token included; null: no limit")
+    max_target_tokens: Count | None = Field(
+        default=128, description="longest target, end token included; null: no limit"
+    )
     overlong: Literal["truncate", "head_tail"] = Field(
-        "truncate", description="cut the end of an over-long context, or its middle; the question stays whole"
+        default="truncate", description="cut the end of an over-long context, or its middle; the question stays whole"
     )
-    max_train_examples: Count | None = Field(None, description="read only the first so many")
-    max_eval_examples: Count | None = Field(None, description="read only the first so many")
+    max_train_examples: Count | None = Field(default=None, description="read only the first so many")
+    max_eval_examples: Count | None = Field(default=None, description="read only the first so many")
     bucket_pool: Count = Field(
-        8, description="global batches that are sorted by length together; 1 keeps each batch a plain random draw"
+        default=8,
+        description="global batches that are sorted by length together; 1 keeps each batch a plain random draw",
     )
-    cache_dir: str | None = Field(None, description="where tokenised data is kept; default ~/.cache/fivetune")
+    cache_dir: str | None = Field(default=None, description="where tokenised data is kept; default ~/.cache/fivetune")
 
 
 class TrainSection(_Section):
     """How long and in what pieces the model is trained."""
 
-    num_steps: Count | None = Field(None, description="optimizer steps; excludes num_epochs")
-    num_epochs: float | None = Field(None, gt=0, description="passes over the data; default 3 if no num_steps")
-    batch_size: Count = Field(8, description="examples per forward pass and device (micro-batch)")
+    num_steps: Count | None = Field(default=None, description="optimizer steps; excludes num_epochs")
+    num_epochs: float | None = Field(default=None, gt=0, description="passes over the data; default 3 if no num_steps")
+    batch_size: Count = Field(default=8, description="examples per forward pass and device (micro-batch)")
     global_batch_size: Count | None = Field(
-        None, description="examples per optimizer step over all devices; accumulation is derived"
+        default=None, description="examples per optimizer step over all devices; accumulation is derived"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
+        default="auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="clip the gradient's norm; null: off")
-    log_every_steps: Count = Field(10, description="one progress line per so many steps outside a terminal")
-    num_threads: Count | None = Field(None, description="CPU threads; default: physical cores")
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="clip the gradient's norm; null: off"
+    )
+    log_every_steps: Count = Field(default=10, description="one progress line per so many steps outside a terminal")
+    num_threads: Count | None = Field(default=None, description="CPU threads; default: physical cores")
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainSection:
@@ -135,28 +139,34 @@ class TrainSection(_Section):
 class EvalSection(_Section):
     """When and how the model is evaluated by generation."""
 
-    every_steps: Count | None = Field(None, description="evaluate every so many steps; default: ten times per run")
-    at_start: bool = Field(True, description="evaluate before the first step: the baseline of the report")
-    batch_size: Count = Field(64, description="examples per generation batch")
-    max_examples: Count | None = Field(None, description="subset during training; the last evaluation takes all")
-    suppress_sentinels: bool = Field(True, description="never write <extra_id_N>")
-    max_new_tokens: Count | None = Field(None, description="generation cap; default: p99 of the targets plus a margin")
-    metric: str | None = Field(None, description="score that picks the best checkpoint; default: the task's")
+    every_steps: Count | None = Field(
+        default=None, description="evaluate every so many steps; default: ten times per run"
+    )
+    at_start: bool = Field(default=True, description="evaluate before the first step: the baseline of the report")
+    batch_size: Count = Field(default=64, description="examples per generation batch")
+    max_examples: Count | None = Field(
+        default=None, description="subset during training; the last evaluation takes all"
+    )
+    suppress_sentinels: bool = Field(default=True, description="never write <extra_id_N>")
+    max_new_tokens: Count | None = Field(
+        default=None, description="generation cap; default: p99 of the targets plus a margin"
+    )
+    metric: str | None = Field(default=None, description="score that picks the best checkpoint; default: the task's")
 
 
 class CheckpointSection(_Section):
     """When the state is saved and how many checkpoints are kept."""
 
-    every_steps: Count | None = Field(None, description="save every so many steps; default: at each evaluation")
-    keep: Annotated[int, Field(ge=2)] = Field(2, description="newest checkpoints kept, the best one besides")
+    every_steps: Count | None = Field(default=None, description="save every so many steps; default: at each evaluation")
+    keep: Annotated[int, Field(ge=2)] = Field(default=2, description="newest checkpoints kept, the best one besides")
 
 
 class ReportSection(_Section):
     """What is told, and where."""
 
-    title: str | None = Field(None, description="title of report.html; default: the run's name")
-    beside: tuple[str, ...] = Field((), description="run directories whose scores are shown as baselines")
-    sinks: tuple[str, ...] = Field((), description="trackers that get every record: tensorboard, wandb, mlflow")
+    title: str | None = Field(default=None, description="title of report.html; default: the run's name")
+    beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are shown as baselines")
+    sinks: tuple[str, ...] = Field(default=(), description="trackers that get every record: tensorboard, wandb, mlflow")
 
     @model_validator(mode="after")
     def _known_sinks(self) -> ReportSection:
@@ -169,7 +179,7 @@ class ReportSection(_Section):
 class LaunchSection(_Section):
     """How processes are started."""
 
-    nproc: Annotated[int, Field(ge=1, le=1)] = Field(1, description="processes on this machine; only 1 for now")
+    nproc: Annotated[int, Field(ge=1, le=1)] = Field(default=1, description="processes on this machine; only 1 for now")
 
 
 class RunConfig(_Section):
@@ -187,7 +197,9 @@ class RunConfig(_Section):
     report: ReportSection = ReportSection()
     strategy: _plugin("strategies", "single")  # type: ignore[valid-type]
     launch: LaunchSection = LaunchSection()
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"
+    )
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> RunConfig:
@@ -209,7 +221,7 @@ class RunConfig(_Section):
         return table
 
     def as_yaml(self) -> str:
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+        return as_yaml(self.as_dict())
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -285,7 +297,6 @@ def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
         return list(RunConfig.model_fields)
     section = path[0]
     if section in PLUGIN_SECTIONS:
-        name = layers.table()[section].get("name", RunConfig.default_plugin(section))
+        name = layers.table()[section].get("name") or RunConfig.default_plugin(section)
         return ["name", *plugins.load(PLUGIN_SECTIONS[section], name).model_fields]
-    annotation = RunConfig.model_fields[section].annotation
-    return list(annotation.model_fields) if annotation else []
+    return list(getattr(RunConfig.model_fields[section].annotation, "model_fields", ()))

@@ -116,6 +116,25 @@ def parse_value(text: str) -> Any:
     return text if isinstance(value, Mapping) else value
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes every text which this loader or a plain YAML 1.1 reader would take for something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def as_yaml(table: Mapping[str, Any]) -> str:
+    """A table as YAML that reads back equal.
+
+    >>> as_yaml({"lr": 1e-05, "answer": "no", "revision": "1e3"})
+    "lr: 1.0e-05\\nanswer: 'no'\\nrevision: '1e3'\\n"
+    """
+    return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def read_file(path: Path) -> list[list[Setting]]:
     """The settings of a file, those of its `base:` first. Raises ConfigError with line and column."""
     return _read_chain(path, seen=())
@@ -252,7 +271,7 @@ def _layer(setting: Setting) -> str:
 
 def _translate(setting: Setting) -> Setting:
     """Give transformers' names their place; refuse those that have none, with what to do instead."""
-    if len(setting.path) > 1:
+    if len(setting.path) != 1:
         return setting
     name = setting.path[0].replace("-", "_")
     if name in NO_EQUIVALENT:

@@ -76,7 +76,7 @@ def generate(model: Any, store: TokenStore, rows: Sequence[int], decoding: Decod
     was_training = model.training
     model.eval()
     try:
-        lengths = store.inputs.lengths[np.asarray(rows)]
+        lengths = store.inputs.lengths[np.asarray(rows, dtype=np.int64)]
         for positions in length_sorted(lengths, decoding.batch_size):
             chosen = [rows[p] for p in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)

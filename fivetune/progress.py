@@ -14,6 +14,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from fivetune.types import EvalRecord, StepRecord
 
@@ -80,8 +81,8 @@ class Progress:
         eta = (num_steps - record.step) * seconds / len(self._rates)
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         self._show(
-            phase="training", done=f"step {record.step:,} of {num_steps:,}", loss=loss,
-            lr=f"{record.lr:.3g}", speed=f"{rate:,.0f} tokens/s", eta=duration(eta),
+            phase="training", done=f"step {record.step:,} of {num_steps:,}", loss=f"loss {loss}",
+            lr=f"lr {record.lr:.3g}", speed=f"{rate:,.0f} tokens/s", eta=f"{duration(eta)} left",
         )  # fmt: skip
         if not self.is_terminal and (record.step % self._every == 0 or record.step == num_steps):
             self.say(
@@ -115,7 +116,8 @@ class Progress:
         table = Table.grid(padding=(0, 2))
         for _ in self._facts:
             table.add_column(no_wrap=True)
-        table.add_row(*(f"[dim]{name}[/dim] {value}" for name, value in self._facts.items()))
+        order = ("phase", "done", "loss", "score", "speed", "lr", "eta")
+        table.add_row(*(Text(self._facts[name]) for name in order if name in self._facts))
         return table
 
 

@@ -48,7 +48,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             staging.unlink()
-        raise RunDirError(f"{path}: cannot be written: {error.strerror}. Free space or choose another run.dir.") from None
+        raise RunDirError(
+            f"{path}: cannot be written: {error.strerror}. Free space or choose another run.dir."
+        ) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -80,7 +82,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
                 records.append(json.loads(line))
         except json.JSONDecodeError:
             if any(rest.strip() for rest in lines[number:]):
-                raise RunDirError(f"{path}:{number}: damaged line in the middle of the file. Delete that line.") from None
+                raise RunDirError(
+                    f"{path}:{number}: damaged line in the middle of the file. Delete that line."
+                ) from None
     return records
 
 
@@ -231,7 +235,10 @@ def _made(path: Path) -> Path:
 
 def _occupied(path: Path) -> str:
     if (path / CONFIG).is_file():
-        return f"{path}: holds a run already. Add --resume to go on, --overwrite to move it aside, or choose another run.dir."
+        return (
+            f"{path}: holds a run already. Add --resume to go on, --overwrite to move it aside, "
+            "or choose another run.dir."
+        )
     return f"{path}: is not empty and not a run directory. Choose another run.dir."
 
 

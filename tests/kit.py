@@ -18,7 +18,8 @@ from fivetune.training.setup import Setup, set_up
 SHARED = Path(__file__).parents[2] / "shared"
 NEEDS_SHARED = "the shared data folder is not beside the checkout"
 
-WORDS = "red blue green grey Ann Bob Cid Dan Eve hat coat shoe bag ring".split()
+COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
+WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5"},
     "v1_1": {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -30,7 +31,12 @@ SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, 
 
 def make_tokenizer(folder: Path) -> Path:
     """A real unigram tokenizer of about 250 pieces, trained on the sentences of `squad_file`."""
-    texts = [f"question: What has {a}? context: {a} has a {c} {t}. unanswerable" for a in WORDS for c in WORDS[:4] for t in WORDS[9:]]
+    texts = [
+        f"question: What has {a}? context: {a} has a {c} {t}. unanswerable"
+        for a in WORDS
+        for c in WORDS[:4]
+        for t in WORDS[9:]
+    ]
     train_tokenizer(folder, texts, num_pieces=320)
     return folder
 

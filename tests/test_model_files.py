@@ -35,7 +35,9 @@ def test_whole_folder_is_taken(folder):
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_git_lfs_pointer_is_named(folder, name):
     (folder / name).write_bytes(POINTER)
-    with pytest.raises(ModelError, match=rf"model/{name}: is a Git-LFS pointer, not the file itself. Run `git lfs pull`"):
+    with pytest.raises(
+        ModelError, match=rf"model/{name}: is a Git-LFS pointer, not the file itself. Run `git lfs pull`"
+    ):
         load(str(folder))
 
 
@@ -50,7 +52,9 @@ def test_truncated_weights_are_named_with_their_size(folder):
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 64, (20).to_bytes(8, "little") + b"[1, 2, 3] not a table"])
 def test_weights_without_a_header_are_damaged(folder, content):
     (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model.safetensors: damaged: its header cannot be read. Copy the file again."):
+    with pytest.raises(
+        ModelError, match=r"model.safetensors: damaged: its header cannot be read. Copy the file again."
+    ):
         load(str(folder))
 
 
@@ -62,7 +66,9 @@ def test_missing_weights(folder):
 
 def test_bin_only_is_refused_with_a_way_out(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"It has pytorch_model.bin. FiveTune reads safetensors only, .* convert a file"):
+    with pytest.raises(
+        ModelError, match=r"It has pytorch_model.bin. FiveTune reads safetensors only, .* convert a file"
+    ):
         load(str(folder))
 
 
@@ -108,7 +114,9 @@ def test_name_that_no_hub_takes():
 def test_hub_name_without_network_fails_at_once(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     started = time.perf_counter()
-    with pytest.raises(EnvironmentProblem, match=r"org/absent: no local folder of that name.*HF_HUB_OFFLINE=1") as caught:
+    with pytest.raises(
+        EnvironmentProblem, match=r"org/absent: no local folder of that name.*HF_HUB_OFFLINE=1"
+    ) as caught:
         find_folder("org/absent")
     assert caught.value.exit_code == 4
     assert time.perf_counter() - started < 5

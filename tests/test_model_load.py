@@ -80,7 +80,9 @@ def test_published_umt5_folder_is_not_scaled(copy_of):
 @pytest.mark.parametrize("family", UNTIED)
 def test_dropped_head_is_refused(copy_of, family):
     folder = kit.changed_weights(copy_of(family), drop=("lm_head.weight",))
-    with pytest.raises(ModelError, match=r"config.json says that the output head is its own, but the file holds no lm_head"):
+    with pytest.raises(
+        ModelError, match=r"config.json says that the output head is its own, but the file holds no lm_head"
+    ):
         load(str(folder))
 
 
@@ -149,7 +151,9 @@ def test_missing_tokenizer(copy_of, tokenizer_folder):
     folder = copy_of("t5")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ModelError, match=r"has no tokenizer. Give model.tokenizer \(a folder, a hub name, or t5-nano\)."):
+    with pytest.raises(
+        ModelError, match=r"has no tokenizer. Give model.tokenizer \(a folder, a hub name, or t5-nano\)."
+    ):
         load(str(folder))
     assert load(str(folder), tokenizer=str(tokenizer_folder)).tokenizer.eos_token_id == 1
 
@@ -260,3 +264,11 @@ def test_real_published_folder_loads(tokenizer_folder):
     assert "the embedding 32 rows: grown to " in loaded.warnings[0]
     weights = load_file(folder / "model.safetensors")
     assert torch.equal(loaded.model.shared.weight[:32], weights["shared.weight"].float())
+
+
+def test_weights_that_are_not_finite_are_named(copy_of):
+    folder = copy_of("t5")
+    name = "encoder.final_layer_norm.weight"
+    kit.changed_weights(folder, **{name.replace(".", "__"): torch.full((32,), torch.nan)})
+    with pytest.raises(ModelError, match=rf"tensor {name} of the file holds values that are not finite. Get the model"):
+        load(str(folder))

@@ -23,5 +23,5 @@ def print_scores(scores: dict[str, float]) -> None:
     """
     width = max((len(name) for name in scores), default=0)
     for name, value in scores.items():
-        shown = f"{value:,.0f}" if name.endswith("total") else f"{value:9.2f}"
+        shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
         print(f"{name:<{width}}  {shown}")

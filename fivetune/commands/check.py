@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
             checks.append(check)
             console.print(check.state, style=colours[check.state], end="")
             console.print(f"  {check.name:<16}{check.detail}", markup=False)
-            exit_code = exit_code or (3 if check.name == "data" else 4) * (check.state == "fail")
+            if check.state == "fail":
+                exit_code = exit_code or check.kind.exit_code
     except FiveTuneError as error:
         exit_code = error.exit_code
         console.print("fail", style="red", end="")
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _checks(config):
     """Bad records are counted, not raised one by one; they fail the data check unless data.on_bad_record: skip."""
+    from fivetune.errors import DataError
     from fivetune.training.preflight import Check, checks_of
     from fivetune.training.setup import set_up
 
@@ -55,6 +57,6 @@ def _checks(config):
         strict = check.name == "data" and check.state == "warn" and config.data.on_bad_record == "fail"
         if strict and "first skipped" in check.detail:
             advice = "Mend them, or set data.on_bad_record: skip to train without them"
-            yield Check(check.name, "fail", f"{check.detail}. {advice}")
+            yield Check(check.name, "fail", f"{check.detail}. {advice}", DataError)
         else:
             yield check

@@ -1,4 +1,4 @@
-"""Show the resolved settings of a recipe and where each comes from; or the JSON schema, or the settings' manual."""
+"""Show the resolved settings of a recipe; or the JSON schema of recipes, or the manual of all settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rows of a store to a Batch, and a Batch to its padded form.
 
-    inputs [7 8 1] [9 1]  ->  input_ids 7 8 1 9 1,  cu_seqlens_src 0 3 5
-    padded                    7 8 1 / 9 1 0
+inputs [7 8 1] [9 1]  ->  input_ids 7 8 1 9 1,  cu_seqlens_src 0 3 5
+padded                    7 8 1 / 9 1 0
 """
 
 from __future__ import annotations

@@ -76,9 +76,7 @@ def _pieces_by_parts(tokenizer: Any, example: TextExample) -> _Pieces:
     return _Pieces([*before, *inside, *after], len(before), len(before) + len(inside), None)
 
 
-def _one(
-    tokenizer: Any, example: TextExample, pieces: _Pieces, label_ids: list[int], limits: Limits
-) -> TokenExample:
+def _one(tokenizer: Any, example: TextExample, pieces: _Pieces, label_ids: list[int], limits: Limits) -> TokenExample:
     room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
     ids, low, high = _fit(pieces, room, limits.overlong, tokenizer.convert_tokens_to_ids(GAP))
     label_room = len(label_ids) if limits.max_target_tokens is None else limits.max_target_tokens - 1

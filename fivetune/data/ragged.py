@@ -1,6 +1,6 @@
 """Ragged arrays on disk: rows of different lengths in one flat file, with offsets.
 
-    rows [[7, 8], [9]]  ->  values 7 8 9,  offsets 0 2 3
+rows [[7, 8], [9]]  ->  values 7 8 9,  offsets 0 2 3
 """
 
 from __future__ import annotations

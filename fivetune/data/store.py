@@ -168,11 +168,13 @@ def _fill(folder: Path, source: Source, tokenizer: Any, progress: Progress) -> d
     ]
     counts = _Counts()
     examples = _examples(source, counts)
-    while chunk := list(islice(examples, CHUNK)):
-        _write_chunk(chunk, source, tokenizer, writers, counts)
-        progress(f"tokenising {', '.join(source.paths)}", counts.num_kept)
-    for writer in writers:
-        writer.close()
+    try:
+        while chunk := list(islice(examples, CHUNK)):
+            _write_chunk(chunk, source, tokenizer, writers, counts)
+            progress(f"tokenising {', '.join(source.paths)}", counts.num_kept)
+    finally:
+        for writer in writers:
+            writer.close()
     if not counts.num_kept:
         raise DataError(f"{', '.join(source.paths)}: no example is left of {counts.num_read} records. "
                         "Check task.name and data.columns.")  # fmt: skip

@@ -85,7 +85,7 @@ def deal(lengths: NDArray[np.int64], order: Order, epoch: int) -> list[Rows]:
     """The global batches of an epoch: rows, sorted by length inside each batch.
 
     >>> [rows.tolist() for rows in deal(np.array([5, 1, 4, 2, 3]), Order(2, 2, 9, seed=0), epoch=0)]
-    [[1, 3], [4, 2], [0]]
+    [[0], [1, 3], [4, 2]]
     """
     random = np.random.default_rng([order.seed, epoch])
     permutation = random.permutation(len(lengths))

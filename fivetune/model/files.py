@@ -75,10 +75,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, each checked to be whole. Raises ModelError naming the file."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = [folder / name for name in _shard_names(index)]
-    else:
-        files = [folder / "model.safetensors"]
+    names = _shard_names(index) if index.is_file() else ["model.safetensors"]
+    files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
             pickles = sorted(p.name for p in folder.glob("*.bin"))

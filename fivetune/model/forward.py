@@ -52,7 +52,9 @@ def first_bad_module(model: Any, batch: PaddedBatch) -> str:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all() and not found:
-                found.append(f"{name} (largest value {tensor.abs().nan_to_num(posinf=float('inf')).max().item():.3g})")
+                finite = tensor[tensor.isfinite()].abs()
+                others = f", the others up to {finite.max().item():.3g}" if finite.numel() else ""
+                found.append(f"{name} ({tensor.numel() - finite.numel():,} of {tensor.numel():,} values{others})")
 
         return hook
 

@@ -11,24 +11,34 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from fivetune.errors import EnvironmentProblem
 from fivetune.model.load import quiet
 from fivetune.rundir import fsync_folder
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path, *, card: str = "") -> None:
-    """Write config, weights (safetensors), tokenizer and model card."""
+    """Write config, weights (safetensors), tokenizer and model card. Raises EnvironmentProblem if the disk refuses."""
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
-    with quiet():
-        model.save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
-    _state_tie(model, staging / "config.json")
-    if card:
-        (staging / "README.md").write_text(card, encoding="utf-8")
-    for file in staging.iterdir():
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-    replace_folder(staging, folder)
+    try:
+        with quiet():
+            model.save_pretrained(staging)
+            tokenizer.save_pretrained(staging)
+        _state_tie(model, staging / "config.json")
+        if card:
+            (staging / "README.md").write_text(card, encoding="utf-8")
+        for file in staging.iterdir():
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+        replace_folder(staging, folder)
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentProblem(
+            f"{folder}: the model cannot be written: {error}. Free disk space, then resume."
+        ) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def replace_folder(staging: Path, folder: Path) -> None:

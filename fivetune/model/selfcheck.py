@@ -74,6 +74,10 @@ def _compare_tensors(model: Any, files: list[Path], where: str) -> Tensor | None
         if name not in parameters:
             raise ModelError(f"{where}: tensor {name} of the file has no place in the model. Is config.json of it?")
         seen.add(name)
+        if not tensor.isfinite().all():
+            raise ModelError(
+                f"{where}: tensor {name} of the file holds values that are not finite. Get the model again."
+            )
         if not torch.equal(parameters[name].detach(), tensor.float()):
             raise ModelError(f"{where}: tensor {name} differs between file and loaded model (tied over by the loader?).")
         shared = tensor.float() if name in (SHARED, *COPIES) else shared

@@ -40,7 +40,9 @@ class Adafactor(Options):
     @model_validator(mode="after")
     def _consistent(self) -> Adafactor:
         if self.relative_step and self.lr is not None:
-            raise ValueError(f"lr {self.lr} is given together with relative_step, which makes its own. Drop one of them")
+            raise ValueError(
+                f"lr {self.lr} is given together with relative_step, which makes its own. Drop one of them"
+            )
         if self.warmup_init and not self.relative_step:
             raise ValueError("warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init")
         return self

@@ -22,9 +22,9 @@ from fivetune.rundir import CONFIG, DATA, EVALS, FORMAT_VERSION, MACHINE, RunDir
 from fivetune.training import checkpoint
 from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import Training, fit, score, timed
+from fivetune.training.loop import Training, fit, score, timed, warn
 from fivetune.training.preflight import check_before_training
-from fivetune.training.resume import refuse_changes
+from fivetune.training.resume import refuse_changes, refuse_other_data
 from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up
 from fivetune.types import Run
 
@@ -68,11 +68,14 @@ def train(
 
 def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, preflight: bool) -> None:
     state = Progression()
-    write_text(run.path / CONFIG, config.as_yaml())
-    run.status(state="running", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+    if not resume:
+        _begin(config, run)
     counters: dict[str, Any] = {}
     with timed(state, "prepare"):
         setup = set_up(config, count=lambda what, n: counters.setdefault(what, progress.counter(what))(n, None))
+        if resume:
+            refuse_other_data(run.path, setup.stream.store.fingerprint)
+            _begin(config, run)
         _record_setup(setup, run)
         for message in setup.loaded.warnings:
             run.warn(message)
@@ -91,15 +94,17 @@ def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, 
                seconds=sum(training.state.seconds.values()), best=training.state.best)  # fmt: skip
 
 
+def _begin(config: RunConfig, run: RunDir) -> None:
+    write_text(run.path / CONFIG, config.as_yaml())
+    run.status(state="running", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+
+
 def _training(setup: Setup, run: RunDir, progress: Progress, state: Progression, *, resume: bool) -> Training:
     """A fresh start, or the state of the newest whole checkpoint."""
     seed_everything(setup.config.run.seed)
-    state.data_fingerprint = setup.stream.store.fingerprint
     path = checkpoint.newest(run.path / "checkpoints", report=progress.warn) if resume else None
     if path is not None:
         restored = checkpoint.restore(path, setup.plain, setup.optimizer, setup.scaler)
-        if restored.data_fingerprint != state.data_fingerprint:
-            raise RunDirError(f"{path}: was trained on other data (its fingerprint differs). Start a new run for new data.")
         restored.seconds["prepare"] = restored.seconds.get("prepare", 0.0) + state.seconds.get("prepare", 0.0)
         state = restored
     if resume:
@@ -129,7 +134,12 @@ def _export(training: Training) -> None:
     """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full."""
     setup, state, run = training.setup, training.state, training.run
     if state.best and state.best["step"] != state.step:
-        checkpoint.load_weights(run.path / "checkpoints" / str(state.best["step"]), setup.plain)
+        path = run.path / "checkpoints" / str(state.best["step"])
+        if reason := checkpoint.damage(path):
+            warn(training, f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead.")
+            state.best = None
+        else:
+            checkpoint.load_weights(path, setup.plain)
     if state.best and training.last_eval and training.last_eval.split == "subset":
         with timed(state, "evaluate"):
             score(training, step=state.best["step"])
@@ -149,7 +159,10 @@ def _headline(setup: Setup, state: Progression) -> str:
 
 @contextlib.contextmanager
 def _told(run: RunDir, progress: Progress) -> Iterator[None]:
-    """Whatever ends the run is written into status.json before it goes on its way."""
+    """Whatever ends the run is written into status.json before it goes on its way.
+
+    A run that is refused before it goes on keeps the state that it had.
+    """
     started = time.monotonic()
     try:
         yield
@@ -159,10 +172,8 @@ def _told(run: RunDir, progress: Progress) -> Iterator[None]:
     except KeyboardInterrupt:
         run.status(state="interrupted", why="stopped by a second signal; the last checkpoint is whole")
         raise
-    except FiveTuneError as error:
-        run.status(state="failed", why=str(error))
-        raise
     except BaseException as error:
-        run.status(state="failed", why=f"{type(error).__name__}: {error}")
+        if run.past("state", "running") == "running":
+            run.status(state="failed", why=str(error) if isinstance(error, FiveTuneError) else repr(error))
         raise
     progress.say(f"finished in {duration(time.monotonic() - started)}")

@@ -20,10 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fivetune.errors import RunDirError
+from fivetune.model.save import replace_folder
 from fivetune.rundir import fsync_folder, write_json
 
 FORMAT_VERSION = 1
@@ -36,13 +38,11 @@ class Progression:
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
         best: {"step", "metric", "score"} of the best evaluation so far.
-        data_fingerprint: of the training set; another one is refused on resume.
         seconds: wall-clock seconds by phase, over all resumes.
     """
 
     step: int = 0
     best: dict[str, Any] | None = None
-    data_fingerprint: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,14 +61,13 @@ def save(
         torch.save(state, staging / "state.pt")
         write_json(staging / "state.json", asdict(progression))
         _seal(staging)
-        shutil.rmtree(target, ignore_errors=True)
-        staging.rename(target)
-        fsync_folder(folder)
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(staging, ignore_errors=True)
+        replace_folder(staging, target)
+    except (OSError, RuntimeError, SafetensorError, RunDirError) as error:
         raise RunDirError(
             f"{target}: the checkpoint cannot be written: {_first_line(error)}. Free disk space; earlier checkpoints are whole."
         ) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return target
 
 
@@ -100,7 +99,7 @@ def damage(path: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != facts["size"] or _crc32(file) != facts["crc32"]:
                 return f"{name} is damaged (its checksum differs)"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json cannot be read ({_first_line(error)})"
     return None
 
@@ -123,11 +122,14 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scal
         raise RunDirError(f"{path}: is of another model or optimizer: {_first_line(error)}. Start a new run.") from None
     scaler.load_state_dict(state["scaler"])
     set_random_states(state["random"])
-    return Progression(**json.loads((path / "state.json").read_text()))
+    facts = json.loads((path / "state.json").read_text())
+    return Progression(**{name: facts[name] for name in Progression.__slots__ if name in facts})
 
 
 def rotate(folder: Path, *, keep: int, best_step: int | None) -> None:
-    """Remove old checkpoints but the newest `keep` and the best."""
+    """Remove old checkpoints but the newest `keep` and the best, and what a killed process left half-written."""
+    for leftover in (*folder.glob(".staging-*"), *folder.glob(".*.old")):
+        shutil.rmtree(leftover, ignore_errors=True)
     steps = sorted(_step_of(p) for p in folder.glob("[0-9]*") if p.name.isdigit())
     for step in steps[:-keep]:
         if step != best_step:
@@ -147,7 +149,7 @@ def random_states() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,9 @@ class TrainedRun:
 
     def answers(
         self, *, source: str | None, texts: Sequence[str] | None, progress: Callable[[int, int], None]
-    ) -> Iterator[dict[str, Any]]:
-        """One line per record of `source` (in length order), or per text: id, prediction, hit_cap."""
+    ) -> list[dict[str, Any]]:
+        """One line per record of `source` or per text, in their order: id, prediction, hit_cap."""
+        lines: dict[int, dict[str, Any]] = {}
         with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder:
             store = self._store(source, texts, Path(folder))
             evaluator = make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
@@ -57,12 +58,13 @@ class TrainedRun:
             )  # fmt: skip
             for done, one in enumerate(generated, start=1):
                 written = to_text(self.tokenizer, one.token_ids, keep_special=evaluator.keep_special)
-                yield {
+                lines[one.row] = {
                     "id": store.id(one.row),
                     "prediction": self.config.task.from_text(written),
                     "hit_cap": one.hit_cap,
                 }
                 progress(done, len(store))
+        return [lines[row] for row in sorted(lines)]
 
     def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path) -> TokenStore:
         limits = Limits(self.config.data.max_input_tokens, self.config.data.max_target_tokens, self.config.data.overlong)

@@ -69,7 +69,8 @@ def fit(training: Training) -> None:
             if evaluation_due(training):
                 with timed(state, "evaluate"):
                     evaluate(training)
-            if state.step > saved and (checkpoint_due(training) or stop.signum):
+                saved = min(saved, state.step - 1)  # a checkpoint of this step does not know its score yet
+            if state.step > max(saved, 0) and (checkpoint_due(training) or stop.signum):
                 with timed(state, "checkpoint"):
                     save(training)
                 saved = state.step
@@ -246,8 +247,8 @@ def timed(state: Progression, phase: str) -> Iterator[None]:
 def _watch_frozen_loss(training: Training, loss: float) -> None:
     training.recent_losses = [*training.recent_losses[1 - FROZEN_STEPS :], loss]
     if len(training.recent_losses) == FROZEN_STEPS and len(set(training.recent_losses)) == 1:
-        warn(training, f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row (up to step "
-                       f"{training.state.step}): the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+        warn(training, f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row: "
+                       "the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
 
 
 def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float, norm: float) -> str:
@@ -264,7 +265,7 @@ def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float
     shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
     advice = "T5 overflows in fp16: use train.precision bf16 or fp32." if setup.place.precision == "fp16" else (
         "Lower optimizer.lr or add schedule.warmup_steps; look at these examples.")  # fmt: skip
-    return f"step {step}: {what}, first in {place}; examples {shown}. The weights of step {step - 1} are kept. {advice}"
+    return f"step {step}: {what}, first in {place}; examples {shown}. The weights were not touched. {advice}"
 
 
 def _goodbye(training: Training, signum: int) -> str:

@@ -28,8 +28,8 @@ from fivetune.model.save import save_model
 from fivetune.progress import Progress, duration
 from fivetune.rundir import RunDir
 from fivetune.telemetry.devices import peak_bytes
-from fivetune.training.setup import Setup, build_optimizer, seed_everything
 from fivetune.training.loop import update_weights
+from fivetune.training.setup import Setup, build_optimizer, seed_everything
 
 NUM_PROBED = 300  # examples looked at for characters
 NUM_GENERATED = 16
@@ -46,6 +46,7 @@ class Check:
     name: str
     state: Literal["pass", "warn", "fail"]
     detail: str
+    kind: type[FiveTuneError] = EnvironmentProblem  # what a failure of it is raised as
 
 
 def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None:
@@ -55,7 +56,7 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None
     for check in checks_of(setup):
         checks.append(check)
         if check.state == "fail":
-            raise EnvironmentProblem(f"pre-flight: {check.name}: {check.detail}")
+            raise check.kind(f"pre-flight: {check.name}: {check.detail}")
         if check.state == "warn" and run.warn(f"{check.name}: {check.detail}"):
             progress.warn(f"{check.name}: {check.detail}")
     good = sum(check.state == "pass" for check in checks)
@@ -72,14 +73,14 @@ def checks_of(setup: Setup) -> Iterator[Check]:
     )  # fmt: skip
     for name, check in named:
         try:
-            state, detail = check(setup)
+            yield Check(name, *check(setup))
         except FiveTuneError as error:
-            state, detail = "fail", str(error)
-        yield Check(name, state, detail)
+            yield Check(name, "fail", str(error), type(error))
     with torch.no_grad():
         for name, parameter in setup.plain.named_parameters():
             parameter.copy_(before[name])
     setup.optimizer = build_optimizer(setup.config, setup.model)
+    setup.scaler = setup.place.scaler()
     seed_everything(setup.config.run.seed)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import RunDirError
 from fivetune.rundir import CONFIG
@@ -25,6 +26,16 @@ def refuse_changes(folder: Path, config: RunConfig) -> None:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise RunDirError(f"{folder}: the run was started with other settings: {listed}. "
                           f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir.")  # fmt: skip
+
+
+def refuse_other_data(folder: Path, fingerprint: str) -> None:
+    """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
+    before = rundir.read(folder).data.get("train", {}).get("fingerprint", fingerprint)
+    if before != fingerprint:
+        raise RunDirError(
+            f"{folder}: was trained on other data (its fingerprint differs). Start a new run for new data, "
+            "or put back the files of data.train."
+        )
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

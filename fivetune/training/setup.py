@@ -21,8 +21,9 @@ from fivetune.data.encode import Limits
 from fivetune.data.store import Source, TokenStore, cache_folder, prepare
 from fivetune.data.stream import Order, TrainingStream
 from fivetune.decode import Decoding, cap_from_lengths
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, nearest
 from fivetune.evaluate import Evaluator
+from fivetune.metrics import score_names
 from fivetune.model.load import Loaded, load, num_parameters, sentinel_ids
 from fivetune.telemetry.devices import machine_facts, num_cores, pick_device, pick_precision
 
@@ -85,6 +86,7 @@ class Setup:
 
 def set_up(config: RunConfig, *, count: Count = lambda what, n: None) -> Setup:
     """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache."""
+    _refuse_unknown_metric(config)
     place = find_place(config)
     seed_everything(config.run.seed)
     loaded = load_model(config)
@@ -105,6 +107,12 @@ def set_up(config: RunConfig, *, count: Count = lambda what, n: None) -> Setup:
         plain=config.strategy.unwrap(model), optimizer=optimizer, scaler=place.scaler(), num_steps=num_steps,
         eval_every_steps=every, checkpoint_every_steps=config.checkpoint.every_steps or every,
     )  # fmt: skip
+
+
+def _refuse_unknown_metric(config: RunConfig) -> None:
+    known = score_names(config.task.metrics)
+    if config.eval.metric and config.eval.metric not in known:
+        raise ConfigError(f"eval.metric: there is no {config.eval.metric!r}. {nearest(config.eval.metric, known)}")
 
 
 def find_place(config: RunConfig) -> Place:

@@ -1,0 +1,218 @@
+"""The command line: help, exit codes, messages without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+from fivetune import __version__, cli, plugins
+from fivetune.commands import list as list_command
+from fivetune.config import RunConfig, load_config, recipe_names
+from fivetune.errors import DataError
+
+COMMANDS = sorted(module.name for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    try:
+        code = cli.main(list(words))
+    except SystemExit as stop:  # argparse: help, wrong arguments
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "r.yaml").write_text("model: {path: m}\ntask: squad_v2\noptimizer: {lrr: 1}\n")
+    return str(tmp_path / "r.yaml")
+
+
+# --- help ---
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(capsys, words):
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("  ")}
+    assert sorted(listed) == COMMANDS
+    assert all(len(line.split()) > 2 for line in listed.values())
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"fivetune {__version__}\n", "")
+
+
+HELP = """
+import sys
+from fivetune import cli
+for name in {names}:
+    try:
+        cli.main([name, "--help"])
+    except SystemExit as stop:
+        assert stop.code == 0, name
+    heavy = {{"torch", "transformers", "datasets"}} & set(sys.modules)
+    assert not heavy, f"{{name}} --help imports {{heavy}}"
+"""
+
+
+def test_help_of_every_command_without_torch():
+    code = HELP.format(names=COMMANDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in COMMANDS:
+        assert f"usage: fivetune {name} " in done.stdout
+
+
+def test_python_dash_m():
+    done = subprocess.run(
+        [sys.executable, "-m", "fivetune", "list", "schedules"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == plugins.names("schedules")
+
+
+# --- errors ---
+
+
+def test_unknown_command(capsys):
+    code, out, err = run(capsys, "trian", "recipe")
+    assert (code, out) == (2, "")
+    assert err.startswith("fivetune: there is no command 'trian'. Did you mean train? Allowed: check, ")
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_wrong_setting_is_one_line_and_exit_2(capsys, recipe, command):
+    code, out, err = run(capsys, command, recipe)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"fivetune: {recipe}:3: optimizer.lrr is not a setting. Did you mean lr? Allowed: beta1, clip_threshold, "
+        "decay_rate, lr, name, preset, relative_step, scale_parameter, warmup_init, weight_decay.\n"
+    )
+
+
+def test_a_wrong_flag_is_named(capsys):
+    code, _, err = run(capsys, "train", "squad_v2", "--optimiser.lr", "1e-3")
+    assert (code, err.partition("?")[0]) == (
+        2,
+        "fivetune: --optimiser.lr: optimiser is not a setting. Did you mean optimizer",
+    )
+    assert run(capsys, "train", "squad_v2", "--optimizer.lr")[2] == (
+        "fivetune: --optimizer.lr has no value. Write --optimizer.lr VALUE.\n"
+    )
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_traceback_shows_where_an_error_comes_from(capsys, recipe, place):
+    words = ["train", recipe, "--run.seed=1"]
+    words.insert(place, "--traceback")
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert err.startswith("Traceback (most recent call last):")
+    assert err.splitlines()[-1].startswith(f"fivetune: {recipe}:3: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (DataError("a.json:3: torn. Mend it."), 3, "fivetune: a.json:3: torn. Mend it.\n"),
+        (KeyboardInterrupt(), 130, "fivetune: stopped.\n"),
+        (ZeroDivisionError("by zero"), 1, "fivetune: internal error: ZeroDivisionError: by zero. "
+                                          "Run again with --traceback and report it.\n"),
+    ],
+)  # fmt: skip
+def test_every_error_has_its_code(capsys, monkeypatch, error, code, message):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(list_command, "run", fail)
+    assert run(capsys, "list", "tasks") == (code, "", message)
+
+
+def test_a_bug_can_be_seen(capsys, monkeypatch):
+    monkeypatch.setattr(list_command, "run", lambda args: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["list", "tasks", "--traceback"])
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    words = f"{sys.executable} -m fivetune list recipes | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode in (0, 141), done.stderr) == (True, "")
+
+
+# --- list ---
+
+
+@pytest.mark.parametrize("kind", list_command.KINDS)
+def test_list_names_each_with_a_line_of_help(capsys, kind):
+    code, out, err = run(capsys, "list", kind, "--json")
+    *lines, last = out.splitlines()
+    table = json.loads(last)
+    names = recipe_names() if kind == "recipes" else plugins.names(kind)
+    assert (code, err, list(table)) == (0, "", [kind])
+    assert [row["name"] for row in table[kind]] == [line.split()[0] for line in lines] == names
+    assert all(row["help"] for row in table[kind])
+
+
+def test_list_of_what_there_is_not(capsys):
+    code, out, err = run(capsys, "list", "models")
+    assert (code, out) == (2, "")
+    assert "invalid choice: 'models'" in err
+
+
+def test_plugins_of_ones_own_are_listed(tmp_path):
+    (tmp_path / "schedules").mkdir()
+    (tmp_path / "schedules" / "wave.py").write_text('"""Up and down."""\n')
+    code = "from fivetune.cli import main; main(['list', 'schedules'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"FIVETUNE_PLUGINS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1].split(maxsplit=1) == ["wave", "Up and down."]
+
+
+# --- config ---
+
+
+def test_config_shows_a_recipe_that_can_be_run(capsys, tmp_path):
+    code, out, err = run(capsys, "config", "squad_v2", "--optimizer.lr", "1e-4", "--task.no_answer", "nothing")
+    assert (code, err) == (0, "")
+    (tmp_path / "squad_v2.yaml").write_text(out, encoding="utf-8")
+    shown = load_config(tmp_path / "squad_v2.yaml")
+    assert shown == load_config("squad_v2", {"optimizer.lr": 1e-4, "task.no_answer": "nothing"})
+
+
+def test_the_schema_and_the_manual_know_every_setting(capsys):
+    code, out, _ = run(capsys, "config", "--schema")
+    schema = json.loads(out)
+    assert (code, set(RunConfig.model_fields) | {"base"}) == (0, set(schema["properties"]))
+    code, manual, _ = run(capsys, "config", "--manual")
+    assert code == 0
+    for section, field in RunConfig.model_fields.items():
+        assert f"## {section}\n" in manual
+        assert all(f"| `{name}` |" in manual for name in getattr(field.annotation, "model_fields", ()))
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--manual", "config.md"), ("--schema", "recipe.schema.json")])
+def test_what_docs_say_is_up_to_date(capsys, flag, name):
+    path = cli.COMMANDS.parents[1] / "docs" / name
+    if not path.is_file():
+        pytest.skip("docs/ is not beside the package")
+    written = path.read_text(encoding="utf-8")
+    assert written == run(capsys, "config", flag)[1], f"write it again: fivetune config {flag} > docs/{name}"
+
+
+def test_config_of_nothing(capsys):
+    code, out, err = run(capsys, "config")
+    assert (code, out) == (2, "")
+    assert err == "fivetune: config: give a recipe, or --schema, or --manual.\n"

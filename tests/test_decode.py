@@ -1,0 +1,119 @@
+"""Generation: the same tokens as transformers alone, every row once, no sentinels."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+
+import kit
+import pytest
+import torch
+
+from fivetune.data.batch import collate, pad
+from fivetune.data.encode import Limits
+from fivetune.data.store import Source, prepare
+from fivetune.decode import Decoding, cap_from_lengths, generate, length_sorted, to_text
+from fivetune.model.forward import label_nats
+from fivetune.model.load import load, sentinel_ids
+from fivetune.tasks.squad_v2 import SquadV2
+
+FAMILIES = list(kit.FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, model_folder):
+    folder = tmp_path_factory.mktemp("data")
+    paths = (str(kit.squad_file(folder / "dev.json", num_questions=14)),)
+    words = load(str(model_folder)).tokenizer
+    return prepare(Source(paths=paths, task=SquadV2(), limits=Limits(512, 128, "truncate")), words, cache=folder)
+
+
+def _generate(model, store, decoding: Decoding, rows=None):
+    rows = range(len(store)) if rows is None else rows
+    return list(generate(model, store, rows, decoding, device="cpu", autocast=nullcontext))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_tokens_as_transformers_one_by_one(family_folders, store, family):
+    model = load(str(family_folders[family])).model.eval()
+    for one in _generate(model, store, Decoding(max_new_tokens=9, batch_size=5)):
+        inputs = torch.tensor([store.inputs[one.row].tolist()])
+        theirs = model.generate(input_ids=inputs, max_new_tokens=9, num_beams=1, do_sample=False)[0, 1:].tolist()
+        ended = 1 in theirs
+        assert one.token_ids == (theirs[: theirs.index(1)] if ended else theirs)
+        assert one.hit_cap is not ended
+
+
+def test_every_row_comes_once(model_folder, store):
+    model = load(str(model_folder)).model
+    rows = [11, 3, 8, 0]
+    assert sorted(one.row for one in _generate(model, store, Decoding(2, batch_size=3), rows)) == sorted(rows)
+    assert sorted(one.row for one in _generate(model, store, Decoding(2, batch_size=4))) == list(range(14))
+    assert _generate(model, store, Decoding(2), rows=[]) == []
+
+
+def test_longest_first():
+    assert length_sorted([3, 9, 5, 9], 2) == [[1, 3], [2, 0]]
+    assert length_sorted([], 4) == []
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+def test_cap_is_a_limit_and_is_told(model_folder, store, cap):
+    model = load(str(model_folder)).model
+    generated = _generate(model, store, Decoding(max_new_tokens=cap, suppressed_ids=(1,)))
+    assert all(one.hit_cap and len(one.token_ids) == cap for one in generated)
+
+
+def test_answer_that_ends_within_the_cap_has_not_hit_it(model_folder, store):
+    model = load(str(model_folder)).model
+    others = tuple(range(2, 384))
+    generated = _generate(model, store, Decoding(max_new_tokens=1, suppressed_ids=(0, *others)))
+    assert all(one.token_ids == [] and not one.hit_cap for one in generated)
+
+
+def test_suppressed_sentinels_are_never_written(model_folder, store):
+    """A model that wants to write sentinels: their rows are what the decoder says."""
+    loaded = load(str(model_folder))
+    sentinels = set(sentinel_ids(loaded.tokenizer))
+    free = _generate(loaded.model, store, Decoding(max_new_tokens=6))
+    favourite = free[0].token_ids[0]
+    with torch.no_grad():
+        loaded.model.shared.weight[sorted(sentinels)] = 3 * loaded.model.shared.weight[favourite]
+    tempted = _generate(loaded.model, store, Decoding(max_new_tokens=6))
+    assert any(sentinels.intersection(one.token_ids) for one in tempted)
+    kept = _generate(loaded.model, store, Decoding(max_new_tokens=6, suppressed_ids=tuple(sentinels)))
+    assert not any(sentinels.intersection(one.token_ids) for one in kept)
+
+
+def test_target_and_phrase_nats_are_teacher_forced(model_folder, store):
+    loaded = load(str(model_folder))
+    phrase = tuple(loaded.tokenizer("unanswerable").input_ids)
+    for one in _generate(loaded.model, store, Decoding(2, batch_size=3, phrase_ids=phrase)):
+        alone = pad(collate(store, [one.row]), pad_id=0)
+        with torch.no_grad():
+            nats = label_nats(loaded.model.eval(), alone).sum().item()
+        assert math.isclose(one.target_nats, nats, rel_tol=1e-5)
+        if store.text(one.row).targets == "unanswerable":
+            assert math.isclose(one.phrase_nats, nats, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_model_keeps_its_mode(model_folder, store, mode):
+    model = load(str(model_folder)).model.train(mode)
+    generator = generate(model, store, range(14), Decoding(2, batch_size=2), device="cpu", autocast=nullcontext)
+    next(generator)
+    assert not model.training
+    generator.close()  # broken off in the middle
+    assert model.training is mode
+
+
+def test_cap_from_the_lengths_of_the_targets():
+    assert [cap_from_lengths(p99) for p99 in (1, 4, 16, 100)] == [6, 9, 24, 129]
+
+
+def test_text_of_ids(model_folder):
+    words = load(str(model_folder)).tokenizer
+    ids = words("<extra_id_0> red hat", add_special_tokens=False).input_ids
+    assert to_text(words, ids) == "red hat"
+    assert to_text(words, ids, keep_special=True).startswith("<extra_id_0>")
+    assert to_text(words, []) == ""

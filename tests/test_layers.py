@@ -1,0 +1,152 @@
+"""The shape of the package: imports point down, torch stays where it belongs, nothing grows too long."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from fivetune.plugins import KINDS
+
+PACKAGE = Path(__file__).parents[1] / "fivetune"
+
+# From the bottom up; a module imports from rows below its own, or from what stands left of it in its row.
+ROWS = (
+    ("errors", "types", "plugins"),
+    ("config_layers", "config", "config_manual", "rundir", "nano"),
+    ("metrics", "tasks", "optimizers", "schedules", "strategies", "sinks"),
+    ("data", "model"),
+    ("progress", "decode", "evaluate", "telemetry"),
+    ("training", "compare"),
+    ("launch", "report", "sweep"),
+    ("commands",),
+    ("cli", "__main__"),
+)
+PLACE = {part: (row, column) for row, parts in enumerate(ROWS) for column, part in enumerate(parts)}
+WITHOUT_TORCH = (*ROWS[0], *ROWS[1], *ROWS[2], "progress", "compare", "launch", "report", "sweep", "commands", "cli")
+BANNED = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}
+
+
+def module_name(path: Path) -> str:
+    """`fivetune.data.batch` for its file, `fivetune.data` for the folder's __init__.py."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imports(name: str) -> Iterator[tuple[str, int]]:
+    """The modules of fivetune that a module imports anywhere in its text, with the line."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}:{node.lineno}: relative import"
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [module if module in FILES else str(node.module) for module in inner]
+        else:
+            continue
+        yield from ((module, node.lineno) for module in found if module.partition(".")[0] == "fivetune")
+
+
+def part(module: str) -> str:
+    """The top-level file or folder that a module belongs to."""
+    return [*module.split("."), ""][1]
+
+
+def functions(name: str) -> Iterator[tuple[str, int]]:
+    """The functions of a module with their numbers of lines."""
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield f"{name}.{node.name}", node.end_lineno - node.lineno + 1
+
+
+# --- imports ---
+
+
+def test_every_part_has_its_row():
+    assert {part(name) for name in FILES} - {""} <= set(PLACE)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "fivetune"])  # that one names things lazily
+def test_imports_point_down(name):
+    for module, line in imports(name):
+        if part(module) not in ("", part(name)):
+            assert PLACE[part(module)] < PLACE[part(name)], f"{FILES[name]}:{line}: {name} must not import {module}"
+
+
+@pytest.mark.parametrize("folder", sorted({part(name) for name in FILES if name.count(".") > 1}))
+def test_no_circles_inside_a_folder(folder):
+    members = [name for name in FILES if part(name) == folder]
+    graph = {name: {module for module, _ in imports(name) if module in members and module != name} for name in members}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(members)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plugins_of_one_kind_never_import_each_other(kind):
+    for name in FILES:
+        if part(name) == kind and name.count(".") > 1:
+            siblings = [module for module, _ in imports(name) if module.startswith(f"fivetune.{kind}.")]
+            assert siblings == [], f"{name} imports {siblings}: what they share lives in {kind}/__init__.py"
+
+
+# --- torch ---
+
+CHECK = """
+import sys
+from importlib import import_module
+for name in {names}:
+    import_module(name)
+    heavy = {{"torch", "transformers"}} & set(sys.modules)
+    assert not heavy, f"import {{name}} brings {{heavy}} in"
+"""
+
+
+def run(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_needs_no_torch_does_not_import_it():
+    run(CHECK.format(names=[name for name in FILES if part(name) in ("", *WITHOUT_TORCH) and "__main__" not in name]))
+
+
+def test_reading_a_recipe_needs_no_torch():
+    run("import sys, fivetune; fivetune.load_config('squad_v2'); assert 'torch' not in sys.modules")
+
+
+def test_public_names_exist():
+    import fivetune
+
+    assert all(getattr(fivetune, name) for name in fivetune.__all__)
+    with pytest.raises(AttributeError, match="module 'fivetune' has no attribute 'trian'"):
+        _ = fivetune.trian
+
+
+# --- budgets ---
+
+
+def test_functions_are_short():
+    lengths = dict(found for name in FILES for found in functions(name))
+    assert {name: length for name, length in lengths.items() if length > 60} == {}
+    assert statistics.median(lengths.values()) <= 12
+
+
+def test_files_are_short_and_named_after_what_they_do():
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
+    assert [name for name in FILES if BANNED & set(name.split("."))] == []
+    assert max(name.count(".") for name in FILES) <= 3
+
+
+def test_every_module_says_what_it_is():
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []

@@ -1,0 +1,222 @@
+"""Pre-flight: it sees what would go wrong, says what to do, and leaves no trace in the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+
+import kit
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer
+
+from fivetune import cli, rundir
+from fivetune.errors import EnvironmentProblem
+from fivetune.model.load import load, num_parameters
+from fivetune.training import preflight, train
+from fivetune.training.preflight import Check, checks_of
+
+NAMES = [
+    "data", "model", "characters", "truncation", "learning rate", "train step", "generation", "save and reload",
+    "memory", "disk",
+]  # fmt: skip
+
+
+def _checks(folder, model, **overrides) -> dict[str, Check]:
+    return {check.name: check for check in checks_of(kit.ready(folder, model, **overrides))}
+
+
+def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
+    checks = _checks(tmp_path, model_folder)
+    assert list(checks) == NAMES
+    assert {name: c.detail for name, c in checks.items() if c.state != "pass" and name != "disk"} == {}
+    assert checks["data"].detail == "train: 24 read = 24 kept + 0 skipped; eval: 12 read = 12 kept + 0 skipped"
+    assert "compared with its file" in checks["model"].detail
+    assert "12 predictions, f1 " in checks["generation"].detail and "cap 8 tokens" in checks["generation"].detail
+    assert "GiB for weights, gradients and optimizer" in checks["memory"].detail
+    assert "GiB for checkpoints and model, " in checks["disk"].detail
+
+
+def test_everything_is_left_as_it_was_found(tmp_path, model_folder):
+    setup = kit.ready(tmp_path, model_folder)
+    weights = [p.detach().clone() for p in setup.plain.parameters()]
+    states = setup.optimizer.state_dict()
+    list(checks_of(setup))
+    assert all(torch.equal(a, b) for a, b in zip(weights, setup.plain.parameters(), strict=True))
+    assert all(p.grad is None for p in setup.plain.parameters())
+    assert setup.optimizer.state_dict() == states
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_training_is_the_same_with_and_without(tmp_path, model_folder, precision):
+    for name in ("with", "without"):
+        run = {"dir": str(tmp_path / name), "seed": 1}
+        table = kit.recipe(tmp_path, model_folder, run=run, train__precision=precision)
+        train(table, preflight=name == "with", quiet=True)
+    assert kit.weights_of(tmp_path / "with") == kit.weights_of(tmp_path / "without")
+
+
+def test_random_start_is_the_same_with_and_without(tmp_path, model_folder):
+    start = {"config": str(model_folder), "tokenizer": str(model_folder), "init": "random"}
+    for name in ("with", "without"):
+        table = kit.recipe(tmp_path, model_folder, run={"dir": str(tmp_path / name), "seed": 3})
+        train({**table, "model": start}, preflight=name == "with", quiet=True)
+    assert kit.weights_of(tmp_path / "with") == kit.weights_of(tmp_path / "without")
+
+
+def _changed_train(folder, change) -> str:
+    """The training file of kit.recipe after `change(question, paragraph)` on each of its questions."""
+    path = kit.squad_file(folder / "changed.json")
+    table = json.loads(path.read_text())
+    for number, paragraph in enumerate(table["data"][0]["paragraphs"]):
+        change(number, paragraph["qas"][0], paragraph)
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+def test_unknown_characters_are_named(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        if number % 2:
+            question["question"] += " 漢\n"
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "warn"
+    assert check.detail.startswith("50.0% of examples hold characters that the tokenizer does not keep: ")
+    assert "'漢' (12)" in check.detail and "ByT5 has all" in check.detail
+
+
+def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
+    check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
+    assert check.state == "warn"
+    assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
+    assert check.detail.endswith("Raise data.max_input_tokens (T5 has no fixed limit) or use data.overlong: head_tail")
+
+
+@pytest.mark.parametrize(("lr", "state"), [(1e-6, "warn"), (1e-3, "pass"), (0.5, "warn")])
+def test_learning_rate_out_of_range(tmp_path, model_folder, lr, state):
+    check = _checks(tmp_path, model_folder, optimizer__lr=lr)["learning rate"]
+    assert check.state == state
+    if state == "warn":
+        assert check.detail == f"optimizer.lr {lr:g} is outside 1e-05 to 0.005, where T5 fine-tuning is known to work"
+
+
+def test_no_evaluation_data_is_a_warning(tmp_path, model_folder):
+    checks = _checks(tmp_path, model_folder, data__eval=[])
+    assert (checks["data"].state, checks["generation"].state) == ("warn", "warn")
+    assert checks["generation"].detail == "no data.eval, nothing to generate for"
+
+
+def test_score_that_the_evaluation_set_cannot_give(tmp_path, model_folder):
+    def unanswerable(number, question, paragraph):
+        question.update(answers=[], is_impossible=True)
+
+    setting = {"data__eval": _changed_train(tmp_path, unanswerable), "eval__metric": "HasAns_f1"}
+    check = _checks(tmp_path, model_folder, **setting)["generation"]
+    assert (check.state, check.kind.exit_code) == ("fail", 2)
+    assert check.detail.startswith("eval.metric: there is no 'HasAns_f1'. Allowed: NoAns_exact")
+
+
+def test_grown_vocabulary_is_a_warning(tmp_path, model_folder):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(folder)
+    words.add_tokens([f"<new{i}>" for i in range(200)])
+    words.save_pretrained(folder)
+    checks = _checks(tmp_path, folder)
+    assert checks["model"].state == "warn" and "grown to" in checks["model"].detail
+    assert checks["save and reload"].state == "pass"
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.9, "fail"), (1.5, "warn"), (2.1, "pass")])
+def test_disk_space(tmp_path, model_folder, monkeypatch, share, state):
+    """Four checkpoints of 12 bytes a weight (fp32, AdamW's two moments) and model/ twice."""
+    needed = num_parameters(load(str(model_folder)).model) * (4 * 12 + 8)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(2**40, 0, share * needed))
+    check = _checks(tmp_path, model_folder)["disk"]
+    assert check.state == state
+    assert ("Free space, lower checkpoint.keep, or choose another run.dir" in check.detail) is (state == "fail")
+
+
+def test_memory_that_is_nearly_full(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight, "peak_bytes", lambda device: 2**50)
+    check = _checks(tmp_path, model_folder)["memory"]
+    assert check.state == "warn"
+    assert check.detail.endswith("Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens")
+
+
+def test_failed_check_stops_the_run(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(1, 1, 0))
+    with pytest.raises(EnvironmentProblem, match=r"^pre-flight: disk: .* Free space, lower checkpoint.keep"):
+        train(kit.recipe(tmp_path, model_folder), quiet=True)
+    assert rundir.read(tmp_path / "run").status["state"] == "failed"
+
+
+def test_warnings_go_into_the_run(tmp_path, model_folder):
+    run = train(kit.recipe(tmp_path, model_folder, optimizer__lr=6e-3, train__num_steps=1), quiet=True)
+    assert any(w.startswith("learning rate: optimizer.lr 0.006 is outside") for w in run.warnings)
+    assert "pre-flight: " in (tmp_path / "run" / "log.txt").read_text()
+
+
+# --- the command ---
+
+
+def _check(capsys, folder, model, *flags: str, **overrides) -> tuple[int, str]:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(kit.recipe(folder, model, **overrides)))
+    code = cli.main(["check", str(path), *flags])
+    return code, capsys.readouterr().out
+
+
+def test_command_lists_the_checks(capsys, tmp_path, model_folder):
+    code, out = _check(capsys, tmp_path, model_folder, "--json")
+    assert code == 0
+    assert all(line.startswith(f"pass  {name} ") for line, name in zip(out.splitlines(), NAMES, strict=False))
+    result = json.loads(out.splitlines()[-1])
+    assert [c["name"] for c in result["checks"]] == NAMES
+    assert (result["failed"], result["exit_code"]) == (0, 0)
+    assert not (tmp_path / "run").exists()
+
+
+def _two_bad_records(number, question, paragraph):
+    if number in (3, 5):
+        question["answers"] = [{"text": "", "answer_start": 0}]
+        question["is_impossible"] = False
+
+
+def test_command_counts_bad_records(capsys, tmp_path, model_folder):
+    bad = _changed_train(tmp_path, _two_bad_records)
+    code, out = _check(capsys, tmp_path, model_folder, data__train=bad)
+    assert code == 3
+    first = out.splitlines()[0]
+    assert first.startswith("fail  data") and "24 read = 22 kept + 2 skipped" in first
+    assert "first skipped: " in first and "set data.on_bad_record: skip to train without them" in first
+    assert out.splitlines()[-1].endswith("1 failed")
+
+
+def test_command_may_skip_bad_records(capsys, tmp_path, model_folder):
+    bad = _changed_train(tmp_path, _two_bad_records)
+    code, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
+    assert code == 0
+    assert out.splitlines()[0].startswith("warn  data")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"optimizer__lr": 1e-30}, 4, "one optimizer step did not change the weights"),
+        ({"eval__metric": "f2"}, 2, "eval.metric: there is no 'f2'"),
+        ({"data__train": "absent.json"}, 3, "absent.json"),
+        ({"model__path": "./absent"}, 4, "./absent: no such model folder"),
+    ],
+)
+def test_command_gives_the_exit_code_of_the_error(capsys, tmp_path, model_folder, change, code, message):
+    found, out = _check(capsys, tmp_path, model_folder, "--json", **change)
+    assert found == code
+    assert message in out
+    result = json.loads(out.splitlines()[-1])
+    assert (result["failed"], result["exit_code"]) == (1, code)

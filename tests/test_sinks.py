@@ -1,0 +1,59 @@
+"""Trackers: what they are told, and what happens when their package is not there."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import kit
+import pytest
+
+import fivetune
+from fivetune import plugins
+from fivetune.errors import ConfigError, EnvironmentProblem
+from fivetune.sinks import eval_values, step_values
+from fivetune.types import EvalRecord, StepRecord
+
+STEP = StepRecord(7, 0.5, 1e-3, None, 2.0, 90, 10, 0.1, 0.5, 0.1, None, None, 1, 56)
+EVAL = EvalRecord(7, "squad_v2", 1, "eval", 12, 0, {"exact": 50.0}, 0.25, {}, 8, 1.0)
+
+
+def test_step_values_are_named_as_trackers_expect() -> None:
+    assert step_values(STEP) == {
+        "train/loss": 0.5,
+        "train/learning_rate": 1e-3,
+        "train/grad_norm": 2.0,
+        "train/padding_fraction": 0.1,
+        "train/tokens_per_second": 200.0,
+    }
+
+
+def test_a_loss_that_is_not_finite_is_left_out() -> None:
+    assert "train/loss" not in step_values(replace(STEP, loss=None))
+
+
+def test_eval_values() -> None:
+    assert eval_values(EVAL) == {"eval/exact": 50.0, "eval/loss": 0.25}
+
+
+@pytest.mark.parametrize("name", plugins.names("sinks"))
+def test_a_missing_package_says_how_to_install_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(EnvironmentProblem, match=rf"pip install 'fivetune\[{name}\]'"):
+        plugins.load("sinks", name)().open(tmp_path, {})
+
+
+def test_an_unknown_sink_is_refused_with_the_nearest_name(tmp_path: Path, model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean tensorboard"):
+        fivetune.load_config(kit.recipe(tmp_path, model_folder, report__sinks=["tensorbord"]))
+
+
+def test_tensorboard_gets_every_record(tmp_path: Path, model_folder: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is an extra")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fivetune.train(kit.recipe(tmp_path, model_folder, report__sinks=["tensorboard"]), quiet=True, preflight=False)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("eval/f1")] == [0, 3, 6]

@@ -1,0 +1,220 @@
+"""Tokenised data on disk: counts, the cache and its fingerprint, bad records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import kit
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from fivetune.data import store as store_module
+from fivetune.data.encode import Limits
+from fivetune.data.store import Source, TokenStore, cache_folder, fingerprint_of, prepare
+from fivetune.errors import DataError, EnvironmentProblem
+from fivetune.tasks.jsonl import Jsonl
+from fivetune.tasks.squad_v2 import SquadV2
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_folder) -> Any:
+    return AutoTokenizer.from_pretrained(tokenizer_folder)
+
+
+@pytest.fixture
+def squad(tmp_path) -> Source:
+    return Source(paths=(str(kit.squad_file(tmp_path / "train.json")),), task=SquadV2(), limits=Limits(64, 16))
+
+
+def pairs(folder: Path, *lines: dict[str, Any] | str, **options: Any) -> Source:
+    """A JSONL source of these lines."""
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    (folder / "pairs.jsonl").write_text(text)
+    return Source(paths=(str(folder / "pairs.jsonl"),), task=Jsonl(), limits=Limits(), **options)
+
+
+def pair(number: int, words: str = "red hat") -> dict[str, Any]:
+    return {"id": number, "inputs": f"Ann has a {words}", "targets": words}
+
+
+# --- content ---
+
+
+def test_examples_come_back_in_ids_and_words(tokenizer, squad, tmp_path):
+    store = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    assert (len(store), store.id(1)) == (24, "q1")
+    text = store.text(1)
+    assert (text.inputs, text.targets) == ("question: What has Bob? context: Bob has a blue coat.", "blue coat")
+    assert (text.references, text.inputs[slice(*text.clippable)]) == (("blue coat",), "Bob has a blue coat.")
+    assert store.inputs[1].tolist() == tokenizer(text.inputs)["input_ids"]
+    assert store.labels[0].tolist() == tokenizer("unanswerable")["input_ids"]
+
+
+def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path):
+    store = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    for ragged in (store.inputs, store.labels, store._ids, store._texts):
+        assert isinstance(ragged._values, np.memmap)
+        assert isinstance(ragged[0], np.memmap)
+    assert store.inputs[0].dtype == np.uint16
+
+
+def test_the_summary_counts(tokenizer, squad, tmp_path):
+    summary = prepare(squad, tokenizer, cache=tmp_path / "cache").summary
+    assert (summary["num_read"], summary["num_kept"], summary["num_skipped"], summary["num_examples"]) == (
+        24,
+        24,
+        0,
+        24,
+    )
+    assert sum(summary["input_lengths"]["counts"]) == sum(summary["target_lengths"]["counts"]) == 24
+    assert summary["target_p99"] <= summary["longest_target"] <= summary["max_target_tokens"] == 16
+    assert (summary["num_examples_clipped"], summary["num_answers_lost"], summary["num_unknown_tokens"]) == (0, 0, 0)
+    assert summary["source"] == list(squad.paths)
+
+
+def test_what_the_limits_cost_is_counted(tokenizer, squad, tmp_path):
+    tight = replace(squad, limits=Limits(18, 2))
+    summary = prepare(tight, tokenizer, cache=tmp_path / "cache").summary
+    assert summary["num_examples_clipped"] == summary["num_clipped_targets"] == 24
+    assert summary["num_answers_lost"] == 16  # all that had an answer
+    assert summary["longest_input"] == 18
+    unknown = prepare(pairs(tmp_path, pair(1, "日本 hat")), tokenizer, cache=tmp_path / "cache").summary
+    assert unknown["num_unknown_tokens"] == 1
+
+
+def test_training_on_all_answers_makes_several_examples(tokenizer, tmp_path):
+    answers = {"text": ["red hat", "hat", "hat"], "answer_start": [6, 10, 10]}
+    record = {"id": "q1", "question": "What?", "context": "Ann a red hat", "answers": answers}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    source = Source((str(tmp_path / "a.jsonl"),), SquadV2(train_answers="all"), Limits(), for_training=True)
+    store = prepare(source, tokenizer, cache=tmp_path / "cache")
+    assert ([store.text(i).targets for i in range(2)], store.summary["num_kept"]) == (["red hat", "hat"], 1)
+    assert len(prepare(replace(source, for_training=False), tokenizer, cache=tmp_path / "cache")) == 1
+
+
+def test_only_the_first_so_many(tokenizer, squad, tmp_path):
+    store = prepare(replace(squad, max_examples=5), tokenizer, cache=tmp_path / "cache")
+    assert ([store.id(row) for row in range(len(store))], store.summary["num_read"]) == (
+        ["q0", "q1", "q2", "q3", "q4"],
+        5,
+    )
+
+
+def test_chunks_make_no_difference(tokenizer, squad, tmp_path, monkeypatch):
+    whole = prepare(squad, tokenizer, cache=tmp_path / "one")
+    monkeypatch.setattr(store_module, "CHUNK", 7)
+    seen: list[int] = []
+    cut = prepare(squad, tokenizer, cache=tmp_path / "two", progress=lambda what, n: seen.append(n))
+    assert (seen, cut.summary) == ([7, 14, 21, 24], whole.summary)
+    assert [cut.inputs[i].tolist() for i in range(24)] == [whole.inputs[i].tolist() for i in range(24)]
+
+
+# --- cache ---
+
+
+def test_a_cached_store_is_used_again(tokenizer, squad, tmp_path, monkeypatch):
+    built = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    monkeypatch.setattr(store_module, "_build", lambda *_: pytest.fail("built twice"))
+    again = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    assert (again.fingerprint, again.summary) == (built.fingerprint, built.summary)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [built.fingerprint]
+
+
+def test_an_interrupted_build_leaves_nothing(tokenizer, squad, tmp_path):
+    def stop(what: str, done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(squad, tokenizer, cache=tmp_path / "cache", progress=stop)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_fingerprint_sees_everything_that_decides(tokenizer, squad, tmp_path):
+    kit.make_tokenizer(tmp_path / "other")
+    settings = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    settings["model"]["vocab"][5:7] = settings["model"]["vocab"][6:4:-1]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(settings))
+    same = fingerprint_of(squad, tokenizer)
+    changed = [
+        fingerprint_of(replace(squad, **change), tokenizer)
+        for change in (
+            {"task": SquadV2(template="q: {question} c: {context}")}, {"task": SquadV2(no_answer="nothing")},
+            {"limits": Limits(63, 16)}, {"limits": Limits(64, 15)}, {"limits": Limits(64, 16, "head_tail")},
+            {"columns": {"question": "title"}}, {"on_bad_record": "skip"}, {"max_examples": 3},
+            {"for_training": True}, {"labelled": False},
+        )
+    ]  # fmt: skip
+    changed.append(fingerprint_of(squad, AutoTokenizer.from_pretrained(tmp_path / "other")))
+    assert fingerprint_of(replace(squad), AutoTokenizer.from_pretrained(tokenizer.name_or_path)) == same
+    kit.squad_file(Path(squad.paths[0]), offset=1)
+    changed.append(fingerprint_of(squad, tokenizer))
+    assert len({same, *changed}) == len(changed) + 1
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (cache_folder(None), cache_folder("mine")) == (tmp_path / "fivetune", Path("mine"))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert cache_folder(None) == Path("/home/ann/.cache/fivetune")
+
+
+def test_a_cache_that_cannot_be_written(tokenizer, squad, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match=r"file: cannot be written: .*Choose another data\.cache_dir\."):
+        prepare(squad, tokenizer, cache=tmp_path / "file")
+
+
+# --- bad records ---
+
+BAD = [
+    ("{torn", "pairs.jsonl:2", "pairs.jsonl:2: "),
+    ({"id": 2, "inputs": "", "targets": "x"}, "pairs.jsonl:2", "inputs is empty."),
+    ({"id": 2, "inputs": "x"}, "pairs.jsonl:2", "there is no column 'targets'."),
+    (pair(1, "blue ring"), "pairs.jsonl:2", "the id '1' is that of record 1 already."),
+]
+
+
+@pytest.mark.parametrize(("line", "where", "words"), BAD)
+def test_bad_records_stop_or_are_counted(tokenizer, tmp_path, line, where, words):
+    source = pairs(tmp_path, pair(1), line, pair(3))
+    with pytest.raises(DataError) as caught:
+        prepare(source, tokenizer, cache=tmp_path / "cache")
+    assert words in str(caught.value)
+    store = prepare(replace(source, on_bad_record="skip"), tokenizer, cache=tmp_path / "cache")
+    assert [store.id(row) for row in range(len(store))] == ["1", "3"]
+    summary = store.summary
+    assert (summary["num_read"], summary["num_kept"], summary["num_skipped"]) == (3, 2, 1)
+    assert summary["skips"][0]["where"].endswith(where)
+    assert where not in summary["skips"][0]["reason"]
+
+
+def test_all_skips_are_counted_the_first_ones_named(tokenizer, tmp_path):
+    bad = [{"id": i, "inputs": "x"} for i in range(2, 70)]
+    summary = prepare(pairs(tmp_path, pair(1), *bad, on_bad_record="skip"), tokenizer, cache=tmp_path / "cache").summary
+    assert (summary["num_read"], summary["num_skipped"], len(summary["skips"])) == (69, 68, store_module.MAX_SKIPS_KEPT)
+
+
+def test_a_source_that_leaves_nothing(tokenizer, tmp_path):
+    source = pairs(tmp_path, {"id": 1, "inputs": "x"}, {"id": 2}, on_bad_record="skip")
+    with pytest.raises(DataError) as caught:
+        prepare(source, tokenizer, cache=tmp_path / "cache")
+    message = "pairs.jsonl: no example is left of 2 records. Check task.name and data.columns."
+    assert str(caught.value).endswith(message)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_questions_that_say_nothing_about_answers(tokenizer, tmp_path):
+    qas = [{"id": "q1", "question": "Who?"}]
+    document = {"data": [{"title": "T", "paragraphs": [{"context": "Ann has a hat.", "qas": qas}]}]}
+    (tmp_path / "ask.json").write_text(json.dumps(document))
+    source = Source((str(tmp_path / "ask.json"),), SquadV2(), Limits(), labelled=False)
+    store = prepare(source, tokenizer, cache=tmp_path / "cache")
+    assert isinstance(store, TokenStore)
+    assert store.text(0).references == ()
+    with pytest.raises(DataError, match=r"there is no column 'answers'.*good for `fivetune predict` only"):
+        prepare(replace(source, labelled=True), tokenizer, cache=tmp_path / "cache")

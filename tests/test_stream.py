@@ -1,0 +1,135 @@
+"""The order of training: each example once an epoch, decided by (seed, step) alone, with little padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fivetune.data.batch import pad
+from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.data.stream import Order, TrainingStream, deal
+
+ORDERS = st.builds(
+    Order,
+    examples_per_step=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+    bucket_pool=st.integers(1, 4),
+    seed=st.integers(0, 9),
+)
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=60)
+
+
+class Lengths:
+    """What a stream needs of a store, for rows of these lengths: row i holds the id i + 1 that often."""
+
+    def __init__(self, folder: Path, lengths: Sequence[int]) -> None:
+        for name in ("inputs", "labels"):
+            writer = RaggedWriter(folder, name, np.uint16)
+            for row, length in enumerate(lengths):
+                writer.append([row + 1] * (length if name == "inputs" else 1))
+            writer.close()
+        self.inputs = Ragged(folder, "inputs", np.uint16)
+        self.labels = Ragged(folder, "labels", np.uint16)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def id(self, row: int) -> str:
+        return str(row)
+
+
+@pytest.fixture(scope="module")
+def lengths() -> list[int]:
+    """Lengths as real contexts have them: many short ones, a long tail."""
+    return np.random.default_rng(3).gamma(3.0, 20.0, 600).astype(int).clip(4, 400).tolist()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, lengths) -> Lengths:
+    return Lengths(tmp_path_factory.mktemp("store"), lengths)
+
+
+def stream(store: Lengths, **changes: int) -> TrainingStream:
+    defaults = {"examples_per_step": 16, "batch_size": 4, "bucket_pool": 8, "seed": 0}
+    return TrainingStream(store, Order(**{**defaults, **changes}))  # type: ignore[arg-type]
+
+
+@given(order=ORDERS, lengths=LENGTHS, epoch=st.integers(0, 3))
+def test_every_example_comes_once_an_epoch(order, lengths, epoch):
+    batches = deal(np.array(lengths), order, epoch)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+    assert len(batches) == order.steps_per_epoch(len(lengths))
+    assert sorted(map(len, batches))[1:] == [order.examples_per_step] * (len(batches) - 1)
+    for batch in batches:
+        assert np.all(np.diff(np.array(lengths)[batch]) >= 0)
+
+
+@settings(max_examples=30)
+@given(order=ORDERS, lengths=LENGTHS)
+def test_the_order_is_a_function_of_seed_and_epoch(order, lengths):
+    first, again = deal(np.array(lengths), order, 1), deal(np.array(lengths), order, 1)
+    assert [batch.tolist() for batch in first] == [batch.tolist() for batch in again]
+
+
+def test_seeds_and_epochs_differ(store):
+    orders = [np.concatenate(stream(store, seed=seed).rows(step)).tolist() for seed in (0, 1) for step in (0, 38)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_steps_can_be_asked_for_in_any_order(store):
+    ahead, back = stream(store), stream(store)
+    steps = range(0, 90, 7)
+    forwards = {step: [rows.tolist() for rows in ahead.rows(step)] for step in steps}
+    assert forwards == {step: [rows.tolist() for rows in back.rows(step)] for step in reversed(steps)}
+
+
+def test_going_on_in_the_middle_gives_the_same_steps(store):
+    full = [[batch.ids for batch in group] for group in stream(store).groups(0, 80)]
+    middle = [[batch.ids for batch in group] for group in stream(store).groups(45, 80)]
+    assert (len(full), middle) == (80, full[45:])
+    assert list(stream(store).groups(80, 80)) == []
+
+
+def test_a_reader_that_stops_early_leaves_no_thread(store):
+    groups = stream(store).groups(0, 1000)
+    next(groups)
+    groups.close()
+
+
+def test_micro_batches(store):
+    one = stream(store, examples_per_step=16, batch_size=5)
+    assert [len(rows) for rows in one.rows(0)] == [5, 5, 5, 1]
+    sizes = [sum(map(len, one.rows(step))) for step in range(38)]
+    assert (sum(sizes), sorted(sizes)[0]) == (600, 600 - 37 * 16)
+    assert [one.num_examples_before(step) for step in (0, 1, 38, 39)] == [0, sizes[0], 600, 600 + sizes[0]]
+    assert one.num_examples_before(38 + 20) == 600 + sum(len(rows) for step in range(38, 58) for rows in one.rows(step))
+
+
+def test_accumulation_only_cuts_the_same_batch(store):
+    whole = stream(store, batch_size=16)
+    for batch_size in (1, 2, 8):
+        cut = stream(store, batch_size=batch_size)
+        assert np.array_equal(np.concatenate(cut.rows(5)), np.concatenate(whole.rows(5)))
+
+
+def test_bucketing_saves_padding_and_keeps_the_order_random(store, lengths):
+    plain, bucketed = padding(stream(store, bucket_pool=1)), padding(stream(store, bucket_pool=8))
+    assert bucketed < plain / 2
+    assert plain < 0.25
+    means = [np.mean([lengths[row] for rows in stream(store).rows(step) for row in rows]) for step in range(38)]
+    assert abs(np.corrcoef(means, np.arange(38))[0, 1]) < 0.3  # short and long batches are mixed over the epoch
+
+
+def padding(training: TrainingStream) -> float:
+    """Share of padded input positions in one epoch."""
+    real = computed = 0
+    for group in training.groups(0, 38):
+        for batch in group:
+            real += batch.num_input_tokens
+            computed += pad(batch, pad_id=0).input_ids.numel()
+    return 1 - real / computed
