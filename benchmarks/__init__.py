@@ -1,1 +1,1 @@
-"""Programs that time FiveTune against its peers: same work, interleaved, one run, a ratio. `python -m benchmarks.data`"""
+"""Programs that time FiveTune against its peers: same work, interleaved, one run, a ratio."""

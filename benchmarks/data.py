@@ -48,7 +48,16 @@ def main() -> None:
     print(f"ratio        {ratio:>12.1f}")
     if args.json:
         machine = machine_facts("cpu")
-        print(json.dumps({"ratio": ratio, "examples_per_second": medians, "machine": machine["host"], "versions": machine["versions"]}))
+        print(
+            json.dumps(
+                {
+                    "ratio": ratio,
+                    "examples_per_second": medians,
+                    "machine": machine["host"],
+                    "versions": machine["versions"],
+                }
+            )
+        )
 
 
 def _store(folder: Path) -> tuple[TokenStore, Any]:
@@ -77,7 +86,11 @@ def _theirs(store: TokenStore, tokenizer: Any) -> Callable[[], object]:
     from transformers import DataCollatorForSeq2Seq
 
     examples = [
-        {"input_ids": store.inputs[i].tolist(), "attention_mask": [1] * len(store.inputs[i]), "labels": store.labels[i].tolist()}
+        {
+            "input_ids": store.inputs[i].tolist(),
+            "attention_mask": [1] * len(store.inputs[i]),
+            "labels": store.labels[i].tolist(),
+        }
         for i in range(len(store))
     ]
     collator, order = DataCollatorForSeq2Seq(tokenizer), _order(store)

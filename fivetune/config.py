@@ -252,6 +252,18 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
 
 
+def load_task(name: str, options: Mapping[str, Any]) -> Any:
+    """A task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
+    plugin = plugins.load("tasks", name)
+    try:
+        return plugin.model_validate(dict(options))
+    except ValidationError as error:
+        layers = Layers()
+        layers.add_table({"task": {"name": name, **options}}, where="task")
+        located = [{**e, "loc": ("task", *e["loc"])} for e in error.errors()]
+        raise ConfigError("\n".join(_describe(e, layers) for e in located)) from None
+
+
 def recipes_folder() -> Path:
     """The recipes beside the sources in a checkout, or inside the installed package."""
     inside = Path(__file__).parent / "recipes"

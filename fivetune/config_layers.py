@@ -113,7 +113,9 @@ def parse_value(text: str) -> Any:
         value = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError:
         return text
-    return text if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):  # a template such as {question}, unless it is the empty table
+        return {} if not value else text
+    return value
 
 
 class _Dumper(yaml.SafeDumper):

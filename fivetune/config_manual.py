@@ -52,7 +52,12 @@ def manual() -> str:
 
 def _plugin_section(section: str) -> list[str]:
     kind = PLUGIN_SECTIONS[section]
-    lines = [f"## {section}", "", f"`{section}: {{name: ..., options}}`; the names are those of `fivetune/{kind}/`.", ""]
+    lines = [
+        f"## {section}",
+        "",
+        f"`{section}: {{name: ..., options}}`; the names are those of `fivetune/{kind}/`.",
+        "",
+    ]
     for name in plugins.names(kind):
         options = plugins.load(kind, name)
         lines += [f"### {section}.name: {name}", "", (options.__doc__ or "").partition("\n")[0], ""]

@@ -107,9 +107,7 @@ def _generate_batch(model: Any, batch: PaddedBatch, rows: list[int], decoding: D
 
 def _phrase_nats(model: Any, batch: PaddedBatch, encoded: Any, phrase_ids: Sequence[int]) -> Tensor:
     labels = torch.tensor(phrase_ids, device=batch.labels.device).expand(batch.labels.shape[0], -1)
-    return label_nats(
-        model, PaddedBatch(batch.input_ids, batch.attention_mask, labels), encoder_outputs=encoded
-    ).sum(1)
+    return label_nats(model, PaddedBatch(batch.input_ids, batch.attention_mask, labels), encoder_outputs=encoded).sum(1)
 
 
 def _until_end(ids: list[int], eos: int) -> tuple[list[int], bool]:

@@ -64,10 +64,10 @@ class Evaluator:
             seconds=seconds,
         )
 
-    def _lines(self, model: Any, rows: Sequence[int], answers: _Answers, progress: Progress) -> Iterator[dict[str, Any]]:
-        generated = generate(
-            model, self.store, rows, self.decoding, device=self.device, autocast=self.autocast
-        )
+    def _lines(
+        self, model: Any, rows: Sequence[int], answers: _Answers, progress: Progress
+    ) -> Iterator[dict[str, Any]]:
+        generated = generate(model, self.store, rows, self.decoding, device=self.device, autocast=self.autocast)
         for done, one in enumerate(generated, start=1):
             yield self._line(one, answers)
             progress(done, len(rows))

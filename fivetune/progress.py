@@ -94,7 +94,11 @@ class Progress:
 
     def evaluation(self, record: EvalRecord) -> None:
         """Show one evaluation."""
-        shown = "  ".join(f"{k} {v:.2f}" for k, v in record.scores.items() if not k.endswith(("total", "thresh", "best_exact", "best_f1")))
+        shown = "  ".join(
+            f"{k} {v:.2f}"
+            for k, v in record.scores.items()
+            if not k.endswith(("total", "thresh", "best_exact", "best_f1"))
+        )
         loss = "" if record.loss is None else f"  loss {record.loss:.4f}"
         self._show(score=shown.split("  HasAns")[0])
         self.say(f"{record.split} at step {record.step:,}: {shown}{loss}  ({duration(record.seconds)})", style="bold")

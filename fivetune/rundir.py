@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,6 +138,21 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise RunDirError(f"{path}:{error.lineno}:{error.colno}: damaged: {error.msg}. Restore the file.") from None
 
 
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@contextmanager
+def _told_if_full(path: Path) -> Iterator[None]:
+    """Turn a failed write into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirError(
+            f"{path}: cannot be written: {error.strerror}. Free space and resume; the checkpoints are whole."
+        ) from None
+
+
 class RunDir:
     """A run directory that this process writes, locked until `close`."""
 
@@ -169,30 +185,31 @@ class RunDir:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append one record to a JSONL file of the run and flush it."""
-        if name not in self._files:
-            (self.path / name).parent.mkdir(exist_ok=True)
-            self._files[name] = (self.path / name).open("a", encoding="utf-8")
-        self._files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
-        self._files[name].flush()
+        with _told_if_full(self.path / name):
+            if name not in self._files:
+                self._files[name] = (self.path / name).open("a", encoding="utf-8")
+            self._files[name].write(_line(record))
+            self._files[name].flush()
 
     def keep_until(self, step: int) -> None:
         """Drop what was recorded after `step`: the run goes on from there."""
         for name in (STEPS, EVALS):
             kept = [r for r in read_jsonl(self.path / name) if r["step"] <= step]
             self.close_file(name)
-            write_text(self.path / name, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept))
+            write_text(self.path / name, "".join(map(_line, kept)))
 
     def new_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
         """Stream the predictions of one evaluation; the file has its name only once it is whole."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
-        path.parent.mkdir(exist_ok=True)
         staging = path.with_suffix(".tmp")
-        with staging.open("w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
+        with _told_if_full(path):
+            path.parent.mkdir(exist_ok=True)
+            with staging.open("w", encoding="utf-8") as file:
+                for line in lines:
+                    file.write(_line(line))
+                file.flush()
+                os.fsync(file.fileno())
+            staging.replace(path)
         return path
 
     def status(self, **changes: Any) -> None:
@@ -210,6 +227,15 @@ class RunDir:
             return False
         self.warnings.append(message)
         return True
+
+    def has_records(self) -> bool:
+        """Whether a step or an evaluation was recorded."""
+        return any((self.path / name).is_file() for name in (STEPS, EVALS))
+
+    def discard(self) -> None:
+        """Remove a directory that `create` made, when nothing came of the run."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def close_file(self, name: str) -> None:
         file = self._files.pop(name, None)

@@ -35,9 +35,10 @@ def _save(folder: Path, setup, step: int = 1, **facts) -> Path:
     return checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, Progression(step=step, **facts))
 
 
-@pytest.fixture
-def setup(tmp_path, model_folder):
-    return kit.ready(tmp_path, model_folder)
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory, model_folder):
+    """Something to save; no test changes it."""
+    return kit.ready(tmp_path_factory.mktemp("setup"), model_folder)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
@@ -156,7 +157,7 @@ def _copied(finished: dict, folder: Path) -> dict:
     return {**finished, "run": {"dir": str(run), "seed": 1}}
 
 
-@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in FILES] + ["manifest.json"])
 def test_run_with_a_damaged_checkpoint_still_ends_the_same(tmp_path, finished, name):
     table = _copied(finished, tmp_path)
     run = Path(table["run"]["dir"])

@@ -66,7 +66,8 @@ def test_real_input(tmp_path):
     config |= {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = {
-        "run.dir": tmp_path / "run", "model.init": "random", "model.path": "null", "model.config": tmp_path / "config.json",
+        "run.dir": tmp_path / "run", "model.init": "random", "model.path": "null",
+        "model.config": tmp_path / "config.json",
         "model.tokenizer": TOKENIZER, "data.train": TRAIN, "data.eval": DEV, "data.max_train_examples": 400,
         "data.max_eval_examples": 40, "data.max_input_tokens": 160, "data.max_target_tokens": 24,
         "data.cache_dir": tmp_path / "cache", "optimizer.lr": "5e-3", "train.num_steps": 30, "train.num_epochs": "null",

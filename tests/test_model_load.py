@@ -187,9 +187,8 @@ def test_vocabulary_grows_to_a_multiple_of_128(copy_of, family):
     rows = grown.model.shared.weight.shape[0]
     assert rows % 128 == 0 and needed <= rows < needed + 128 and rows == grown.model.config.vocab_size
     assert grown.model.lm_head.weight.shape[0] == rows
-    assert grown.warnings == [
-        f"{folder}: the tokenizer has {needed} pieces, the embedding 384 rows: grown to {rows}; the new rows are untrained."
-    ]
+    said = f"{needed} pieces, the embedding 384 rows: grown to {rows}; the new rows are untrained."
+    assert grown.warnings == [f"{folder}: the tokenizer has {said}"]
     assert torch.allclose(_logits(grown.model)[..., :384], before, atol=1e-6)
     save_model(grown.model, grown.tokenizer, folder.with_name("grown"))
     assert torch.equal(_logits(load(str(folder.with_name("grown"))).model), _logits(grown.model))

@@ -50,7 +50,7 @@ def test_everything_is_left_as_it_was_found(tmp_path, model_folder):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_training_is_the_same_with_and_without(tmp_path, model_folder, precision):
     for name in ("with", "without"):
         run = {"dir": str(tmp_path / name), "seed": 1}

@@ -51,7 +51,7 @@ def _commands(text: str) -> list[list[str]]:
 
 def _spans(text: str) -> list[str]:
     """Everything in backquotes outside code blocks."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
 def _is_setting(key: str) -> bool:

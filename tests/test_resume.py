@@ -59,8 +59,12 @@ def _signal_at(monkeypatch, method: str, step: int, signum: int = signal.SIGTERM
     monkeypatch.setattr(Progress, method, told)
 
 
-SLOW = [pytest.param("step", k, marks=pytest.mark.slow) for k in (1, 2, 5)]
-MOMENTS = [("step", 3), ("step", 4), ("step", 6), ("evaluation", 3), *SLOW]
+def _slow(*values) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+SLOW = [_slow("step", k) for k in (1, 2, 3, 5)]
+MOMENTS = [("step", 4), ("step", 6), ("evaluation", 3), *SLOW]
 
 
 @pytest.mark.parametrize(("method", "step"), MOMENTS)
@@ -98,6 +102,7 @@ def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folde
     _assert_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_stopped_again_and_again(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
     for number, step in enumerate((1, 2, 3, 5)):
@@ -123,7 +128,7 @@ def _cut_at(monkeypatch, step: int) -> None:
     monkeypatch.setattr(Progress, "step", told)
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 6])
+@pytest.mark.parametrize("step", [_slow(1), _slow(3), 4, _slow(6)])
 def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterrupted, monkeypatch, step):
     """As a crash would: the run goes back to its newest checkpoint, and every step is recorded once."""
     table = _table(tmp_path, model_folder)
@@ -154,6 +159,7 @@ def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monk
     assert [e["step"] for e in run.evals] == [0, 3, 6]
 
 
+@pytest.mark.slow
 def test_adafactor_resumes_exactly(tmp_path, model_folder, monkeypatch):
     optimizer = {"name": "adafactor", "preset": "t5-paper"}
     schedule = {"name": "linear", "warmup_steps": 2}

@@ -40,7 +40,8 @@ def _write(path: Path, value: object) -> Path:
 def _score(*words: object) -> int:
     parser = argparse.ArgumentParser()
     score.add_arguments(parser)
-    return score.run(parser.parse_args(list(map(str, words))))
+    args, settings = parser.parse_known_args(list(map(str, words)))
+    return score.run(argparse.Namespace(**vars(args), settings=settings))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_needs_no_torch(dev, tmp_path):
     predictions = _write(tmp_path / "p.json", PREDICTIONS)
     program = (
         "import argparse, sys; from fivetune.commands import score; parser = argparse.ArgumentParser();"
-        "score.add_arguments(parser); code = score.run(parser.parse_args());"
+        "score.add_arguments(parser); args = parser.parse_args(); args.settings = []; code = score.run(args);"
         "sys.exit(code or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, "squad_v2", dev, predictions], check=True)
@@ -160,3 +161,18 @@ def test_published_figures(capsys, name, exact, f1):
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert (scores["exact"], scores["f1"]) == (exact, f1)
     assert scores["total"] == 11_873
+
+
+def test_columns_and_task_options_are_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text('{"id": "a", "Frage": "Wer?", "context": "Rollo kam.", "answers": ["Rollo"]}\n')
+    preds = tmp_path / "preds.json"
+    preds.write_text('{"a": "Rollo"}')
+    words = ["squad_v2", gold, preds, "--json", "--data.columns.question", "Frage", "--task.train_answers", "all"]
+    assert _score(*words) == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["exact"] == 100.0
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--optimizer\.lr: is no setting of score"):
+        _score("squad_v2", tmp_path / "gold.json", tmp_path / "preds.json", "--optimizer.lr", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+from itertools import takewhile
 from pathlib import Path
 
 from fivetune.commands import print_json
@@ -39,11 +40,22 @@ def _plugins(kind: str) -> dict[str, str]:
     return found
 
 
+def _first_sentence(recipe: str) -> str:
+    """The first sentence of a recipe's comment.
+
+    >>> _first_sentence("# SQuAD v2.0 by\\n# generation. More.\\nmodel: {}")
+    'SQuAD v2.0 by generation.'
+    """
+    lines = [
+        line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), recipe.split("\n"))
+    ]
+    return " ".join(lines).partition(". ")[0].rstrip(".") + "."
+
+
 def _recipes() -> dict[str, str]:
     from fivetune.config import recipe_names, recipes_folder
 
     found = {}
     for name in recipe_names():
-        first = (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-        found[name] = first.removeprefix("#").strip()
+        found[name] = _first_sentence((recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     return found

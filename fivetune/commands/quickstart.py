@@ -25,7 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.dir)
     files = write_reading_corpus(folder / "quickstart-corpus", num_train=NUM_TRAIN, num_eval=NUM_EVAL, seed=SEED)
-    print(f"corpus: {NUM_TRAIN:,} questions to train on, {NUM_EVAL} held out, about half unanswerable; in {files[0].parent}")
+    print(
+        f"corpus: {NUM_TRAIN:,} questions to train on, {NUM_EVAL} held out, about half unanswerable; "
+        f"in {files[0].parent}"
+    )
     blind_folder = folder / "quickstart-blind"
     shared = {"data.train": str(files[0]), "data.eval": str(files[1]), "report.beside": [str(blind_folder)]}
     steps = {"train.num_steps": args.steps} if args.steps else {}

@@ -10,11 +10,12 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivetune import plugins
+from fivetune.config import load_task
+from fivetune.config_layers import parse_overrides
 from fivetune.data.json_text import Window
 from fivetune.data.source_files import local_files, open_bytes, shown
 from fivetune.errors import ConfigError, DataError
@@ -26,6 +27,9 @@ NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
 UNANSWERED = "\ue000"
 """Stands for a prediction that is not there: a private-use character, which no gold answer holds and which is not "",
 so that it scores 0 everywhere. An empty text would be right for every unanswerable question."""
+
+
+TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,13 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="predictions are the model's own words: let the task read them first"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.epilog = "Settings: --data.columns.question Frage, --task.no_answer 'no answer'"
 
 
 def run(args: argparse.Namespace) -> int:
-    task = plugins.load("tasks", args.task)()
+    columns, options = _split_settings(parse_overrides(args.settings))
+    task = load_task(args.task, options)
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
-    ids, references = _read_references(task, args.references)
+    ids, references = _read_references(task, args.references, columns)
     found = read_values(args.predictions, keys=PREDICTION_KEYS, check=_text)
     _compare_ids(ids, found, args.predictions, missing_is_error=args.missing == "error")
     predictions = [found.get(key, UNANSWERED) for key in ids]
@@ -131,11 +137,27 @@ def _number(value: Any) -> str:
     return "" if is_number else "It must be a finite number."
 
 
-def _read_references(task: Any, source: str) -> tuple[list[str], list[tuple[str, ...]]]:
+def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """The settings that matter here: data.columns, and the options of the task."""
+    columns: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key.startswith("data.columns."):
+            columns[key.removeprefix("data.columns.")] = str(value)
+        elif key.startswith("task."):
+            options[key.removeprefix("task.")] = value
+        else:
+            raise ConfigError(
+                f"--{key}: is no setting of score. Allowed: --data.columns.NAME COLUMN, --task.OPTION VALUE."
+            )
+    return columns, options
+
+
+def _read_references(task: Any, source: str, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[str, ...]]]:
     """Ids and right answers, in the file's order."""
     from fivetune.data.records import read_records, refuse_duplicate_ids  # readers of many formats, not for --help
 
-    examples = [task.to_text(record) for record in refuse_duplicate_ids(read_records(source))]
+    examples = [task.to_text(record) for record in refuse_duplicate_ids(read_records(source, columns=columns))]
     scored = [example for example in examples if example is not None]
     if not scored:
         raise DataError(f"{source}: holds nothing to score against. Give a file with questions and answers.")

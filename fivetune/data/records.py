@@ -36,6 +36,7 @@ from fivetune.data.table_records import (
     hub_records,
     is_hub_form,
     lacking_columns,
+    load_hub,
     parquet_records,
     saved_records,
 )
@@ -77,8 +78,13 @@ def is_hub_name(source: str) -> bool:
 
 
 def source_files(source: str) -> list[Path]:
-    """All local files that make up a source, sorted; [] for a hub name. Raises DataError if there are none."""
-    return [] if is_hub_name(source) else local_files(source)
+    """All local files that make up a source, sorted; of a hub name those in the cache of `datasets`.
+
+    Raises DataError if there are none.
+    """
+    if is_hub_name(source):
+        return sorted(Path(file["filename"]) for file in load_hub(source).cache_files)
+    return local_files(source)
 
 
 def read_records(

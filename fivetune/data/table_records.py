@@ -182,10 +182,15 @@ def hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[RawRecor
 
     Raises EnvironmentProblem if it cannot be loaded.
     """
+    yield from _dataset_rows(load_hub(source), source, columns)
+
+
+def load_hub(source: str) -> Any:
+    """The data set that a hub name stands for. Raises EnvironmentProblem if it cannot be loaded."""
     name, config, split = (*source.split(":", 2), "", "")[:3]
     datasets = _datasets(source)
     try:
-        dataset = datasets.load_dataset(name, config or None, split=split or "train")
+        return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # network, cache, unknown name, config or split: each its own kind
         offline = os.environ.get("HF_HUB_OFFLINE", "not set")
         raise EnvironmentProblem(
@@ -194,7 +199,6 @@ def hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[RawRecor
             f"Allowed: org/name:config:split, a local file, a folder. Check the name; without network, "
             f"load it where there is one and copy the cache, or name local files."
         ) from error
-    yield from _dataset_rows(dataset, source, columns)
 
 
 def _datasets(source: str) -> ModuleType:

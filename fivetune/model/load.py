@@ -167,7 +167,8 @@ def _fit_vocabulary(loaded: Loaded, source: Path) -> None:
         new_rows = head.mean(0, keepdim=True).expand(grown - rows, -1)
         loaded.model.lm_head.weight = nn.Parameter(torch.cat([head, new_rows]))
     loaded.warnings.append(
-        f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows: grown to {grown}; the new rows are untrained."
+        f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows: grown to {grown}; "
+        "the new rows are untrained."
     )
 
 

@@ -79,7 +79,9 @@ def _compare_tensors(model: Any, files: list[Path], where: str) -> Tensor | None
                 f"{where}: tensor {name} of the file holds values that are not finite. Get the model again."
             )
         if not torch.equal(parameters[name].detach(), tensor.float()):
-            raise ModelError(f"{where}: tensor {name} differs between file and loaded model (tied over by the loader?).")
+            raise ModelError(
+                f"{where}: tensor {name} differs between file and loaded model (tied over by the loader?)."
+            )
         shared = tensor.float() if name in (SHARED, *COPIES) else shared
         head = tensor.float() if name == HEAD else head
     tied = {SHARED, HEAD, *COPIES}
@@ -99,15 +101,14 @@ def _probe(model: Any, head: Tensor, scale: bool, where: str) -> None:
     input_ids = torch.tensor([[3, 5, 7, 1]]) % head.shape[0]
     start = model.config.decoder_start_token_id
     decoder_input_ids = torch.tensor([[start, 5, 3]]) % head.shape[0]
-    output = model(
-        input_ids=input_ids, decoder_input_ids=decoder_input_ids, output_hidden_states=True, use_cache=False
-    )
+    output = model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, output_hidden_states=True, use_cache=False)
     hidden = output.decoder_hidden_states[-1]
     expected = (hidden * model.config.d_model**-0.5 if scale else hidden) @ head.T
     error = ((output.logits - expected).abs().max() / expected.abs().max().clamp_min(1e-12)).item()
     if not error <= TOLERANCE:
         rule = "scaled by d_model^-1/2" if scale else "not scaled"
         raise ModelError(
-            f"{where}: the loaded model's logits are off by {error:.2g} from its own weights with the decoder output {rule}. "
+            f"{where}: the loaded model's logits are off by {error:.2g} from its own weights "
+            f"with the decoder output {rule}. "
             "This version of transformers computes the family wrongly; use another one."
         )

@@ -60,6 +60,11 @@ def train(
             refuse_changes(folder, config)
         with _told(run, progress):
             _train(config, run, progress, resume=resume, preflight=preflight)
+    except BaseException:
+        progress.close()
+        if not resume and not run.has_records():
+            run.discard()  # refused before it began: the mended command finds the place free
+        raise
     finally:
         progress.close()
         run.close()
@@ -140,7 +145,8 @@ def _export(training: Training) -> None:
             state.best = None
         else:
             checkpoint.load_weights(path, setup.plain)
-    if state.best and training.last_eval and training.last_eval.split == "subset":
+    scored = {(e["step"], e["split"]) for e in rundir.read_jsonl(run.path / EVALS)}
+    if state.best and (state.best["step"], "eval") not in scored:
         with timed(state, "evaluate"):
             score(training, step=state.best["step"])
     card = model_card(setup.config, rundir.read(run.path), state.best)
@@ -152,7 +158,7 @@ def _headline(setup: Setup, state: Progression) -> str:
     parameters = sum(p.numel() for p in setup.plain.parameters())
     return (
         f"{setup.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(store):,} in the set), {parameters / 1e6:.1f} M parameters, "
+        f"({len(store):,} in the set), {parameters:,} parameters, "
         f"{setup.place.precision} on {setup.place.device}"
     )
 

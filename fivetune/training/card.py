@@ -14,7 +14,11 @@ def model_card(config: RunConfig, run: Run, best: dict[str, Any] | None) -> str:
     """Markdown: what was trained from what, on what, and its scores."""
     base = config.model.path or f"random weights ({config.model.config})"
     task = config.task.plugin_name()
-    metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["fivetune", task], "pipeline_tag": "text2text-generation"}
+    metadata: dict[str, Any] = {
+        "library_name": "transformers",
+        "tags": ["fivetune", task],
+        "pipeline_tag": "text2text-generation",
+    }
     if config.model.init == "pretrained" and base.count("/") == 1 and not base.startswith((".", "/")):
         metadata["base_model"] = base
     lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {run.name}", ""]

@@ -64,7 +64,8 @@ def save(
         replace_folder(staging, target)
     except (OSError, RuntimeError, SafetensorError, RunDirError) as error:
         raise RunDirError(
-            f"{target}: the checkpoint cannot be written: {_first_line(error)}. Free disk space; earlier checkpoints are whole."
+            f"{target}: the checkpoint cannot be written: {_first_line(error)}. "
+            "Free disk space; earlier checkpoints are whole."
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -67,7 +67,9 @@ class TrainedRun:
         return [lines[row] for row in sorted(lines)]
 
     def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path) -> TokenStore:
-        limits = Limits(self.config.data.max_input_tokens, self.config.data.max_target_tokens, self.config.data.overlong)
+        limits = Limits(
+            self.config.data.max_input_tokens, self.config.data.max_target_tokens, self.config.data.overlong
+        )
         if source is not None:
             described = Source(
                 paths=(source,), task=self.config.task, limits=limits, columns=self.config.data.columns,
@@ -85,7 +87,9 @@ def open_run(folder: Path, overrides: Mapping[str, Any] | None = None) -> Traine
     """Load model/ of a run. Raises RunDirError if the run has none yet."""
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
-        raise RunDirError(f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume")
+        raise RunDirError(
+            f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume"
+        )
     config = load_config(folder / rundir.CONFIG, overrides)
     run = rundir.read(folder)
     place = find_place(config)
@@ -103,4 +107,3 @@ def open_run(folder: Path, overrides: Mapping[str, Any] | None = None) -> Traine
 
 def _as_line(index: int, text: str) -> str:
     return json.dumps({"id": str(index), "inputs": text}, ensure_ascii=False) + "\n"
-

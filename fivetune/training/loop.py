@@ -7,6 +7,7 @@ A run stopped at any step boundary and resumed does exactly what the uninterrupt
 from __future__ import annotations
 
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
         loss=update.loss,
         lr=lr if lr is not None else (setup.config.optimizer.effective_lr(setup.optimizer) or 0.0),
         effective_lr=effective,
-        grad_norm=update.grad_norm,
+        grad_norm=update.grad_norm if math.isfinite(update.grad_norm) else None,
         num_input_tokens=num_inputs,
         num_target_tokens=num_targets,
         padding_fraction=1 - (num_inputs + num_targets) / update.num_positions,
@@ -270,8 +271,9 @@ def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float
 
 def _goodbye(training: Training, signum: int) -> str:
     name, state = signal.Signals(signum).name, training.state
-    return f"stopped by {name} after step {state.step} of {training.setup.num_steps}; saved. Go on with: {resume_command(training)}"
+    steps = f"step {state.step} of {training.setup.num_steps}"
+    return f"stopped by {name} after {steps}; saved. Go on with: {resume_command(training)}"
 
 
 def resume_command(training: Training) -> str:
-    return f"fivetune train {training.run.path} --resume"
+    return f"fivetune train {shlex.quote(str(training.run.path))} --resume"

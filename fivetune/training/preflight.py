@@ -96,10 +96,12 @@ def _data(setup: Setup) -> Outcome:
     parts, state = [], "pass"
     for name, store in _stores(setup):
         facts = store.summary
-        parts.append(f"{name}: {facts['num_read']:,} read = {facts['num_kept']:,} kept + {facts['num_skipped']:,} skipped")
+        parts.append(
+            f"{name}: {facts['num_read']:,} read = {facts['num_kept']:,} kept + {facts['num_skipped']:,} skipped"
+        )
         if facts["num_skipped"]:
             first = facts["skips"][0]
-            parts.append(f"first skipped: {first['where']}: {first['reason']}")
+            parts.append(f"first skipped: {first['where']}: {first['reason'].rstrip('.')}")
             state = "warn"
     if setup.evaluator is None:
         return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
@@ -111,7 +113,7 @@ def _model(setup: Setup) -> Outcome:
     verified = "compared with its file" if setup.config.model.init == "pretrained" else "random weights"
     if setup.loaded.warnings:
         return "warn", "; ".join(setup.loaded.warnings)
-    return "pass", f"{kind}, {count / 1e6:.1f} M parameters, {verified}"
+    return "pass", f"{kind}, {count:,} parameters, {verified}"
 
 
 def _characters(setup: Setup) -> Outcome:
@@ -151,7 +153,8 @@ def _truncation(setup: Setup) -> Outcome:
         if clipped or facts["num_clipped_targets"]:
             parts.append(
                 f"{name}: {clipped:,} inputs ({clipped / total:.1%}) over {facts['max_input_tokens']} tokens, "
-                f"{lost:,} gold answers lost; {facts['num_clipped_targets']:,} targets over {facts['max_target_tokens']}"
+                f"{lost:,} gold answers lost; "
+                f"{facts['num_clipped_targets']:,} targets over {facts['max_target_tokens']}"
             )
         if lost / total > LOST_SHARE or facts["num_clipped_targets"] / total > LOST_SHARE:
             state = "warn"
@@ -180,7 +183,10 @@ def _train_step(setup: Setup) -> Outcome:
     seconds = time.perf_counter() - started
     if torch.equal(before, probe):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
-    return "pass", f"loss {update.loss:.3f}, {duration(seconds)} for {len(rows)} examples of up to {lengths.max():,} tokens"
+    return (
+        "pass",
+        f"loss {update.loss:.3f}, {duration(seconds)} for {len(rows)} examples of up to {lengths.max():,} tokens",
+    )
 
 
 def _generation(setup: Setup) -> Outcome:
@@ -193,7 +199,11 @@ def _generation(setup: Setup) -> Outcome:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
     for name in setup.config.task.metrics:
         plugins.load("metrics", name)
-    return "pass", f"{len(lines)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, cap {record.max_new_tokens} tokens"
+    return (
+        "pass",
+        f"{len(lines)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, "
+        f"cap {record.max_new_tokens} tokens",
+    )
 
 
 def _reload(setup: Setup) -> Outcome:

@@ -12,7 +12,7 @@ from fivetune.config import RunConfig
 from fivetune.errors import RunDirError
 from fivetune.rundir import CONFIG
 
-FREE = (  # settings that do not touch the weights
+FREE = (  # what may change; the number of steps too, so that a run can be made longer
     "run.dir", "report", "eval", "checkpoint", "launch", "data.cache_dir", "data.eval", "data.max_eval_examples",
     "train.log_every_steps", "train.num_threads", "train.num_steps", "train.num_epochs",
 )  # fmt: skip
@@ -24,8 +24,10 @@ def refuse_changes(folder: Path, config: RunConfig) -> None:
     changed = differences(before, config.as_dict())
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-        raise RunDirError(f"{folder}: the run was started with other settings: {listed}. "
-                          f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir.")  # fmt: skip
+        raise RunDirError(
+            f"{folder}: the run was started with other settings: {listed}. "
+            f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir."
+        )
 
 
 def refuse_other_data(folder: Path, fingerprint: str) -> None:

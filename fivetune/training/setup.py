@@ -137,7 +137,9 @@ def load_model(config: RunConfig) -> Loaded:
     )  # fmt: skip
 
 
-def prepare_split(config: RunConfig, tokenizer: Any, split: str, *, count: Count, labelled: bool = True) -> TokenStore | None:
+def prepare_split(
+    config: RunConfig, tokenizer: Any, split: str, *, count: Count, labelled: bool = True
+) -> TokenStore | None:
     """The tokenised "train" or "eval" data; None if there is none."""
     data = config.data
     training = split == "train"
@@ -153,9 +155,7 @@ def prepare_split(config: RunConfig, tokenizer: Any, split: str, *, count: Count
     return prepare(source, tokenizer, cache=cache_folder(data.cache_dir), progress=count)
 
 
-def make_evaluator(
-    config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int
-) -> Evaluator:
+def make_evaluator(config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int) -> Evaluator:
     """How a store is evaluated; the generation cap comes from the training targets."""
     phrase = config.task.no_answer_text
     phrase_ids = tokenizer(phrase, verbose=False)["input_ids"] if phrase else []
@@ -206,4 +206,3 @@ def _num_steps(config: RunConfig, stream: TrainingStream) -> int:
         return config.train.num_steps
     per_epoch = stream.order.steps_per_epoch(len(stream.store))
     return max(1, round((config.train.num_epochs or 3) * per_epoch))
-
