@@ -228,10 +228,6 @@ class RunDir:
         self.warnings.append(message)
         return True
 
-    def has_records(self) -> bool:
-        """Whether a step or an evaluation was recorded."""
-        return any((self.path / name).is_file() for name in (STEPS, EVALS))
-
     def discard(self) -> None:
         """Remove a directory that `create` made, when nothing came of the run."""
         self.close()

@@ -215,7 +215,8 @@ def test_added_task_works(example, tmp_path, capsys):
     parser = argparse.ArgumentParser()
     score.add_arguments(parser)
     words = ["yes_no", str(tmp_path / "answers.jsonl"), str(tmp_path / "guesses.json")]
-    assert score.run(parser.parse_args(words)) == 0
+    args, settings = parser.parse_known_args(words)
+    assert score.run(argparse.Namespace(**vars(args), settings=settings)) == 0
     assert capsys.readouterr().out in (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -45,7 +45,7 @@ from fivetune.report.wording import (
 from fivetune.types import Chart, Figure, Page, Run, Section, Table, Text
 
 Part = Any
-STATES = {"finished": "good", "running": "note", "interrupted": "warning", "failed": "warning"}
+STATES = {"finished": "good", "preparing": "note", "running": "note", "interrupted": "warning", "failed": "warning"}
 NUM_VALUES = 13
 
 

@@ -62,7 +62,7 @@ def train(
             _train(config, run, progress, resume=resume, preflight=preflight)
     except BaseException:
         progress.close()
-        if not resume and not run.has_records():
+        if not resume and run.past("state", "preparing") == "preparing":
             run.discard()  # refused before it began: the mended command finds the place free
         raise
     finally:
@@ -90,6 +90,7 @@ def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, 
         training = _training(setup, run, progress, state, resume=resume)
     progress.say(_headline(setup, training.state))
     progress.start()
+    run.status(state="running")
     fit(training)
     with timed(training.state, "checkpoint"):
         _export(training)
@@ -101,7 +102,7 @@ def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, 
 
 def _begin(config: RunConfig, run: RunDir) -> None:
     write_text(run.path / CONFIG, config.as_yaml())
-    run.status(state="running", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+    run.status(state="preparing", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
 
 
 def _training(setup: Setup, run: RunDir, progress: Progress, state: Progression, *, resume: bool) -> Training:
@@ -179,7 +180,7 @@ def _told(run: RunDir, progress: Progress) -> Iterator[None]:
         run.status(state="interrupted", why="stopped by a second signal; the last checkpoint is whole")
         raise
     except BaseException as error:
-        if run.past("state", "running") == "running":
+        if run.past("state", "preparing") in ("preparing", "running"):
             run.status(state="failed", why=str(error) if isinstance(error, FiveTuneError) else repr(error))
         raise
     progress.say(f"finished in {duration(time.monotonic() - started)}")

@@ -65,7 +65,7 @@ def fit(training: Training) -> None:
     setup, state = training.setup, training.state
     groups = setup.stream.groups(state.step, setup.num_steps)
     saved = state.step
-    with StopRequest() as stop:
+    with StopRequest() as stop, flushed_denormals():
         while True:
             if evaluation_due(training):
                 with timed(state, "evaluate"):
@@ -234,6 +234,16 @@ def checkpoint_due(training: Training) -> bool:
 def warn(training: Training, message: str) -> None:
     if training.run.warn(message):
         training.progress.warn(message)
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Numbers too small for a normal float count as 0: computing with them is many times slower on a CPU."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -118,7 +118,6 @@ def _refuse_unknown_metric(config: RunConfig) -> None:
 def find_place(config: RunConfig) -> Place:
     """Device, precision and threads."""
     torch.set_num_threads(config.train.num_threads or num_cores())
-    torch.set_flush_denormal(True)
     device = pick_device(config.device)
     return Place(device, pick_precision(config.train.precision, device))
 
