@@ -61,8 +61,7 @@ def train(
         with _told(run, progress):
             _train(config, run, progress, resume=resume, preflight=preflight)
     except BaseException:
-        progress.close()
-        if not resume and run.past("state", "preparing") == "preparing":
+        if not resume and not run.past("begun", False):
             run.discard()  # refused before it began: the mended command finds the place free
         raise
     finally:
@@ -90,7 +89,7 @@ def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, 
         training = _training(setup, run, progress, state, resume=resume)
     progress.say(_headline(setup, training.state))
     progress.start()
-    run.status(state="running")
+    run.status(state="running", begun=True)
     fit(training)
     with timed(training.state, "checkpoint"):
         _export(training)
