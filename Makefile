@@ -37,3 +37,4 @@ bench: .venv/.installed-test
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano
 	for stage in pretrain pretrain_2 pretrain_3; do $(BIN)/fivetune train recipes/nano/$$stage.yaml --overwrite || exit; done
+	$(BIN)/python -m fivetune.nano runs/nano publish
