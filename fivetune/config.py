@@ -22,11 +22,9 @@ from pydantic import (
 )
 
 from fivetune import plugins
-from fivetune.config_layers import Layers, as_yaml, read_file
+from fivetune.config_layers import PLUGIN_SECTIONS, Layers, as_yaml, read_file
 from fivetune.errors import ConfigError, nearest
 from fivetune.plugins import Options
-
-PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 
 
 def _pick(kind: str, default: str | None, value: Any) -> Any:
@@ -208,6 +206,19 @@ class RunConfig(_Section):
             raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
         return self
 
+    @model_validator(mode="after")
+    def _one_source_of_the_rate(self) -> RunConfig:
+        """An optimizer that makes its own learning rate leaves a schedule nothing to multiply."""
+        if not getattr(self.optimizer, "relative_step", False):
+            return self
+        warmup = next((n for n in ("warmup_steps", "warmup_fraction") if getattr(self.schedule, n, None)), None)
+        name = self.schedule.plugin_name()
+        if name != "constant" or warmup:
+            key, value = ("name", name) if name != "constant" else (warmup, getattr(self.schedule, str(warmup)))
+            raise ValueError(f"schedule.{key} {value} has no effect with optimizer.relative_step, which makes its own "
+                             "rate. Drop one of them (warmup_init is its warm-up)")  # fmt: skip
+        return self
+
     @classmethod
     def default_plugin(cls, section: str) -> str:
         """Name of the plugin that a section takes where none is named."""
@@ -228,7 +239,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     """Read a recipe (a file or a dict), apply dotted overrides, check everything.
 
     Args:
-        source: path of a YAML or JSON file, name of a shipped recipe, or a nested dict.
+        source: path of a YAML or JSON file, name of a shipped recipe, a run directory (its config.yaml, with
+            `run.dir` where it is now), or a nested dict.
         overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
 
     Raises ConfigError with file, line and the nearest allowed names.
@@ -242,14 +254,21 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
         for table in read_file(path):
             layers.add(table)
         name = path.stem
+        if _is_run(source):
+            layers.add_table({"run": {"dir": str(source)}}, where=str(source))
+            name = Path(source).resolve().name
     layers.add_overrides(overrides or {})
     try:
         config = RunConfig.model_validate(layers.table())
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(e, layers) for e in error.errors())) from None
-    is_run = not isinstance(source, Mapping) and Path(source).is_dir()  # where it is now, not where it was made
-    folder = str(source) if is_run else config.run.dir.replace("{recipe}", name)
+    folder = config.run.dir.replace("{recipe}", name)
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+
+
+def _is_run(source: str | Path) -> bool:
+    """Whether a source is a run directory, not a folder that happens to have a recipe's name."""
+    return (Path(source) / "config.yaml").is_file()
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> Any:
@@ -279,7 +298,7 @@ def recipe_names() -> list[str]:
 def find_recipe(source: str | Path) -> Path:
     """A path as given, or the shipped recipe of that name. Raises ConfigError with the nearest names."""
     path = Path(source)
-    if path.is_dir() and (path / "config.yaml").is_file():
+    if _is_run(path):
         return path / "config.yaml"
     shipped = recipes_folder() / f"{source}.yaml"
     for candidate in (path, shipped):

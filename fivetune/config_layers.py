@@ -15,7 +15,7 @@ import yaml
 
 from fivetune.errors import ConfigError
 
-PLUGIN_TABLES = ("task", "optimizer", "schedule", "strategy")
+PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 EXCLUSIVE = {  # a later layer that gives one takes the other away
     "train.num_steps": "train.num_epochs",
     "train.num_epochs": "train.num_steps",
@@ -106,12 +106,15 @@ def parse_value(text: str) -> Any:
 
     >>> parse_value("1e-4"), parse_value("1_000"), parse_value("true"), parse_value("null"), parse_value("no")
     (0.0001, 1000, True, None, 'no')
-    >>> parse_value("question: {question}")
-    'question: {question}'
+    >>> parse_value("question: {question}"), parse_value("file #1.json")  # no table, no comment
+    ('question: {question}', 'file #1.json')
     """
     try:
+        node = yaml.compose(text, Loader=_Loader)
         value = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError:
+        return text
+    if text[node.end_mark.index if node else 0 :].strip():  # YAML takes the rest for a comment
         return text
     if isinstance(value, Mapping):  # a template such as {question}, unless it is the empty table
         return {} if not value else text
@@ -202,6 +205,7 @@ class Layers:
     def add(self, settings: list[Setting]) -> None:
         """Lay the settings of one file over what is there."""
         translated = [_translate(setting) for setting in settings]
+        _refuse_contradictions(settings, translated)
         for setting in sorted(translated, key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
             self._put(setting)  # a plugin's name before its options, which it would forget
 
@@ -247,15 +251,14 @@ class Layers:
         if len(path) == 1 and setting.value in ({}, None):
             self._headers[path[0]] = setting.where
             return
-        if path[0] in PLUGIN_TABLES and (len(path) == 1 or path[1] == "name"):
+        if path[0] in PLUGIN_SECTIONS and (len(path) == 1 or path[1] == "name"):
             self._forget_options(path[0], setting.value)
         rival = EXCLUSIVE.get(".".join(path))
         if rival and setting.value is not None:
             before = self._settings.get(tuple(rival.split(".")))
             if before is not None and _layer(before) != _layer(setting):
                 del self._settings[before.path]
-        if len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_TABLES:
-            path = (path[0], "name")
+        path = _full_path(setting)
         self._settings[path] = setting._replace(path=path)
 
     def _forget_options(self, section: str, name: Any) -> None:
@@ -264,6 +267,28 @@ class Layers:
         if current is not None and current.value != name:
             for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
                 del self._settings[path]
+
+
+def _full_path(setting: Setting) -> tuple[str, ...]:
+    """The path of a value; that of `optimizer: adamw` is optimizer.name."""
+    path = setting.path
+    is_name = len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_SECTIONS
+    return (path[0], "name") if is_name else path
+
+
+def _refuse_contradictions(written: list[Setting], translated: list[Setting]) -> None:
+    """One layer may name a setting by two names (learning_rate, optimizer.lr) only if it says the same."""
+    seen: dict[tuple[str, ...], tuple[str, Setting]] = {}
+    for original, setting in zip(written, translated, strict=True):
+        path, name = _full_path(setting), ".".join(original.path)
+        if len(path) == 1 and setting.value in ({}, None):
+            continue
+        other, before = seen.setdefault(path, (name, setting))
+        if before.value != setting.value:
+            raise ConfigError(
+                f"{setting.where}: {name} is {setting.value!r}, but {other} ({before.where}) is {before.value!r}, "
+                "and both name the same setting. Keep one."
+            )
 
 
 def _layer(setting: Setting) -> str:

@@ -67,7 +67,9 @@ def length_sorted(lengths: Sequence[int] | np.ndarray, batch_size: int) -> list[
 
 
 @torch.no_grad()
-def generate(model: Any, store: TokenStore, rows: Sequence[int], decoding: Decoding, *, device: str, autocast: Any):
+def generate(
+    model: Any, store: TokenStore, rows: Sequence[int], decoding: Decoding, *, device: str, autocast: Any
+) -> Iterator[Generated]:
     """Greedy generation for `rows` of a store, streaming. The encoder runs once per batch.
 
     Args:
@@ -81,12 +83,13 @@ def generate(model: Any, store: TokenStore, rows: Sequence[int], decoding: Decod
             chosen = [rows[p] for p in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
             with autocast():
-                yield from _generate_batch(model, batch, chosen, decoding)
+                generated = _generate_batch(model, batch, chosen, decoding)
+            yield from generated  # outside: autocast would hold for the caller too
     finally:
         model.train(was_training)
 
 
-def _generate_batch(model: Any, batch: PaddedBatch, rows: list[int], decoding: Decoding) -> Iterator[Generated]:
+def _generate_batch(model: Any, batch: PaddedBatch, rows: list[int], decoding: Decoding) -> list[Generated]:
     encoded = model.get_encoder()(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
     written = model.generate(
         encoder_outputs=encoded,
@@ -100,9 +103,12 @@ def _generate_batch(model: Any, batch: PaddedBatch, rows: list[int], decoding: D
     target = label_nats(model, batch, encoder_outputs=encoded).sum(1)
     phrase = _phrase_nats(model, batch, encoded, decoding.phrase_ids) if decoding.phrase_ids else None
     eos = model.config.eos_token_id
+    generated = []
     for i, row in enumerate(rows):
         ids, ended = _until_end(written[i].tolist(), eos)
-        yield Generated(row, ids, not ended, target[i].item(), None if phrase is None else phrase[i].item())
+        nats = None if phrase is None else phrase[i].item()
+        generated.append(Generated(row, ids, not ended, target[i].item(), nats))
+    return generated
 
 
 def _phrase_nats(model: Any, batch: PaddedBatch, encoded: Any, phrase_ids: Sequence[int]) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 
 from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, Generated, generate, to_text
-from fivetune.metrics import score_all
-from fivetune.types import EvalRecord, Scores
+from fivetune.metrics import Scorer
+from fivetune.tasks import Task
+from fivetune.types import EvalRecord
 
 Progress = Callable[[int, int], None]
 
@@ -27,11 +28,11 @@ class Evaluator:
     Args:
         task: options of the task; its metrics score the answers.
         store: the evaluation set.
-        suppress_sentinels: never write <extra_id_N>.
+        keep_special: leave <extra_id_N> in the answers, where generation may write it.
         autocast: gives a fresh autocast context.
     """
 
-    task: Any
+    task: Task
     tokenizer: Any
     store: TokenStore
     decoding: Decoding
@@ -46,9 +47,9 @@ class Evaluator:
         """Evaluate. `write` gets the prediction lines while they are made and must use them all."""
         started = time.perf_counter()
         rows = range(len(self.store)) if rows is None else rows
-        answers = _Answers()
+        answers = _Answers(Scorer(self.task.metrics))
         write(self._lines(model, rows, answers, progress))
-        scores = self._corpus_scores(answers)
+        scores = answers.corpus_scores()
         seconds = time.perf_counter() - started
         return EvalRecord(
             step=step,
@@ -88,23 +89,15 @@ class Evaluator:
         if no_answer is not None:
             line["no_answer_score"] = no_answer
         if example.references:
-            line["scores"] = self._scores([prediction], [example.references]).each[0]
+            line["scores"] = answers.scorer.score([prediction], [example.references]).each[0]
         return line
-
-    def _corpus_scores(self, answers: _Answers) -> dict[str, float]:
-        if not answers.references or not all(answers.references):
-            return {}
-        scored = answers.no_answer if None not in answers.no_answer else None
-        return self._scores(answers.predictions, answers.references, scored).corpus
-
-    def _scores(self, predictions: list[str], references: list[Any], no_answer: Any = None) -> Scores:
-        return score_all(self.task.metrics, predictions, references, no_answer_scores=no_answer)
 
 
 class _Answers:
     """What is kept of an evaluation in memory: short texts and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
         self.predictions: list[str] = []
         self.references: list[tuple[str, ...]] = []
         self.no_answer: list[float | None] = []
@@ -124,6 +117,14 @@ class _Answers:
         self.counts["sentinel"] += "<extra_id_" in written
         self.nats += one.target_nats
         self.num_target_tokens += num_target_tokens
+
+    def corpus_scores(self) -> dict[str, float]:
+        """The scores of all answers together; {} unless every example has references."""
+        if not self.references or not all(self.references):
+            return {}
+        leanings = [value for value in self.no_answer if value is not None]
+        complete = leanings if len(leanings) == len(self.references) else None
+        return self.scorer.score(self.predictions, self.references, no_answer_scores=complete).corpus
 
 
 def subset(num_examples: int, limit: int | None) -> list[int] | None:

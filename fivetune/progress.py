@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +20,16 @@ from rich.text import Text
 from fivetune.types import EvalRecord, StepRecord
 
 SECONDS_BETWEEN_LINES = 5.0  # for phases that count something, outside a terminal
+
+
+class Count(Protocol):
+    """How a part that works through many things says how far it is; `Progress.count` is one."""
+
+    def __call__(self, what: str, done: int, total: int | None = None) -> None: ...
+
+
+def uncounted(what: str, done: int, total: int | None = None) -> None:
+    """A Count for when nobody watches."""
 
 
 class Progress:
@@ -36,7 +47,7 @@ class Progress:
         self._live: Live | None = None
         self._facts: dict[str, str] = {}
         self._rates: list[tuple[float, int]] = []
-        self._last_line = 0.0
+        self._last_line = time.monotonic()
 
     @property
     def is_terminal(self) -> bool:
@@ -55,22 +66,24 @@ class Progress:
     def start(self) -> None:
         """Open the live display; nothing outside a terminal."""
         if self.is_terminal and self._live is None:
+            self._facts.setdefault("phase", "preparing")
             self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
 
-    def counter(self, phase: str) -> Callable[[int, int | None], None]:
-        """A function to call with (done, total) of a phase."""
-        started = time.monotonic()
+    def count(self, what: str, done: int, total: int | None = None) -> None:
+        """Show how far a phase is."""
+        now = time.monotonic()
+        if self._facts.get("phase") != what:
+            self._last_line = now
+        of = f" of {total:,}" if total else ""
+        self._show(phase=what, done=f"{done:,}{of}")
+        if not self.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self.say(f"{what}: {done:,}{of}")
 
-        def count(done: int, total: int | None = None) -> None:
-            of = f" of {total:,}" if total else ""
-            self._show(phase=phase, done=f"{done:,}{of}")
-            now = time.monotonic()
-            if not self.is_terminal and now - max(self._last_line, started) > SECONDS_BETWEEN_LINES:
-                self._last_line = now
-                self.say(f"{phase}: {done:,}{of}")
-
-        return count
+    def counter(self, what: str) -> Callable[[int, int | None], None]:
+        """`count` for one phase, to call with (done, total)."""
+        return partial(self.count, what)
 
     def step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""

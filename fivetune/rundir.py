@@ -18,7 +18,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,7 @@ from fivetune.types import Run
 
 FORMAT_VERSION = 1
 LOCK = ".lock"
+OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval, all of it
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
@@ -93,19 +94,67 @@ def read(folder: str | Path) -> Run:
     """Read a run directory back. Raises RunDirError if it is none."""
     folder = Path(folder)
     refuse_foreign(folder)
-    status = _read_json(folder / STATUS)
-    predictions = {p.stem: read_jsonl(p) for p in sorted((folder / "predictions").glob("*.jsonl"))}
+    status = read_status(folder)
     return Run(
         name=folder.resolve().name,
         config=_read_config(folder / CONFIG),
         machine=_read_json(folder / MACHINE),
         status=status,
-        data=_read_json(folder / DATA),
+        data=read_data(folder),
         steps=read_jsonl(folder / STEPS),
         evals=read_jsonl(folder / EVALS),
-        predictions=predictions,
+        predictions=PredictionFiles(folder / "predictions"),
         warnings=list(status.get("warnings", [])),
     )
+
+
+def read_status(folder: str | Path) -> dict[str, Any]:
+    """status.json of a run directory; {} if there is none."""
+    return _read_json(Path(folder) / STATUS)
+
+
+def read_data(folder: str | Path) -> dict[str, Any]:
+    """data.json of a run directory; {} if there is none."""
+    return _read_json(Path(folder) / DATA)
+
+
+class PredictionFiles(Mapping[str, list[dict[str, Any]]]):
+    """The predictions of a run by name (`eval-300`), each file read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+
+    def __getitem__(self, name: str) -> list[dict[str, Any]]:
+        return read_jsonl(self._paths[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def own_evals(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A run's evaluations on its own data, one per step, in order.
+
+    What was evaluated on other files is left out; where a step has both, the whole set beats the subset; of a step
+    that was done again after a resume, the last one counts.
+
+    >>> own_evals([{"step": 3, "split": "eval"}, {"step": 3, "split": "subset"}, {"step": 3, "split": "other"}])
+    [{'step': 3, 'split': 'eval'}]
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for split in OWN_SPLITS:
+        by_step |= {e["step"]: e for e in evals if e.get("split") == split and isinstance(e.get("step"), int)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def best_eval(evals: Sequence[dict[str, Any]], best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The run's own evaluation at the step of `best` ({"step": ...}, as in status.json); None if there is none."""
+    return next((record for record in own_evals(evals) if best and record["step"] == best.get("step")), None)
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -161,18 +210,27 @@ class RunDir:
         self.warnings: list[str] = []
         self._files: dict[str, IO[str]] = {}
         self._status: dict[str, Any] = {}
+        self._aside: Path | None = None  # the run that was here before
         self._lock = _lock(path)
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
         """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
         path = Path(path)
-        if path.is_dir() and any(entry.name != LOCK for entry in path.iterdir()):
+        if reason := occupied(path):
             if not (overwrite and (path / CONFIG).is_file()):
-                raise RunDirError(_occupied(path))
-            _lock(path).close()  # refuses while another process writes there
-            path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+                raise RunDirError(reason)
+            return cls._in_place_of(path)
         return cls(_made(path))
+
+    @classmethod
+    def _in_place_of(cls, path: Path) -> RunDir:
+        """Move the run that is in `path` aside; `discard` brings it back."""
+        _lock(path).close()  # refuses while another process writes there
+        aside = path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+        run = cls(_made(path))
+        run._aside = aside
+        return run
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDir:
@@ -229,9 +287,11 @@ class RunDir:
         return True
 
     def discard(self) -> None:
-        """Remove a directory that `create` made, when nothing came of the run."""
+        """Remove a directory that `create` made, when nothing came of the run; one that was moved aside comes back."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
+        if self._aside:
+            self._aside.rename(self.path)
 
     def close_file(self, name: str) -> None:
         file = self._files.pop(name, None)
@@ -253,6 +313,12 @@ def _made(path: Path) -> Path:
     except OSError as error:
         raise RunDirError(f"{path}: cannot be written: {error.strerror}. Choose another run.dir.") from None
     return path
+
+
+def occupied(path: Path) -> str | None:
+    """Why `create` would refuse a directory for what is in it; None if it is free."""
+    free = not path.is_dir() or all(entry.name == LOCK for entry in path.iterdir())
+    return None if free else _occupied(path)
 
 
 def _occupied(path: Path) -> str:

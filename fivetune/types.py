@@ -162,7 +162,7 @@ class Run:
     data: dict[str, Any]
     steps: list[dict[str, Any]]
     evals: list[dict[str, Any]]
-    predictions: dict[str, list[dict[str, Any]]]
+    predictions: Mapping[str, list[dict[str, Any]]]
     warnings: list[str]
 
 

@@ -212,7 +212,8 @@ def _data(num: int, num_skipped: int) -> dict[str, Any]:
         round(num * share) for share in (0.0, 0.08, 0.46, 0.2, 0.11, 0.07, 0.04, 0.02, 0.01, 0.005, 0.003, 0.002)
     ]
     return {
-        "source": "runs/corpus/train.json",
+        "source": ["runs/corpus/train.json"],
+        "num_examples": num,
         "num_read": num + num_skipped,
         "num_kept": num,
         "num_skipped": num_skipped,
@@ -229,7 +230,7 @@ def _data(num: int, num_skipped: int) -> dict[str, Any]:
         "num_target_tokens": 6 * num,
         "max_input_tokens": 192,
         "max_target_tokens": 16,
-        "unknown_fraction": 0.0004,
+        "num_unknown_tokens": num // 25,
     }
 
 

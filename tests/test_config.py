@@ -150,6 +150,26 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
             "optimizer: {name: adafactor, warmup_init: true}",
             "r.yaml:3: optimizer: warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init.",
         ),
+        (
+            "optimizer: {name: adafactor, preset: hf, scale_parameter: true}",
+            "r.yaml:3: optimizer: scale_parameter True contradicts preset hf. Set preset: t5-paper, which is what",
+        ),
+        (
+            "optimizer: {relative_step: true}\nschedule: linear",
+            "r.yaml:4: schedule.name linear has no effect with optimizer.relative_step, which makes its own rate.",
+        ),
+        (
+            "optimizer: {relative_step: true}\nschedule:\n  warmup_steps: 5",
+            "r.yaml:5: schedule.warmup_steps 5 has no effect with optimizer.relative_step, which makes its own rate.",
+        ),
+        (
+            "learning_rate: 1e-3\noptimizer: {lr: 1e-4}",
+            "r.yaml:4: optimizer.lr is 0.0001, but learning_rate (r.yaml:3) is 0.001, and both name the same setting.",
+        ),
+        (
+            "optimizer: adafactor\noptim: adamw_torch",
+            "r.yaml:4: optim is 'adamw', but optimizer (r.yaml:3) is 'adafactor', and both name the same setting.",
+        ),
         ("train: {num_steps: 3}\ntrain: {num_steps: 4}", "r.yaml:4: train stands twice (first in line 3)."),
         ("train:\n  num_steps: 3\n  num_steps: 4", "r.yaml:5: train.num_steps stands twice (first in line 4)."),
         ("train: {num_steps: 3", "r.yaml:4:1: not valid YAML: expected ',' or '}', but got '<stream end>'."),
@@ -340,3 +360,49 @@ def test_shipped_recipes_are_right(name, tmp_path):
     assert find_recipe(name).read_text(encoding="utf-8").startswith("# ")
     (tmp_path / "config.yaml").write_text(config.as_yaml(), encoding="utf-8")
     assert load_config(tmp_path) == config
+
+
+# --- a run directory as recipe ---
+
+
+def write_run(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    config = load_config(BASIC, {"run.dir": "where/it/was", "run.seed": 5})
+    (folder / "config.yaml").write_text(config.as_yaml(), encoding="utf-8")
+    return folder
+
+
+def test_a_run_directory_is_a_recipe_for_where_it_is_now(tmp_path):
+    run = write_run(tmp_path / "old")
+    config = load_config(run)
+    assert (config.run.dir, config.run.seed) == (str(run), 5)
+
+
+def test_a_run_directory_gives_way_to_an_override(tmp_path):
+    run = write_run(tmp_path / "old")
+    assert load_config(run, {"run.dir": "runs/new"}).run.dir == "runs/new"
+    assert load_config(run, {"output_dir": "runs/{recipe}-2"}).run.dir == "runs/old-2"
+
+
+def test_a_folder_with_a_recipe_s_name_is_not_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "squad_v2").mkdir()
+    assert load_config("squad_v2").run.dir == load_config(find_recipe("squad_v2")).run.dir == "runs/squad_v2"
+
+
+def test_the_same_thing_by_two_names_is_no_contradiction():
+    assert load_config(BASIC, {"learning_rate": 1e-3, "optimizer.lr": 1e-3}).optimizer.lr == 1e-3
+    with pytest.raises(
+        ConfigError, match=r"--optimizer.lr: optimizer.lr is 2, but learning_rate \(--learning_rate\) is 1,"
+    ):
+        load_config(BASIC, {"learning_rate": 1, "optimizer.lr": 2})
+
+
+@pytest.mark.parametrize("text", ["file #1.json", "#1", "[a, b] # c", "5 # five", "a#b", "x\t#y"])
+def test_a_comment_is_part_of_a_value_on_the_command_line(text):
+    assert parse_value(text) == text
+
+
+@pytest.mark.parametrize(("text", "value"), [("'a #b'", "a #b"), ('"x" ', "x"), (" 5 ", 5), ("[a, b]", ["a", "b"])])
+def test_values_without_a_comment(text, value):
+    assert parse_value(text) == value

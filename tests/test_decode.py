@@ -107,6 +107,13 @@ def test_model_keeps_its_mode(model_folder, store, mode):
     assert model.training is mode
 
 
+def test_caller_is_not_under_autocast(model_folder, store):
+    model = load(str(model_folder)).model
+    half = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
+    for _ in generate(model, store, range(5), Decoding(2, batch_size=2), device="cpu", autocast=half):
+        assert not torch.is_autocast_enabled("cpu")
+
+
 def test_cap_from_the_lengths_of_the_targets():
     assert [cap_from_lengths(p99) for p99 in (1, 4, 16, 100)] == [6, 9, 24, 129]
 

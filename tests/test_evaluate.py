@@ -10,7 +10,7 @@ import kit
 import pytest
 import torch
 
-from fivetune import rundir
+from fivetune import cli, plugins, rundir
 from fivetune.data.batch import PaddedBatch
 from fivetune.data.encode import Limits
 from fivetune.data.store import Source, prepare
@@ -164,3 +164,51 @@ def test_run_directory_holds_the_predictions_of_each_evaluation(tmp_path, model_
         assert len({line["id"] for line in lines}) == len(lines) == record["num_examples"]
         assert math.isclose(record["scores"]["exact"], 100 * sum(x["scores"]["exact"] for x in lines) / len(lines))
     assert {r["split"] for r in run.evals} >= {"eval"}
+
+
+# --- fivetune evaluate ---
+
+
+@pytest.fixture
+def trained(tmp_path, model_folder):
+    train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True)
+    return tmp_path / "run"
+
+
+def _evaluate(run, *words: str, capsys) -> dict:
+    assert cli.main(["evaluate", str(run), *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_other_data_never_takes_the_name_of_the_run_s_own(trained, tmp_path, capsys):
+    before = rundir.read(trained)
+    own = {name: before.predictions[name] for name in before.predictions}
+    best = rundir.best_eval(before.evals, before.status["best"])
+    other = str(kit.squad_file(tmp_path / "eval.json", num_questions=5, offset=300))
+    assert _evaluate(trained, "--data.eval", other, capsys=capsys)["split"] == "other-eval"
+    assert _evaluate(trained, "--data.eval", other, "--split", "subset", capsys=capsys)["split"] == "other-subset"
+    assert _evaluate(trained, "--split", "eval", "--eval.max_new_tokens", "1", capsys=capsys)["split"] == "other-eval"
+    after = rundir.read(trained)
+    assert {name: after.predictions[name] for name in own} == own
+    assert rundir.best_eval(after.evals, after.status["best"]) == best
+
+
+def test_a_run_is_evaluated_again_on_its_own_data(trained, capsys):
+    best = rundir.read(trained).status["best"]
+    again = _evaluate(trained, "--split", "eval", capsys=capsys)
+    assert (again["split"], again["step"], again["num_examples"]) == ("eval", best["step"], 12)
+    assert _evaluate(trained, capsys=capsys)["split"] == "dev"
+
+
+def test_a_run_without_evaluation_data_is_told_what_to_give(tmp_path, model_folder, capsys):
+    train(kit.recipe(tmp_path, model_folder, data__eval=[]), preflight=False, quiet=True)
+    assert cli.main(["evaluate", str(tmp_path / "run")]) == 3
+    assert "data.eval: no data to evaluate on. Add --data.eval FILE." in capsys.readouterr().err
+
+
+def test_metrics_are_looked_up_once(setup, monkeypatch):
+    looked_up: list[str] = []
+    whole = plugins.load
+    monkeypatch.setattr(plugins, "load", lambda kind, name: looked_up.append(name) or whole(kind, name))
+    _run(setup)
+    assert len(looked_up) == 2  # the metric, and its score names

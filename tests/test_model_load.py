@@ -103,6 +103,28 @@ def test_head_equal_to_the_embedding_is_tied(copy_of):
     assert torch.equal(_logits(load(str(folder)).model), before)
 
 
+def test_a_head_of_its_own_may_equal_the_embedding(copy_of):
+    folder = kit.changed_config(copy_of("t5"), tie_word_embeddings=False)
+    shared = load_file(folder / "model.safetensors")["shared.weight"]
+    kit.changed_weights(folder, lm_head__weight=shared.clone())
+    with pytest.raises(ModelError, match=r"is scaled \(scale_decoder_outputs\), which only tied models do"):
+        load(str(folder))
+    kit.changed_config(folder, scale_decoder_outputs=False)
+    model = load(str(folder)).model
+    assert torch.equal(model.lm_head.weight, model.shared.weight)
+    assert model.lm_head.weight is not model.shared.weight
+    with pytest.raises(ModelError, match=r"the file holds no lm_head.weight"):
+        load(str(kit.changed_weights(folder, drop=("lm_head.weight",))))
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id"])
+def test_a_tokenizer_with_other_ids_is_refused(copy_of, name):
+    folder = kit.changed_config(copy_of("t5"), **{name: 7})
+    said = {"eos_token_id": 1, "pad_token_id": 0}[name]
+    with pytest.raises(ModelError, match=rf"{name} is 7 in config.json, {said} in the tokenizer"):
+        load(str(folder))
+
+
 @pytest.mark.parametrize("name", ["decoder.block.1.layer.0.SelfAttention.q.weight", "encoder.final_layer_norm.weight"])
 def test_missing_tensor_is_named(copy_of, name):
     folder = kit.changed_weights(copy_of("t5"), drop=(name,))

@@ -131,8 +131,8 @@ def test_norms_are_not_decayed(name):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, True), ({"preset": "hf"}, False), ({"scale_parameter": False}, False),
-        ({"preset": "hf", "scale_parameter": True}, True),
+        ({}, True), ({"preset": "hf"}, False), ({"scale_parameter": True}, True),
+        ({"preset": "hf", "scale_parameter": False}, False),
     ],
 )  # fmt: skip
 def test_presets_say_whether_steps_are_scaled(options, expected):
@@ -165,6 +165,8 @@ def test_relative_step_makes_its_own_rate():
     ("options", "words"),
     [
         ({"lr": 1e-3, "relative_step": True}, "lr 0.001 is given together with relative_step, which makes its own"),
+        ({"scale_parameter": False}, "scale_parameter False contradicts preset t5-paper. Set preset: hf"),
+        ({"preset": "hf", "scale_parameter": True}, "contradicts preset hf. Set preset: t5-paper"),
         ({"warmup_init": True}, "warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import namedtuple
 
@@ -35,7 +36,7 @@ def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
     assert checks["data"].detail == "train: 24 read = 24 kept + 0 skipped; eval: 12 read = 12 kept + 0 skipped"
     assert "compared with its file" in checks["model"].detail
     assert "12 predictions, f1 " in checks["generation"].detail and "cap 8 tokens" in checks["generation"].detail
-    assert "GiB for weights, gradients and optimizer" in checks["memory"].detail
+    assert checks["memory"].detail.startswith("forecast: up to ") and "optimizer 0.00" in checks["memory"].detail
     assert "GiB for checkpoints and model, " in checks["disk"].detail
 
 
@@ -84,7 +85,7 @@ def test_unknown_characters_are_named(tmp_path, model_folder):
 
     check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
     assert check.state == "warn"
-    assert check.detail.startswith("50.0% of examples hold characters that the tokenizer does not keep: ")
+    assert check.detail.startswith("train: 50.0% of examples hold characters that the tokenizer does not keep: ")
     assert "'漢' (12)" in check.detail and "ByT5 has all" in check.detail
 
 
@@ -149,6 +150,44 @@ def test_memory_that_is_nearly_full(tmp_path, model_folder, monkeypatch):
     assert check.detail.endswith("Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens")
 
 
+def test_memory_forecast_adds_the_optimizer_state(tmp_path, model_folder, monkeypatch):
+    """A step that took 2**33 bytes: its weights, gradients and activations; AdamW's 8 bytes a weight come on top."""
+    monkeypatch.setattr(preflight, "peak_bytes", lambda device: 2**33)
+    monkeypatch.setattr(preflight, "num_parameters", lambda model: 2**28)
+    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: namedtuple("Memory", "total")(2**40))
+    assert preflight._memory(kit.ready(tmp_path, model_folder)) == (
+        "pass",
+        "forecast: up to 10.00 of 1024.0 GiB: weights 1.00, gradients 1.00, optimizer 2.00, "
+        "activations and the rest 6.00",
+    )
+
+
+def test_first_fp16_step_may_overflow(tmp_path, model_folder):
+    setup = kit.ready(tmp_path, model_folder, train__precision="fp16")
+    setup.plain.shared.weight.register_hook(lambda gradient: gradient * math.inf)
+    assert preflight._train_step(setup)[0] == "warn"
+
+
+def test_characters_of_the_evaluation_set_count_too(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        question["question"] += " 漢\n"
+
+    check = _checks(tmp_path, model_folder, data__eval=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "warn" and check.detail.startswith("eval: 100.0% of examples")
+
+
+def test_run_directory(tmp_path):
+    check = preflight.run_directory(tmp_path / "new" / "run")
+    assert (check.state, check.detail) == ("pass", f"{tmp_path}/new/run is free")
+    (tmp_path / "file").write_text("")
+    check = preflight.run_directory(tmp_path / "file" / "run")
+    assert (check.state, check.detail) == ("fail", f"{tmp_path}/file is a file. Choose another run.dir")
+    assert preflight.run_directory(tmp_path).state == "fail"
+    (tmp_path / "config.yaml").write_text("{}")
+    check = preflight.run_directory(tmp_path)
+    assert check.state == "warn" and "--overwrite to move it aside" in check.detail
+
+
 def test_failed_check_stops_the_run(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(1, 1, 0))
     with pytest.raises(EnvironmentProblem, match=r"^pre-flight: disk: .* Free space, lower checkpoint.keep"):
@@ -175,9 +214,10 @@ def _check(capsys, folder, model, *flags: str, **overrides) -> tuple[int, str]:
 def test_command_lists_the_checks(capsys, tmp_path, model_folder):
     code, out = _check(capsys, tmp_path, model_folder, "--json")
     assert code == 0
-    assert all(line.startswith(f"pass  {name} ") for line, name in zip(out.splitlines(), NAMES, strict=False))
+    names = [*NAMES, "run directory"]
+    assert all(line.startswith(f"pass  {name} ") for line, name in zip(out.splitlines(), names, strict=False))
     result = json.loads(out.splitlines()[-1])
-    assert [c["name"] for c in result["checks"]] == NAMES
+    assert [c["name"] for c in result["checks"]] == names
     assert (result["failed"], result["exit_code"]) == (0, 0)
     assert not (tmp_path / "run").exists()
 
@@ -203,6 +243,17 @@ def test_command_may_skip_bad_records(capsys, tmp_path, model_folder):
     code, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
     assert code == 0
     assert out.splitlines()[0].startswith("warn  data")
+
+
+def test_command_lists_out_of_memory(capsys, tmp_path, model_folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(preflight, "update_weights", full)
+    code, out = _check(capsys, tmp_path, model_folder)
+    assert code == 4
+    assert "fail  train step      device: out of memory: CUDA out of memory. Lower train.batch_size" in out
+    assert out.splitlines()[-1].endswith("1 failed")
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,18 @@ from html import escape
 from pathlib import Path
 from typing import TypeVar
 
+import kit
 import pytest
 from fake_run import HOSTILE, NUM_STEPS, blind_run, fake_run, write_run
 
-from fivetune import plugins
+from fivetune import plugins, rundir
+from fivetune.config import load_config
 from fivetune.errors import RunDirError
 from fivetune.report import build_page, charts, examples, findings, render, write_report
 from fivetune.report.scores import baseline_eval, best_eval, main_score, summary
 from fivetune.report.series import MAX_POINTS, by_step, quantile, smooth, thin, wilson
 from fivetune.report.wording import amount, change, discreet, duration, fixed, percent, setting, short, size, visible
+from fivetune.training.card import model_card
 from fivetune.types import Chart, Example, Figure, Page, Run, Section, Table, Text
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -135,7 +138,8 @@ def figures_of(page: Page) -> list[Figure]:
 def test_data_table_counts_what_was_lost() -> None:
     rows = part(build_page(fake_run()), "Data", Table).rows
     assert rows[1] == ("records skipped", "3", "0.07 %", "1", "0.16 %")
-    assert rows[4] == ("answers lost to truncation", "8", "0.20 %", "1", "0.16 %")
+    assert rows[3] == ("examples made of them", "4,000", "", "640", "")
+    assert rows[5] == ("answers lost to truncation", "8", "0.20 %", "1", "0.16 %")
 
 
 def test_histogram_shares_leave_out_the_empty_end() -> None:
@@ -188,6 +192,56 @@ def test_what_the_data_lost_is_warned_of_and_equal_warnings_are_counted() -> Non
         "train: skipped 1 record of 9 that could not be used.",
     ]
     assert findings.grouped(["a", "b", "a"]) == ["a (2 times)", "b"]
+
+
+def test_unknown_tokens_are_warned_of() -> None:
+    data = {"train": {"num_input_tokens": 1000, "num_unknown_tokens": 12}}
+    assert findings.warnings(replace(EMPTY, data=data)) == [
+        "train: 1.20 % of the input tokens are unknown to the tokenizer."
+    ]
+
+
+def test_shares_and_epochs_count_the_examples_not_the_records() -> None:
+    """Training on all answers makes several examples of a record."""
+    data = {"train": {"num_read": 8, "num_kept": 8, "num_examples": 16, "num_answers_lost": 2}}
+    assert "in 2 examples (12.5 %) truncation" in findings.warnings(replace(EMPTY, data=data))[0]
+    page = build_page(fake_run(data={"train": {"num_kept": 100, "num_examples": 6400}}))
+    figures = [p for s in page.sections for p in s.parts if isinstance(p, Figure)]
+    assert next(f for f in figures if f.label == "Examples seen").remark == "3.00 epochs"
+
+
+def test_the_made_up_run_has_the_counts_of_a_real_one(tmp_path: Path, model_folder: Path) -> None:
+    real = kit.ready(tmp_path, model_folder).stream.store.summary
+    for facts in fake_run().data.values():
+        assert set(facts) <= set(real)
+
+
+def test_scores_of_every_metric_are_points() -> None:
+    evals = [
+        {"step": i, "split": "eval", "num_examples": 10, "scores": {"exact_match": v}} for i, v in ((0, 3), (5, 69.6))
+    ]
+    page = build_page(fake_run(evals=evals, status={"best": {"step": 5, "metric": "exact_match"}}, predictions={}))
+    assert findings.verdict(replace(EMPTY, evals=evals), [])[0].startswith(
+        "Fine-tuning raised exact match from 3.0 to 69.6"
+    )
+    row = part(page, "Verdict", Table).rows[0]
+    assert row == ("exact match", "69.60", "39.3 to 89.0", "3.00", "+66.60")
+
+
+def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
+    evals = [
+        {"step": 5, "split": "subset", "scores": {"f1": 1.0}}, {"step": 5, "split": "eval", "scores": {"f1": 2.0}},
+        {"step": 5, "split": "subset", "scores": {"f1": 3.0}}, {"step": 5, "split": "other", "scores": {"f1": 4.0}},
+        {"step": 9, "split": "subset", "scores": {"f1": 5.0}},
+    ]  # fmt: skip
+    run = replace(EMPTY, evals=evals, status={"best": {"step": 5}})
+    assert best_eval(run) == rundir.best_eval(evals, {"step": 5}) == evals[1]
+    assert rundir.best_eval(evals, {"step": 9}) == evals[4]
+    assert rundir.best_eval(evals, None) is rundir.best_eval(evals, {"step": 7}) is None
+    config = load_config({"model": {"path": "m"}, "task": "squad_v2"})
+    assert "| f1 | 2.00 |" in model_card(
+        config, replace(run, evals=[e | {"num_examples": 4} for e in evals]), {"step": 5}
+    )
 
 
 def test_a_run_that_got_worse_says_so() -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import kit
 import pytest
+import torch
 import yaml
 
 from fivetune import rundir
@@ -42,7 +45,28 @@ def _comparable(run: Run) -> tuple:
     return steps, evals, run.status["best"], run.predictions
 
 
+def _last_checkpoint(run: Path) -> Path:
+    return max((p for p in (run / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested lists and dicts with tensors in them, as something that == compares."""
+    if isinstance(value, torch.Tensor):
+        return {name: (value.dtype, value.shape, value.numpy().tobytes())}
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for k, v in items for key, leaf in _flat(v, f"{name}.{k}").items()}
+    return {name: value}
+
+
 def _assert_same(run: Path, whole: Path) -> None:
+    """model/ and the last checkpoint: weights, optimizer state, random states."""
+    last, other = _last_checkpoint(run), _last_checkpoint(whole)
+    assert last.name == other.name
+    assert (last / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    states = [_flat(torch.load(p / "state.pt", weights_only=True)) for p in (last, other)]
+    assert any(name.startswith(".optimizer.state.") for name in states[0])
+    assert states[0] == states[1]
     assert kit.weights_of(run) == kit.weights_of(whole)
     assert _comparable(rundir.read(run)) == _comparable(rundir.read(whole))
 
@@ -89,7 +113,7 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
 def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
     _signal_at(monkeypatch, "evaluation", 0, signal.SIGINT)
-    with pytest.raises(Interrupted, match=r"stopped by SIGINT after step 0 of 6") as caught:
+    with pytest.raises(Interrupted, match=r"stopped by SIGINT after step 0 of 6; nothing to save yet. Go") as caught:
         train(table, preflight=False, quiet=True)
     assert caught.value.exit_code == 130
     train(table, resume=True, quiet=True)
@@ -99,6 +123,61 @@ def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, mo
 def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folder, uninterrupted, monkeypatch):
     _signal_at(monkeypatch, "evaluation", 6)
     assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).status["state"] == "finished"
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def _signal_during(monkeypatch, what: str, wanted: int, signum: int = signal.SIGTERM) -> None:
+    """Once, at the `wanted`-th count of a phase, the process gets a signal."""
+    whole, calls = Progress.count, []
+
+    def told(self, name, done, total=None):
+        whole(self, name, done, total)
+        if name.startswith(what):
+            calls.append(done)
+            if len(calls) == wanted:
+                os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(Progress, "count", told)
+
+
+@pytest.mark.parametrize(("count", "step"), [(3, 0), (15, 3), (27, 6)])
+def test_stopped_during_an_evaluation(tmp_path, model_folder, uninterrupted, monkeypatch, capfd, count, step):
+    """Of 12 examples, every evaluation is broken off at the third; it is made again when the run goes on."""
+    table = _table(tmp_path, model_folder)
+    _signal_during(monkeypatch, "evaluating", count)
+    with pytest.raises(Interrupted, match=rf"stopped by SIGTERM after step {step} of 6; (saved|nothing to save yet)"):
+        train(table, preflight=False, quiet=True)
+    assert "SIGTERM received: stopping" in capfd.readouterr().err
+    assert [e["step"] for e in rundir.read(tmp_path / "run").evals] == list(range(0, step, 3))
+    train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "tokenising", 1)
+        with pytest.raises(Interrupted, match=r"^stopped by SIGTERM. Nothing was trained, nothing is kept.$") as caught:
+            train(table, quiet=True)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "pre-flight", 2, signal.SIGINT)
+        with pytest.raises(Interrupted, match=r"stopped by SIGINT. Nothing was trained"):
+            train(table, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    train(table, preflight=False, quiet=True)
+    before = (tmp_path / "run" / "status.json").read_bytes()
+    shutil.rmtree(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "tokenising", 1)
+        with pytest.raises(Interrupted, match=r"^stopped by SIGTERM. Go on with: fivetune train .*run --resume$"):
+            train(table, resume=True, quiet=True)
+    assert (tmp_path / "run" / "status.json").read_bytes() == before
     _assert_same(tmp_path / "run", uninterrupted)
 
 

@@ -86,6 +86,15 @@ def test_an_occupied_directory_is_refused_or_moved_aside(tmp_path):
     assert not (tmp_path / "run" / CONFIG).exists()
 
 
+def test_a_discarded_run_brings_back_the_one_before(tmp_path):
+    started(tmp_path / "run").close()
+    run = RunDir.create(tmp_path / "run", overwrite=True)
+    run.discard()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run" / CONFIG).is_file()
+    RunDir.resume(tmp_path / "run").close()
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_foreign_directory_is_never_touched(tmp_path, overwrite):
     (tmp_path / "thesis.tex").write_text("precious")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import kit
 import pytest
@@ -57,3 +58,72 @@ def test_tensorboard_gets_every_record(tmp_path: Path, model_folder: Path) -> No
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in events.Scalars("eval/f1")] == [0, 3, 6]
+
+
+class _Sink:
+    """Notes what it is told; `fall` breaks the run at a step."""
+
+    def __init__(self, fall: int | None = None) -> None:
+        self.told: list = []
+        self.fall = fall
+
+    def __call__(self) -> _Sink:
+        return self
+
+    def open(self, folder: Path, config: dict, *, first_step: int) -> _Sink:
+        self.told.append(first_step)
+        return self
+
+    def step(self, record: StepRecord) -> None:
+        if record.step == self.fall:
+            raise ZeroDivisionError
+
+    def evaluation(self, record: EvalRecord) -> None: ...
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+
+def test_sinks_are_closed_when_the_run_fails_and_told_where_it_goes_on(tmp_path, model_folder, monkeypatch) -> None:
+    table = kit.recipe(tmp_path, model_folder, report__sinks=["tensorboard"], data__eval=[], checkpoint__every_steps=2)
+    whole, sink = plugins.load, _Sink(fall=5)
+    monkeypatch.setattr(plugins, "load", lambda kind, name: sink if kind == "sinks" else whole(kind, name))
+    with pytest.raises(ZeroDivisionError):
+        fivetune.train(table, quiet=True, preflight=False)
+    assert sink.told == [1, "closed"]
+    sink.fall = None
+    fivetune.train(table, quiet=True, resume=True)
+    assert sink.told == [1, "closed", 5, "closed"]
+
+
+def _told(name: str, client: Mock, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tracker with a made-up client tell one step and one evaluation."""
+    monkeypatch.setitem(sys.modules, name, client)
+    writer = plugins.load("sinks", name)().open(folder / "mine", {"run": {"seed": 3}, "device": "cpu"})
+    writer.step(STEP)
+    writer.evaluation(EVAL)
+    writer.close()
+
+
+def test_wandb_gets_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Mock()
+    _told("wandb", client, tmp_path, monkeypatch)
+    assert client.init.call_args.kwargs["name"] == "mine"
+    assert client.init.call_args.kwargs["config"]["run"] == {"seed": 3}
+    run = client.init.return_value
+    assert [(call.args[0], call.kwargs) for call in run.log.call_args_list] == [
+        (step_values(STEP), {"step": 7}),
+        (eval_values(EVAL), {"step": 7}),
+    ]
+    run.finish.assert_called_once()
+
+
+def test_mlflow_gets_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Mock()
+    _told("mlflow", client, tmp_path, monkeypatch)
+    assert client.start_run.call_args.kwargs["run_name"] == "mine"
+    client.log_params.assert_called_once_with({"run.seed": 3})
+    first, second = client.log_metrics.call_args_list
+    assert first.kwargs == second.kwargs == {"step": 7}
+    assert first.args[0]["train.loss"] == 0.5 and second.args[0] == {"eval.exact": 50.0, "eval.loss": 0.25}
+    client.end_run.assert_called_once()

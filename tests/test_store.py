@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,22 @@ def test_examples_come_back_in_ids_and_words(tokenizer, squad, tmp_path):
     assert store.labels[0].tolist() == tokenizer("unanswerable")["input_ids"]
 
 
-def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path):
+def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypatch):
     store = prepare(squad, tokenizer, cache=tmp_path / "cache")
     for ragged in (store.inputs, store.labels, store._ids, store._texts):
         assert isinstance(ragged._values, np.memmap)
         assert isinstance(ragged[0], np.memmap)
     assert store.inputs[0].dtype == np.uint16
+    peaks = []
+    for num in (20, 200):  # texts of 6 kB, several chunks
+        lines = [pair(i, "red hat " * 800) for i in range(num)]
+        source = pairs(tmp_path, *lines)
+        monkeypatch.setattr(store_module, "CHUNK", 10)
+        tracemalloc.start()
+        prepare(source, tokenizer, cache=tmp_path / str(num))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
 
 
 def test_the_summary_counts(tokenizer, squad, tmp_path):
@@ -72,6 +83,7 @@ def test_the_summary_counts(tokenizer, squad, tmp_path):
     )
     assert sum(summary["input_lengths"]["counts"]) == sum(summary["target_lengths"]["counts"]) == 24
     assert summary["target_p99"] <= summary["longest_target"] <= summary["max_target_tokens"] == 16
+    assert (summary["num_skipped_bad"], summary["first_bad"]) == (0, None)
     assert (summary["num_examples_clipped"], summary["num_answers_lost"], summary["num_unknown_tokens"]) == (0, 0, 0)
     assert summary["source"] == list(squad.paths)
 
@@ -81,7 +93,10 @@ def test_what_the_limits_cost_is_counted(tokenizer, squad, tmp_path):
     summary = prepare(tight, tokenizer, cache=tmp_path / "cache").summary
     assert summary["num_examples_clipped"] == summary["num_clipped_targets"] == 24
     assert summary["num_answers_lost"] == 16  # all that had an answer
-    assert summary["longest_input"] == 18
+    whole = prepare(squad, tokenizer, cache=tmp_path / "cache").summary
+    for key in ("longest_input", "longest_target", "input_lengths", "target_lengths"):  # before truncation
+        assert summary[key] == whole[key]
+    assert summary["longest_input"] > 18 and summary["target_p99"] == 2
     unknown = prepare(pairs(tmp_path, pair(1, "日本 hat")), tokenizer, cache=tmp_path / "cache").summary
     assert unknown["num_unknown_tokens"] == 1
 
@@ -121,7 +136,47 @@ def test_a_cached_store_is_used_again(tokenizer, squad, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "_build", lambda *_: pytest.fail("built twice"))
     again = prepare(squad, tokenizer, cache=tmp_path / "cache")
     assert (again.fingerprint, again.summary) == (built.fingerprint, built.summary)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [built.fingerprint]
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["inputs.values", "texts.offsets", "summary.json", "ids.values"])
+def test_a_damaged_store_is_built_again(tokenizer, squad, tmp_path, name):
+    built = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").iterdir()
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[:-8])
+    with pytest.raises(EnvironmentProblem, match=r"damaged tokenised data: .* Delete that folder"):
+        TokenStore(folder)
+    again = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    assert (again.summary, (folder / name).read_bytes()) == (built.summary, whole)
+
+
+@pytest.mark.parametrize("step", ["append", "sync"])
+def test_a_full_disk_names_the_cache(tokenizer, squad, tmp_path, monkeypatch, step):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store_module.RaggedWriter, step, full)
+    with pytest.raises(EnvironmentProblem, match=r"cache: cannot be written: No space left.*another data\.cache_dir"):
+        prepare(squad, tokenizer, cache=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_task_that_was_edited_builds_anew(tokenizer, squad, tmp_path, monkeypatch):
+    built = prepare(squad, tokenizer, cache=tmp_path / "cache")
+    edited = tmp_path / "squad_v2.py"
+    edited.write_text(Path(store_module.inspect.getfile(SquadV2)).read_text() + "# edited\n")
+    monkeypatch.setattr(store_module.inspect, "getfile", lambda _: str(edited))
+    assert prepare(squad, tokenizer, cache=tmp_path / "cache").fingerprint == built.fingerprint
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_tokenizer_that_splits_otherwise_builds_anew(tokenizer, squad, tmp_path):
+    prepare(squad, tokenizer, cache=tmp_path / "cache")
+    other = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    other.backend_tokenizer.add_special_tokens(["<brand new>"])
+    prepare(squad, other, cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_an_interrupted_build_leaves_nothing(tokenizer, squad, tmp_path):
@@ -144,7 +199,7 @@ def test_the_fingerprint_sees_everything_that_decides(tokenizer, squad, tmp_path
         for change in (
             {"task": SquadV2(template="q: {question} c: {context}")}, {"task": SquadV2(no_answer="nothing")},
             {"limits": Limits(63, 16)}, {"limits": Limits(64, 15)}, {"limits": Limits(64, 16, "head_tail")},
-            {"columns": {"question": "title"}}, {"on_bad_record": "skip"}, {"max_examples": 3},
+            {"columns": {"question": "title"}}, {"max_examples": 3},
             {"for_training": True}, {"labelled": False},
         )
     ]  # fmt: skip
@@ -165,7 +220,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 
 def test_a_cache_that_cannot_be_written(tokenizer, squad, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentProblem, match=r"file: cannot be written: .*Choose another data\.cache_dir\."):
+    with pytest.raises(EnvironmentProblem, match=r"file: cannot be written: .*choose another data\.cache_dir\."):
         prepare(squad, tokenizer, cache=tmp_path / "file")
 
 
@@ -191,6 +246,24 @@ def test_bad_records_stop_or_are_counted(tokenizer, tmp_path, line, where, words
     assert (summary["num_read"], summary["num_kept"], summary["num_skipped"]) == (3, 2, 1)
     assert summary["skips"][0]["where"].endswith(where)
     assert where not in summary["skips"][0]["reason"]
+
+
+def test_check_and_train_share_a_store(tokenizer, squad, tmp_path, monkeypatch):
+    """`check` skips bad records to count them, `train` does not: the data is tokenised once."""
+    built = prepare(replace(squad, on_bad_record="skip"), tokenizer, cache=tmp_path / "cache")
+    monkeypatch.setattr(store_module, "_build", lambda *_: pytest.fail("built twice"))
+    assert prepare(squad, tokenizer, cache=tmp_path / "cache").fingerprint == built.fingerprint
+
+
+@pytest.mark.parametrize(("line", "where", "words"), BAD)
+def test_a_store_with_skipped_records_is_refused_where_they_must_not_be(tokenizer, tmp_path, line, where, words):
+    source = pairs(tmp_path, pair(1), line, pair(3), on_bad_record="skip")
+    prepare(source, tokenizer, cache=tmp_path / "cache")
+    with pytest.raises(DataError) as caught:
+        prepare(replace(source, on_bad_record="fail"), tokenizer, cache=tmp_path / "cache")
+    message = str(caught.value)
+    assert where in message and words in message
+    assert message.count("data.on_bad_record: skip") == 1
 
 
 def test_all_skips_are_counted_the_first_ones_named(tokenizer, tmp_path):

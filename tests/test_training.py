@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 import fivetune
-from fivetune import rundir
+from fivetune import cli, evaluate, rundir
 from fivetune.data.batch import collate
 from fivetune.errors import ConfigError, DataError, EnvironmentProblem, NumericError, RunDirError
-from fivetune.telemetry.devices import pick_device, pick_precision
+from fivetune.evaluate import Evaluator
+from fivetune.metrics.squad_v2 import SquadV2 as SquadV2Metric
+from fivetune.progress import Progress
+from fivetune.telemetry.devices import enough_memory, pick_device, pick_precision
 from fivetune.training import loop, train
 from fivetune.types import Run
 
@@ -98,6 +101,7 @@ def test_library_call_returns_the_run(tmp_path, model_folder):
     assert [e["step"] for e in run.evals] == [0, 2]
     assert run.data["train"]["num_kept"] == 24
     assert run.machine["precision"] == "fp32"
+    assert run.machine["command"] is None
     assert set(run.status["seconds_by_phase"]) == {"prepare", "evaluate", "train", "checkpoint"}
 
 
@@ -137,12 +141,84 @@ def test_metric_that_is_never_computed_is_refused_before_training(tmp_path, mode
     assert not (tmp_path / "run" / "steps.jsonl").exists()
 
 
-def test_failure_is_written_down(tmp_path, model_folder):
-    (tmp_path / "broken.json").write_text('{"data": [')
-    with pytest.raises(DataError):
-        _train(tmp_path, model_folder, data__train=str(tmp_path / "broken.json"))
+def test_failure_is_written_down(tmp_path, model_folder, monkeypatch):
+    def fall(self, record, num_steps):
+        raise ZeroDivisionError("far away")
+
+    monkeypatch.setattr(Progress, "step", fall)
+    with pytest.raises(ZeroDivisionError):
+        _train(tmp_path, model_folder)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["state"] == "failed" and "broken.json" in status["why"]
+    assert (status["state"], status["why"]) == ("failed", "ZeroDivisionError('far away')")
+
+
+def test_run_that_fails_before_it_began_leaves_nothing(tmp_path, model_folder):
+    (tmp_path / "broken.json").write_text('{"data": [')
+    with pytest.raises(DataError, match=r"broken.json"):
+        _train(tmp_path, model_folder, data__train=str(tmp_path / "broken.json"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_config_with_overrides_is_refused(tmp_path, model_folder):
+    config = fivetune.load_config(kit.recipe(tmp_path, model_folder))
+    with pytest.raises(ConfigError, match=r"overrides: they are given beside a RunConfig, which is complete"):
+        train(config, {"optimizer.lr": 1.0})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+)
+@pytest.mark.parametrize("where", ["label_nats", "generate"])
+def test_out_of_memory_says_what_to_lower(tmp_path, model_folder, monkeypatch, where, error):
+    def full(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(loop if where == "label_nats" else evaluate, where, full)
+    with pytest.raises(EnvironmentProblem, match=r"device: out of memory: .*Lower train.batch_size .*eval.batch_size"):
+        _train(tmp_path, model_folder)
+    assert "\n" not in rundir.read(tmp_path / "run").status["why"]
+
+
+def test_other_errors_pass_the_memory_watch(tmp_path, model_folder):
+    with pytest.raises(RuntimeError, match="shapes"), enough_memory():
+        raise RuntimeError("shapes differ")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_metric_says_which_score_is_better(tmp_path, model_folder, monkeypatch, higher):
+    values = iter([5.0, 3.0, 4.0])
+    monkeypatch.setattr(SquadV2Metric, "higher_is_better", higher)
+    whole = Evaluator.run
+
+    def run(self, *args, **kwargs):
+        record = whole(self, *args, **kwargs)
+        record.scores["f1"] = next(values)
+        return record
+
+    monkeypatch.setattr(Evaluator, "run", run)
+    best = _train(tmp_path, model_folder, eval__every_steps=2, eval__at_start=False).status["best"]
+    assert (best["step"], best["score"]) == ((2, 5.0) if higher else (4, 3.0))
+
+
+def test_lost_best_checkpoint_is_told(tmp_path, model_folder, capsys):
+    """The best of equal scores is the first, step 3; a resume of the finished run exports again."""
+    run = _train(tmp_path, model_folder, eval__metric="total")
+    assert (run.status["best"]["step"], run.status["incomplete"]) == (3, None)
+    (tmp_path / "run" / "checkpoints" / "3" / "model.safetensors").write_bytes(b"")
+    assert cli.main(["train", str(tmp_path / "run"), "--resume", "--quiet"]) == 6
+    assert "is damaged (its checksum differs). It was the best checkpoint; model/ holds" in capsys.readouterr().err
+    run = rundir.read(tmp_path / "run")
+    assert (run.status["state"], run.status["best"]) == ("finished", None)
+    assert (tmp_path / "run" / "report.html").is_file()
+    last = load_file(tmp_path / "run" / "checkpoints" / "6" / "model.safetensors")
+    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(exported[name], last[name]) for name in exported)
 
 
 # --- numbers that are not finite, weights that do not move ---
@@ -279,6 +355,16 @@ def test_overwrite_moves_the_run_aside(tmp_path, model_folder):
     assert len(rundir.read(tmp_path / "run").steps) == 2
 
 
+def test_overwrite_that_is_refused_brings_the_run_back(tmp_path, model_folder):
+    _train(tmp_path, model_folder, train__num_steps=1)
+    before = kit.weights_of(tmp_path / "run")
+    table = kit.recipe(tmp_path, model_folder, eval__metric="f2")
+    with pytest.raises(ConfigError):
+        train(table, overwrite=True, preflight=False, quiet=True)
+    assert kit.weights_of(tmp_path / "run") == before
+    assert not list(tmp_path.glob("run.before-*"))
+
+
 def _resume(folder: Path, model: Path, **overrides) -> Run:
     return train(kit.recipe(folder, model, **overrides), resume=True, quiet=True)
 
@@ -302,6 +388,14 @@ def test_resume_may_train_longer(tmp_path, model_folder):
     run = _resume(tmp_path, model_folder, train__num_steps=8)
     assert [s["step"] for s in run.steps] == list(range(1, 9))
     assert [e["step"] for e in run.evals] == [0, 3, 6, 8]
+    assert not [w for w in run.warnings if "schedule" in w]
+
+
+def test_resume_that_changes_the_schedule_says_so(tmp_path, model_folder):
+    linear = {"name": "linear"}
+    _train(tmp_path, model_folder, schedule=linear)
+    run = _resume(tmp_path, model_folder, train__num_steps=8, schedule=linear)
+    assert any("started for 6 steps and goes on for 8: schedule.name linear follows" in w for w in run.warnings)
 
 
 def test_resume_with_other_settings_is_refused(tmp_path, model_folder):

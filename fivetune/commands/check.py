@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from fivetune.commands import print_json
 
@@ -49,14 +50,23 @@ def run(args: argparse.Namespace) -> int:
 def _checks(config):
     """Bad records are counted, not raised one by one; they fail the data check unless data.on_bad_record: skip."""
     from fivetune.errors import DataError
-    from fivetune.training.preflight import Check, checks_of
+    from fivetune.progress import Progress
+    from fivetune.training.preflight import Check, checks_of, run_directory
     from fivetune.training.setup import set_up
 
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})
-    for check in checks_of(set_up(lenient)):
-        strict = check.name == "data" and check.state == "warn" and config.data.on_bad_record == "fail"
-        if strict and "first skipped" in check.detail:
+    progress = Progress()
+    progress.start()
+    try:
+        setup = set_up(lenient, count=progress.count)
+    finally:
+        progress.close()
+    stores = [setup.stream.store, *([setup.evaluator.store] if setup.evaluator else [])]
+    num_bad = sum(store.summary["num_skipped"] for store in stores)
+    for check in checks_of(setup):
+        if check.name == "data" and num_bad and config.data.on_bad_record == "fail":
             advice = "Mend them, or set data.on_bad_record: skip to train without them"
             yield Check(check.name, "fail", f"{check.detail}. {advice}", DataError)
         else:
             yield check
+    yield run_directory(Path(config.run.dir))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 from fivetune.commands import print_json, print_scores
 
@@ -18,19 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
-    from pathlib import Path
 
     from fivetune.config_layers import parse_overrides
     from fivetune.progress import Progress
-    from fivetune.rundir import EVALS, RunDir
+    from fivetune.rundir import EVALS, RunDir, read_data
     from fivetune.training.inference import open_run
 
     trained = open_run(Path(args.run), parse_overrides(args.settings))
-    split = args.split or Path(trained.config.data.eval[0]).name.partition(".")[0]
+    evaluator = trained.evaluator()
+    own = read_data(args.run).get("eval", {}).get("fingerprint")
+    is_own = not args.settings and evaluator.store.fingerprint == own
+    split = split_name(args.split, trained.config.data.eval[0], is_own=is_own)
     progress = Progress()
     folder = RunDir.resume(args.run)
     try:
-        evaluator = trained.evaluator()
         record = evaluator.run(
             trained.model,
             step=trained.step,
@@ -48,5 +51,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"predictions  {folder.path}/predictions/{split}-{trained.step}.jsonl")
     else:
         print_json({"scores": record.scores, "num_examples": record.num_examples, "rates": record.rates,
-                    "loss": record.loss, "step": trained.step})  # fmt: skip
+                    "loss": record.loss, "step": trained.step, "split": split})  # fmt: skip
     return 0
+
+
+def split_name(given: str | None, source: str, *, is_own: bool) -> str:
+    """Name under which an evaluation is kept; those of the run's own evaluations only for the same data and settings.
+
+    >>> split_name(None, "data/dev.json", is_own=False), split_name(None, "data/eval.json", is_own=False)
+    ('dev', 'other-eval')
+    >>> split_name("eval", "data/dev.json", is_own=True), split_name("subset", "data/dev.json", is_own=True)
+    ('eval', 'other-subset')
+    """
+    from fivetune.rundir import OWN_SPLITS
+
+    name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
+    return f"other-{name}" if name in OWN_SPLITS and not (is_own and name == "eval") else name

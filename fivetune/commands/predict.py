@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -25,27 +26,34 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.inference import open_run
 
     progress = Progress()
-    trained = open_run(Path(args.run), parse_overrides(args.settings))
-    lines = trained.answers(source=args.input, texts=args.inputs, progress=progress.counter("answering"))
+    progress.start()
+    try:
+        trained = open_run(Path(args.run), parse_overrides(args.settings))
+        lines = trained.answers(source=args.input, texts=args.inputs, count=progress.count)
+    finally:
+        progress.close()
     if args.output:
         _write(Path(args.output), lines)
     else:
         for line in lines:
             sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-    progress.close()
     return 0
 
 
 def _write(path: Path, lines) -> None:
     """Stream to a temporary name; the file is there whole or not at all."""
     from fivetune.errors import EnvironmentProblem
+    from fivetune.rundir import fsync_folder
 
     staging = path.with_name(f".{path.name}.tmp")
     try:
         with staging.open("w", encoding="utf-8") as file:
             for line in lines:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         staging.replace(path)
+        fsync_folder(path.parent)
     except OSError as error:
         raise EnvironmentProblem(f"{path}: cannot be written: {error.strerror}. Choose another --output.") from None
     finally:

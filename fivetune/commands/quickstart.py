@@ -18,13 +18,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.nano.reading import write_reading_corpus
+    from fivetune.nano.reading import FIRMS, PEOPLE, SHIPS, write_reading_corpus
     from fivetune.progress import duration
     from fivetune.report import write_report
+    from fivetune.rundir import best_eval
     from fivetune.training import train
 
     folder = Path(args.dir)
-    files = write_reading_corpus(folder / "quickstart-corpus", num_train=NUM_TRAIN, num_eval=NUM_EVAL, seed=SEED)
+    files = write_reading_corpus(
+        folder / "quickstart-corpus",
+        num_train=NUM_TRAIN,
+        num_eval=NUM_EVAL,
+        seed=SEED,
+        domains=(SHIPS, FIRMS, PEOPLE),
+        max_facts=4,
+    )
     print(
         f"corpus: {NUM_TRAIN:,} questions to train on, {NUM_EVAL} held out, about half unanswerable; "
         f"in {files[0].parent}"
@@ -46,11 +54,12 @@ def run(args: argparse.Namespace) -> int:
     print("fine-tuning on questions with their contexts")
     done = train("quickstart", {**shared, **steps, "run.dir": str(folder / "quickstart")}, overwrite=True)
     page = write_report(folder / "quickstart")
+    best = best_eval(done.evals, done.status["best"])
+    assert best is not None  # the recipe evaluates, so the best step has its record
     scores = {
-        "before": done.evals[0]["scores"], "context-blind": blind.evals[-1]["scores"],
-        "after": next(e for e in done.evals if e["step"] == done.status["best"]["step"])["scores"],
+        "before": done.evals[0]["scores"], "context-blind": blind.evals[-1]["scores"], "after": best["scores"],
     }  # fmt: skip
-    _print_table(scores, num_examples=done.evals[0]["num_examples"])
+    _print_table(scores, num_examples=best["num_examples"])
     print(f"trained in {duration(done.status['seconds'])}; model {folder}/quickstart/model")
     print(f"report {page}")
     print(f"ask it: fivetune predict {folder}/quickstart --input {files[1]} --output answers.jsonl")

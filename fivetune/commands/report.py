@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+
+from fivetune.commands import print_json
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,7 +24,7 @@ def run(args: Namespace) -> int:
     if args.json:
         this = read(args.run_dir)
         beside, _ = read_beside(args.run_dir, this)
-        print(json.dumps({"report": str(path), **summary(this, beside=beside)}))
+        print_json({"report": str(path), **summary(this, beside=beside)})
     else:
         print(path)
     return 0

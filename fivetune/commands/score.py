@@ -7,13 +7,13 @@ of {"id": ..., "prediction": ...}, plain or gzipped. Out: a table, or with --jso
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fivetune.commands import print_json
 from fivetune.config import load_task
 from fivetune.config_layers import parse_overrides
 from fivetune.data.json_text import Window
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         leanings = [by_id[key] for key in ids]
     scores = score_all(task.metrics, predictions, references, no_answer_scores=leanings).corpus
     if args.json:
-        print(json.dumps({"task": args.task, "num_examples": len(ids), "scores": scores}))
+        print_json({"task": args.task, "num_examples": len(ids), "scores": scores})
     else:
         print(f"{args.task}: {len(ids)} examples", *_table_lines(scores), sep="\n")
     return 0

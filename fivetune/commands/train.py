@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from fivetune.commands import print_json, print_scores
 
@@ -24,19 +25,21 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config_layers import parse_overrides
     from fivetune.errors import Incomplete
     from fivetune.report import write_report
+    from fivetune.rundir import best_eval
     from fivetune.training import train
 
     config = load_config(args.recipe, parse_overrides(args.settings))
     done = train(
-        config, resume=args.resume, overwrite=args.overwrite, preflight=not args.no_preflight, quiet=args.quiet
-    )
+        config, resume=args.resume, overwrite=args.overwrite, preflight=not args.no_preflight, quiet=args.quiet,
+        command=_typed(args),
+    )  # fmt: skip
     try:
         page = write_report(config.run.dir)
     except Exception as error:
         raise Incomplete(f"{config.run.dir}: the model is trained and saved, but the report failed: {error}. "
                          f"Try: fivetune report {config.run.dir}") from error  # fmt: skip
     best = done.status.get("best")
-    record = next((e for e in reversed(done.evals) if best and e["step"] == best["step"]), None)
+    record = best_eval(done.evals, best)
     if record and not args.json:
         print(f"best evaluation, step {record['step']:,}, {record['num_examples']:,} examples:")
         print_scores(record["scores"])
@@ -45,4 +48,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"run": config.run.dir, "step": done.status.get("step"), "best": best,
                     "scores": record["scores"] if record else {}, "report": str(page)})  # fmt: skip
+    if done.status.get("incomplete"):
+        raise Incomplete(done.status["incomplete"])
     return 0
+
+
+def _typed(args: argparse.Namespace) -> str:
+    """The command as a shell takes it."""
+    flags = [name for name in ("resume", "overwrite", "no_preflight", "quiet", "json") if getattr(args, name)]
+    words = [args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]
+    return shlex.join(["fivetune", "train", *words])

@@ -5,6 +5,7 @@ rows [[7, 8], [9]]  ->  values 7 8 9,  offsets 0 2 3
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -29,19 +30,30 @@ class RaggedWriter:
         self._end += len(row)
         self._offsets.write(np.int64(self._end).tobytes())
 
+    def sync(self) -> None:
+        """Put everything on the disk itself, so that a power cut cannot take it."""
+        for file in (self._values, self._offsets):
+            file.flush()
+            os.fsync(file.fileno())
+
     def close(self) -> None:
-        self._values.close()
-        self._offsets.close()
+        try:
+            self._values.close()
+        finally:
+            self._offsets.close()
 
 
 class Ragged:
-    """Rows of a file that RaggedWriter wrote, memory-mapped."""
+    """Rows of a file that RaggedWriter wrote, memory-mapped. Raises ValueError if the two files do not fit."""
 
     def __init__(self, folder: Path, name: str, dtype: type[np.generic]) -> None:
-        self.offsets: NDArray[np.int64] = np.fromfile(folder / f"{name}.offsets", dtype=np.int64)
-        empty = self.offsets[-1] == 0
         path = folder / f"{name}.values"
-        self._values = np.empty(0, dtype) if empty else np.memmap(path, dtype=dtype, mode="r")
+        self.offsets: NDArray[np.int64] = np.fromfile(folder / f"{name}.offsets", dtype=np.int64)
+        promised = int(self.offsets[-1]) if len(self.offsets) else -1
+        num_values, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
+        if rest or num_values != promised:
+            raise ValueError(f"{path.name} holds {num_values} values, its offsets say {promised}")
+        self._values = np.memmap(path, dtype=dtype, mode="r") if promised else np.empty(0, dtype)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -1,15 +1,18 @@
 """Tokenised data on disk: flat memory-mapped arrays with offsets, cached under a fingerprint.
 
 In: sources, a task, a tokenizer. Out: a TokenStore, whose memory use does not grow with the data.
-A store is built in a staging folder and renamed, so that a cached one is always whole.
+A store is built in a staging folder and renamed, so that a cached one is whole; a damaged one is built again.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -22,10 +25,12 @@ from fivetune.data.encode import Limits, encode
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids, source_files
 from fivetune.errors import DataError, EnvironmentProblem
-from fivetune.rundir import write_json
-from fivetune.types import RawRecord, TextExample
+from fivetune.rundir import fsync_folder
+from fivetune.tasks import Task
+from fivetune.types import RawRecord, TextExample, TokenExample
 
 ENCODING_VERSION = 1  # raise it when the same input would be encoded differently
+LAYOUT_VERSION = 2  # raise it when a store has other files, or its summary other keys
 CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
 MAX_SKIPS_KEPT = 50  # skipped records that are named; all are counted
 NUM_BINS = 30
@@ -38,7 +43,7 @@ class Source:
     """What a store is made from, apart from the tokenizer."""
 
     paths: tuple[str, ...]
-    task: Any
+    task: Task
     limits: Limits
     columns: dict[str, str] = field(default_factory=dict)
     on_bad_record: str = "fail"
@@ -47,20 +52,30 @@ class Source:
     labelled: bool = True
 
 
+class DamagedStore(EnvironmentProblem):
+    """A folder that is no whole store."""
+
+
 class TokenStore:
     """Examples in token ids and in words.
 
     `inputs[i]`, `labels[i]` are the ids of example i; `text(i)` gives its words; `summary` counts what was
-    read, kept, skipped and cut (the content of data.json).
+    read, kept, skipped and cut (the content of data.json). Raises DamagedStore if the folder is not a whole store.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-        dtype = getattr(np, self.summary["dtype"])
-        self.inputs = Ragged(folder, "inputs", dtype)
-        self.labels = Ragged(folder, "labels", dtype)
-        self._ids = Ragged(folder, "ids", np.uint8)
-        self._texts = Ragged(folder, "texts", np.uint8)
+        try:
+            self.summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            dtype = getattr(np, self.summary["dtype"])
+            self.inputs = Ragged(folder, "inputs", dtype)
+            self.labels = Ragged(folder, "labels", dtype)
+            self._ids = Ragged(folder, "ids", np.uint8)
+            self._texts = Ragged(folder, "texts", np.uint8)
+            counts = {len(rows) for rows in (self.inputs, self.labels, self._ids, self._texts)}
+            if counts != {self.summary["num_examples"]}:
+                raise ValueError(f"{self.summary['num_examples']} examples, but {sorted(counts)} rows")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedStore(f"{folder}: damaged tokenised data: {error}. Delete that folder.") from None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -83,13 +98,36 @@ class TokenStore:
 def prepare(source: Source, tokenizer: Any, *, cache: Path, progress: Progress = lambda what, n: None) -> TokenStore:
     """The store of a source: from the cache if nothing that decides it has changed, else built now.
 
-    Raises DataError for a source that is wrong or leaves no example.
+    Raises DataError for a source that is wrong or leaves no example, EnvironmentProblem for a cache that cannot be
+    written.
     """
     fingerprint = fingerprint_of(source, tokenizer)
-    folder = cache / fingerprint
-    if not (folder / "summary.json").is_file():
+    folder = cache / _key(fingerprint, source.task, tokenizer)
+    store = _whole_store(folder)
+    if store is None:
         _build(folder, source, tokenizer, fingerprint, progress)
-    return TokenStore(folder)
+        store = TokenStore(folder)
+    bad = store.summary["first_bad"]
+    if bad and source.on_bad_record == "fail":  # built while data.on_bad_record was skip
+        raise DataError(_refusal(bad["where"], bad["reason"]))
+    return store
+
+
+def _whole_store(folder: Path) -> TokenStore | None:
+    """The cached store; None if there is none, or only a damaged one, which is removed."""
+    if not folder.is_dir():
+        return None
+    try:
+        return TokenStore(folder)
+    except DamagedStore:
+        with _told(folder.parent):
+            shutil.rmtree(folder)
+        return None
+
+
+def _refusal(where: str, reason: str) -> str:
+    advice = "" if "data.on_bad_record" in reason else " To leave such records out, set data.on_bad_record: skip."
+    return f"{where}: {reason}{advice}"
 
 
 def cache_folder(configured: str | None) -> Path:
@@ -99,14 +137,17 @@ def cache_folder(configured: str | None) -> Path:
 
 
 def fingerprint_of(source: Source, tokenizer: Any) -> str:
-    """Hash of everything that decides the store: content, tokenizer, task and template, limits, code."""
+    """Hash of what a run is trained on: content, tokenizer, task and template, limits. Resuming asks for the same.
+
+    What to do with bad records is not in it: a store is the same for both, unless it has some (see `prepare`).
+    """
     digest = blake2b(digest_size=16)
     settings = {
         "version": ENCODING_VERSION,
         "task": [source.task.plugin_name(), source.task.version, source.task.model_dump(mode="json")],
         "limits": [source.limits.max_input_tokens, source.limits.max_target_tokens, source.limits.overlong],
         "columns": source.columns,
-        "rest": [source.on_bad_record, source.max_examples, source.for_training, source.labelled],
+        "rest": ["fail", source.max_examples, source.for_training, source.labelled],  # "fail": as the first runs had it
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "paths": list(source.paths),
     }
@@ -116,6 +157,18 @@ def fingerprint_of(source: Source, tokenizer: Any) -> str:
             with file.open("rb") as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
+    return digest.hexdigest()
+
+
+def _key(fingerprint: str, task: Task, tokenizer: Any) -> str:
+    """Name of a store in the cache: the fingerprint, and the code that makes token ids of the content.
+
+    A task's file that was edited, or a tokenizer that splits or normalises in another way, builds anew.
+    """
+    digest = blake2b(f"{LAYOUT_VERSION} {fingerprint}".encode(), digest_size=16)
+    digest.update(Path(inspect.getfile(type(task))).read_bytes())
+    if tokenizer.is_fast:
+        digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()
 
 
@@ -129,56 +182,119 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def _build(folder: Path, source: Source, tokenizer: Any, fingerprint: str, progress: Progress) -> None:
     staging = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with _told(folder.parent):
         staging.mkdir(parents=True)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{folder.parent}: cannot be written: {error.strerror}. Choose another data.cache_dir."
-        ) from None
     try:
-        summary = _fill(staging, source, tokenizer, progress)
-        write_json(staging / "summary.json", {"fingerprint": fingerprint, **summary})
-        if not folder.exists():
-            staging.rename(folder)
+        summary = {"fingerprint": fingerprint, **_fill(staging, source, tokenizer, progress)}
+        with _told(folder.parent):
+            with (staging / "summary.json").open("w", encoding="utf-8") as file:
+                json.dump(summary, file, ensure_ascii=False, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            fsync_folder(staging)
+            if not folder.exists():
+                staging.rename(folder)
+                fsync_folder(folder.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _told(cache: Path) -> Iterator[None]:
+    """Turn a failed write into an error that names the setting."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{cache}: cannot be written: {error.strerror}. Free space, or choose another data.cache_dir."
+        ) from None
 
 
 class _Counts:
     """What was read, kept, skipped and cut, as data.json shows it."""
 
     def __init__(self) -> None:
-        self.num_read = self.num_kept = self.num_skipped = 0
+        self.num_read = self.num_kept = self.num_skipped = self.num_skipped_bad = 0
         self.num_examples_clipped = self.num_clipped_input_tokens = 0
         self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
         self.skips: list[dict[str, str]] = []
+        self.first_bad: dict[str, str] | None = None
 
     def skip(self, bad: BadRecord) -> None:
+        """Count a record that cannot be used."""
+        self.num_skipped_bad += 1
+        self.first_bad = self.first_bad or {"where": bad.where, "reason": bad.reason}
+        self.leave_out(bad.where, bad.reason)
+
+    def leave_out(self, where: str, reason: str) -> None:
+        """Count a record that makes no example."""
         self.num_read += 1
         self.num_skipped += 1
         if len(self.skips) < MAX_SKIPS_KEPT:
-            self.skips.append({"where": bad.where, "reason": bad.reason})
+            self.skips.append({"where": where, "reason": reason})
+
+    def add(self, tokens: TokenExample, unknown: int | None) -> None:
+        """Count what the limits and the vocabulary cost an example."""
+        self.num_examples_clipped += tokens.num_clipped_inputs > 0
+        self.num_clipped_input_tokens += tokens.num_clipped_inputs
+        self.num_clipped_targets += tokens.num_clipped_targets > 0
+        self.num_answers_lost += tokens.answer_clipped
+        self.num_unknown_tokens += sum(token == unknown for token in tokens.input_ids)
+
+
+@dataclass(slots=True)
+class _FullLengths:
+    """Lengths in tokens before anything was clipped, 4 bytes each."""
+
+    input: array[int] = field(default_factory=lambda: array("I"))
+    target: array[int] = field(default_factory=lambda: array("I"))
+
+    def add(self, tokens: TokenExample) -> None:
+        self.input.append(len(tokens.input_ids) + tokens.num_clipped_inputs)
+        self.target.append(len(tokens.labels) + tokens.num_clipped_targets)
+
+
+class _Files:
+    """The arrays of a store while they are written; what the disk refuses is raised as EnvironmentProblem."""
+
+    def __init__(self, folder: Path, dtype: type[np.generic]) -> None:
+        self._cache = folder.parent
+        kinds = (("inputs", dtype), ("labels", dtype), ("ids", np.uint8), ("texts", np.uint8))
+        with _told(self._cache):
+            self._writers = [RaggedWriter(folder, name, kind) for name, kind in kinds]
+
+    def append(self, rows: Iterable[tuple[Sequence[int] | bytes, ...]]) -> None:
+        with _told(self._cache):
+            for row in rows:
+                for writer, part in zip(self._writers, row, strict=True):
+                    writer.append(part)
+
+    def sync(self) -> None:
+        with _told(self._cache):
+            for writer in self._writers:
+                writer.sync()
+
+    def close(self) -> None:
+        with _told(self._cache), ExitStack() as stack:  # all are closed, whatever one of them says
+            for writer in self._writers:
+                stack.callback(writer.close)
 
 
 def _fill(folder: Path, source: Source, tokenizer: Any, progress: Progress) -> dict[str, Any]:
     dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max else np.uint32
-    writers = [
-        RaggedWriter(folder, name, kind)
-        for name, kind in (("inputs", dtype), ("labels", dtype), ("ids", np.uint8), ("texts", np.uint8))
-    ]
-    counts = _Counts()
+    files, counts, lengths = _Files(folder, dtype), _Counts(), _FullLengths()
     examples = _examples(source, counts)
     try:
         while chunk := list(islice(examples, CHUNK)):
-            _write_chunk(chunk, source, tokenizer, writers, counts)
+            _write_chunk(chunk, source, tokenizer, files, counts, lengths)
             progress(f"tokenising {', '.join(source.paths)}", counts.num_kept)
+        files.sync()
     finally:
-        for writer in writers:
-            writer.close()
+        files.close()
     if not counts.num_kept:
         raise DataError(f"{', '.join(source.paths)}: no example is left of {counts.num_read} records. "
                         "Check task.name and data.columns.")  # fmt: skip
-    return {**_lengths(folder, dtype, source.limits), **vars(counts), "source": list(source.paths)}
+    return {**_lengths(folder, dtype, source.limits, lengths), **vars(counts), "source": list(source.paths)}
 
 
 def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
@@ -193,7 +309,7 @@ def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
             counts.skip(BadRecord(record.where, str(error).removeprefix(f"{record.where}: ")))
             continue
         if example is None:
-            counts.skip(BadRecord(record.where, f"left out by task {source.task.plugin_name()}"))
+            counts.leave_out(record.where, f"left out by task {source.task.plugin_name()}")
         else:
             counts.num_read += 1
             yield example
@@ -205,7 +321,7 @@ def _records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iter
 
 
 def _write_chunk(
-    chunk: list[TextExample], source: Source, tokenizer: Any, writers: list[RaggedWriter], counts: _Counts
+    chunk: list[TextExample], source: Source, tokenizer: Any, files: _Files, counts: _Counts, lengths: _FullLengths
 ) -> None:
     counts.num_kept += len(chunk)
     if source.for_training:
@@ -213,32 +329,30 @@ def _write_chunk(
     else:
         pairs = [(example, example.targets) for example in chunk]
     encoded = encode(tokenizer, [e for e, _ in pairs], [t for _, t in pairs], limits=source.limits)
-    unknown = tokenizer.unk_token_id
+    rows = []
     for (example, target), tokens in zip(pairs, encoded, strict=True):
         text = {"id": example.id, "inputs": example.inputs, "targets": target, "references": example.references,
                 "clippable": example.clippable, "meta": dict(example.meta)}  # fmt: skip
-        rows = (tokens.input_ids, tokens.labels, example.id.encode(), json.dumps(text, ensure_ascii=False).encode())
-        for writer, row in zip(writers, rows, strict=True):
-            writer.append(row)
-        counts.num_examples_clipped += tokens.num_clipped_inputs > 0
-        counts.num_clipped_input_tokens += tokens.num_clipped_inputs
-        counts.num_clipped_targets += tokens.num_clipped_targets > 0
-        counts.num_answers_lost += tokens.answer_clipped
-        counts.num_unknown_tokens += list(tokens.input_ids).count(unknown)
+        words = json.dumps(text, ensure_ascii=False).encode()
+        rows.append((tokens.input_ids, tokens.labels, example.id.encode(), words))
+        counts.add(tokens, tokenizer.unk_token_id)
+        lengths.add(tokens)
+    files.append(rows)
 
 
-def _lengths(folder: Path, dtype: type[np.generic], limits: Limits) -> dict[str, Any]:
+def _lengths(folder: Path, dtype: type[np.generic], limits: Limits, full: _FullLengths) -> dict[str, Any]:
+    """Sums and p99 of the lengths as kept (p99 sets the generation cap); histogram and longest as before clipping."""
     facts: dict[str, Any] = {"dtype": np.dtype(dtype).name}
-    for name, key, limit in (
-        ("inputs", "input", limits.max_input_tokens),
-        ("labels", "target", limits.max_target_tokens),
+    for name, key, limit, before in (
+        ("inputs", "input", limits.max_input_tokens, np.asarray(full.input)),
+        ("labels", "target", limits.max_target_tokens, np.asarray(full.target)),
     ):
         lengths = Ragged(folder, name, dtype).lengths
-        counts, edges = np.histogram(lengths, bins=NUM_BINS, range=(0, max(int(lengths.max()), NUM_BINS)))
+        counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
         facts[f"num_{key}_tokens"] = int(lengths.sum())
         facts[f"{key}_p99"] = int(np.quantile(lengths, 0.99, method="higher"))
         facts[f"max_{key}_tokens"] = limit
-        facts[f"longest_{key}"] = int(lengths.max())
+        facts[f"longest_{key}"] = int(before.max())
         facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
     facts["num_examples"] = len(lengths)
     return facts

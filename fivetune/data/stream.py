@@ -51,6 +51,7 @@ class TrainingStream:
         self.order = order
         self._lengths = store.inputs.lengths + store.labels.lengths
         self._epoch = lru_cache(maxsize=2)(self._deal)
+        self._seen = lru_cache(maxsize=2)(self._count)
 
     def rows(self, step: int) -> list[Rows]:
         """Rows of the micro-batches of a 0-based optimizer step."""
@@ -62,7 +63,7 @@ class TrainingStream:
     def num_examples_before(self, step: int) -> int:
         """Examples seen before a 0-based step."""
         epoch, index = divmod(step, self.order.steps_per_epoch(len(self.store)))
-        return epoch * len(self.store) + sum(len(rows) for rows in self._epoch(epoch)[:index])
+        return epoch * len(self.store) + int(self._seen(epoch)[index])
 
     def groups(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
         """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
@@ -76,6 +77,10 @@ class TrainingStream:
 
     def _group(self, step: int) -> list[Batch]:
         return [collate(self.store, rows.tolist()) for rows in self.rows(step)]
+
+    def _count(self, epoch: int) -> Rows:
+        """Examples seen before each step of an epoch."""
+        return np.cumsum([0, *map(len, self._epoch(epoch))])
 
     def _deal(self, epoch: int) -> list[Rows]:
         return deal(self._lengths, self.order, epoch)

@@ -4,7 +4,7 @@ A metric's file holds one frozen options class and its `CASES`:
 
     main               its headline score, such as "f1"
     score_names        every score that it can produce
-    higher_is_better   of the headline score
+    higher_is_better   of its scores: which evaluation is the best
     source             whose rules these are
     score(predictions, references, *, no_answer_scores=None) -> Scores
     CASES              predictions, references and the corpus scores they must give, with where the numbers came from
@@ -55,6 +55,37 @@ class Case(NamedTuple):
     no_answer_scores: tuple[float, ...] | None = None
 
 
+class Scorer:
+    """Several metrics, looked up once; scores under the names that `score_names` gives.
+
+    >>> Scorer(["squad", "exact_match"]).score(["the cat", "dog"], [["cat"], ["dog"]]).corpus
+    {'exact': 100.0, 'f1': 100.0, 'total': 2, 'exact_match': 50.0}
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        named = _printed_names(metrics)
+        self._metrics: list[tuple[Metric, dict[str, str]]] = [
+            (plugins.load("metrics", metric)(), names) for metric, names in named.items()
+        ]
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        no_answer_scores: Sequence[float] | None = None,
+    ) -> Scores:
+        """What all the metrics say, merged."""
+        corpus: dict[str, float] = {}
+        each: list[dict[str, float]] = [{} for _ in predictions]
+        for metric, names in self._metrics:
+            scores = metric.score(predictions, references, no_answer_scores=no_answer_scores)
+            corpus.update({names[name]: value for name, value in scores.corpus.items()})
+            for merged, own in zip(each, scores.each, strict=True):
+                merged.update({names[name]: value for name, value in own.items()})
+        return Scores(corpus, each)
+
+
 def score_all(
     metrics: Sequence[str],
     predictions: Sequence[str],
@@ -62,19 +93,8 @@ def score_all(
     *,
     no_answer_scores: Sequence[float] | None = None,
 ) -> Scores:
-    """Score by several metrics at once, under the names that `score_names` gives.
-
-    >>> score_all(["squad", "exact_match"], ["the cat", "dog"], [["cat"], ["dog"]]).corpus
-    {'exact': 100.0, 'f1': 100.0, 'total': 2, 'exact_match': 50.0}
-    """
-    corpus: dict[str, float] = {}
-    each: list[dict[str, float]] = [{} for _ in predictions]
-    for metric, names in _printed_names(metrics).items():
-        scores = plugins.load("metrics", metric)().score(predictions, references, no_answer_scores=no_answer_scores)
-        corpus.update({names[name]: value for name, value in scores.corpus.items()})
-        for merged, own in zip(each, scores.each, strict=True):
-            merged.update({names[name]: value for name, value in own.items()})
-    return Scores(corpus, each)
+    """Score one corpus by several metrics at once."""
+    return Scorer(metrics).score(predictions, references, no_answer_scores=no_answer_scores)
 
 
 def score_names(metrics: Sequence[str]) -> tuple[str, ...]:
@@ -84,6 +104,16 @@ def score_names(metrics: Sequence[str]) -> tuple[str, ...]:
     ('exact', 'f1', 'total', 'exact_match')
     """
     return tuple(dict.fromkeys(name for names in _printed_names(metrics).values() for name in names.values()))
+
+
+def higher_is_better(metrics: Sequence[str], score: str) -> bool:
+    """Whether more is better of a score, as the metric says that gives it under this name.
+
+    >>> higher_is_better(["squad", "exact_match"], "exact_match")
+    True
+    """
+    giving = next(metric for metric, names in _printed_names(metrics).items() if score in names.values())
+    return plugins.load("metrics", giving).higher_is_better
 
 
 def _printed_names(metrics: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -53,6 +53,7 @@ def load(
         )
     settings = _settings(source, raw, dropout)
     words = load_tokenizer(tokenizer, source)
+    _refuse_other_ids(words, settings, source)
     if init == "pretrained":
         loaded = Loaded(_pretrained(source, settings, raw), words)
     else:
@@ -80,6 +81,21 @@ def load_tokenizer(tokenizer: str | None, source: Path) -> Any:
         raise ModelError(f"{folder}: the tokenizer has no end or no pad token, which every T5 tokenizer has.")
     assert words.is_fast or isinstance(words, ByT5Tokenizer), type(words)
     return words
+
+
+def _refuse_other_ids(tokenizer: Any, settings: Any, source: Path) -> None:
+    """The tokenizer and config.json must mean the same end and pad tokens: the one writes them, the other stops there.
+
+    Raises ModelError with both values.
+    """
+    for name in ("eos_token_id", "pad_token_id"):
+        said = getattr(settings, name, None)
+        allowed = said if isinstance(said, list) else [said]
+        if said is not None and getattr(tokenizer, name) not in allowed:
+            raise ModelError(
+                f"{source}: {name} is {said} in config.json, {getattr(tokenizer, name)} in the tokenizer. "
+                "Use the tokenizer that belongs to the model (model.tokenizer), or correct config.json."
+            )
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fivetune.errors import ModelError
 from fivetune.model.files import tensors
@@ -26,8 +26,10 @@ TOLERANCE = 1e-4  # relative, of the probe's logits
 
 def verified(model: Any, files: list[Path], raw: dict[str, Any], *, where: str) -> Any:
     """Return the model after comparing it with its files. Raises ModelError naming what differs."""
-    head = _compare_tensors(model, files, where)
+    head = _compare_tensors(model, files, where, own_head=raw.get("tie_word_embeddings") is False)
     scale = expected_scale(raw, untied=head is not None, where=where)
+    if head is not None and model.lm_head.weight is model.get_input_embeddings().weight:
+        model.lm_head.weight = nn.Parameter(head)  # transformers ties a head that has the embedding's values
     embedding = model.get_input_embeddings().weight.detach()
     if raw["model_type"] == "umt5":
         # transformers 5.23 forces the tie flag of umT5 to True and scales by it; the published models do neither
@@ -55,6 +57,11 @@ def expected_scale(raw: dict[str, Any], *, untied: bool, where: str) -> bool:
     if raw["model_type"] == "umt5":
         return not untied
     scale = raw.get("scale_decoder_outputs", flag is not False)
+    if untied and scale and flag is False:
+        raise ModelError(
+            f"{where}: config.json says that the output head is its own and that the decoder's output is scaled "
+            '(scale_decoder_outputs), which only tied models do. Set "scale_decoder_outputs": false.'
+        )
     if untied and scale:
         raise ModelError(
             f"{where}: the file holds an output head of its own ({HEAD}), but config.json says that it is tied. "
@@ -63,8 +70,11 @@ def expected_scale(raw: dict[str, Any], *, untied: bool, where: str) -> bool:
     return bool(scale)
 
 
-def _compare_tensors(model: Any, files: list[Path], where: str) -> Tensor | None:
-    """Every tensor of the files must be in the model and the other way round. Returns an untied head."""
+def _compare_tensors(model: Any, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:
+    """Every tensor of the files must be in the model and the other way round. Returns an untied head.
+
+    A head that equals the embedding is a copy of it, unless config.json says that it is a weight of its own.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     seen: set[str] = set()
     shared = head = None
@@ -89,9 +99,9 @@ def _compare_tensors(model: Any, files: list[Path], where: str) -> Tensor | None
     if missing or not seen & tied:
         name = (missing or [SHARED])[0]
         raise ModelError(f"{where}: tensor {name} is not in the file ({len(missing)} missing). Get the model again.")
-    if head is None or shared is None or torch.equal(head, shared):
+    if head is None or shared is None:
         return None
-    return head
+    return head if own_head or not torch.equal(head, shared) else None
 
 
 @torch.no_grad()

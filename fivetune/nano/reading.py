@@ -18,7 +18,7 @@ metres", "84").
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,8 +178,18 @@ PEOPLE = Domain(
 DOMAINS = (SHIPS, TOWNS, BOOKS, FIRMS, PEOPLE)
 
 
-def write_reading_corpus(folder: Path, *, num_train: int, num_eval: int, seed: int) -> tuple[Path, Path]:
+def write_reading_corpus(
+    folder: Path,
+    *,
+    num_train: int,
+    num_eval: int,
+    seed: int,
+    domains: Sequence[Domain] = DOMAINS,
+    max_facts: int = 5,
+) -> tuple[Path, Path]:
     """Write `train.json` and `dev.json` with that many questions into `folder`; the same arguments give the same bytes.
+
+    A paragraph is of one of the `domains` and tells 3 to `max_facts` facts.
 
     write_reading_corpus(Path("quickstart"), num_train=12_000, num_eval=1_000, seed=1)
     ->  {"version": "v2.0", "data": [{"title": "Ships 1", "paragraphs": [{
@@ -190,22 +200,28 @@ def write_reading_corpus(folder: Path, *, num_train: int, num_eval: int, seed: i
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "train.json", folder / "dev.json"
     for path, num_questions in zip(paths, (num_train, num_eval), strict=True):
-        corpus = reading_corpus(num_questions, split=path.stem, seed=seed)
+        corpus = reading_corpus(num_questions, split=path.stem, seed=seed, domains=domains, max_facts=max_facts)
         path.write_text(json.dumps(corpus, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return paths
 
 
-def reading_corpus(num_questions: int, *, split: str, seed: int) -> dict:
+def reading_corpus(
+    num_questions: int, *, split: str, seed: int, domains: Sequence[Domain] = DOMAINS, max_facts: int = 5
+) -> dict:
     """One split in SQuAD-2.0 form; `dev` takes its names from the held-out part, `train` from the other."""
     rng = random.Random(f"reading {seed} {split}")
     make = NameMaker(rng, held_out=split == "dev")
     articles: list[dict] = []
     for start in range(0, num_questions, QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE):
-        domain = rng.choice(DOMAINS)
+        domain = rng.choice(domains)
         end = min(num_questions, start + QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE)
         paragraphs = [
             _paragraph(
-                rng, make, domain, ids=[f"{split}-{i}" for i in range(first, min(end, first + QUESTIONS_PER_PARAGRAPH))]
+                rng,
+                make,
+                domain,
+                ids=[f"{split}-{i}" for i in range(first, min(end, first + QUESTIONS_PER_PARAGRAPH))],
+                max_facts=max_facts,
             )
             for first in range(start, end, QUESTIONS_PER_PARAGRAPH)
         ]
@@ -213,9 +229,9 @@ def reading_corpus(num_questions: int, *, split: str, seed: int) -> dict:
     return {"version": "v2.0", "data": articles}
 
 
-def _paragraph(rng: random.Random, make: NameMaker, domain: Domain, *, ids: list[str]) -> dict:
+def _paragraph(rng: random.Random, make: NameMaker, domain: Domain, *, ids: list[str], max_facts: int) -> dict:
     """A context and one question per id, answerable and not in turn, none asked twice."""
-    context, facts = _tell(rng, make, domain)
+    context, facts = _tell(rng, make, domain, max_facts)
     told = [(fact.owner, fact.relation) for fact in facts]
     answerable = rng.sample(facts, len(facts))
     asked: set[tuple[str, str]] = set()
@@ -249,9 +265,9 @@ def _new_absent_pair(
             return pair
 
 
-def _tell(rng: random.Random, make: NameMaker, domain: Domain) -> tuple[str, list[Told]]:
-    """3 to 5 facts over 2 or 3 owners and 2 or 3 relations, as a text with the place of every answer."""
-    num_facts = rng.randint(3, 5)
+def _tell(rng: random.Random, make: NameMaker, domain: Domain, max_facts: int) -> tuple[str, list[Told]]:
+    """3 to `max_facts` facts over 2 or 3 owners and 2 or 3 relations, as a text with the place of every answer."""
+    num_facts = rng.randint(3, max_facts)
     owners = _distinct(lambda: domain.owner(make), 2 if num_facts == 3 else 3)
     relations = rng.sample(tuple(domain.relations), rng.randint(2, 3))
     pairs = rng.sample([(owner, relation) for owner in owners for relation in relations], num_facts)

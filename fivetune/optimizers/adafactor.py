@@ -29,7 +29,9 @@ class Adafactor(Options):
     lr: Annotated[float, Field(gt=0, le=10)] | None = Field(
         None, description="peak learning rate; default 1e-3, none with relative_step"
     )
-    scale_parameter: bool | None = Field(None, description="overrides the preset")
+    scale_parameter: bool | None = Field(
+        None, description="what the preset says (t5-paper: true, hf: false); another value is refused"
+    )
     relative_step: bool = Field(False, description="the paper's own rate 1/sqrt(step); excludes lr")
     warmup_init: bool = Field(False, description="slow start of relative_step")
     clip_threshold: Annotated[float, Field(gt=0)] = Field(1.0, description="RMS above which an update is scaled down")
@@ -45,6 +47,13 @@ class Adafactor(Options):
             )
         if self.warmup_init and not self.relative_step:
             raise ValueError("warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init")
+        scaled = self.preset == "t5-paper"
+        if self.scale_parameter is not None and self.scale_parameter != scaled:
+            other = "hf" if scaled else "t5-paper"
+            raise ValueError(
+                f"scale_parameter {self.scale_parameter} contradicts preset {self.preset}. Set preset: {other}, "
+                "which is what it means"
+            )
         return self
 
     def build(self, groups: list[dict[str, Any]]) -> Optimizer:
@@ -57,7 +66,7 @@ class Adafactor(Options):
             decay_rate=self.decay_rate,
             beta1=self.beta1,
             weight_decay=self.weight_decay,
-            scale_parameter=self.preset == "t5-paper" if self.scale_parameter is None else self.scale_parameter,
+            scale_parameter=self.preset == "t5-paper",
             relative_step=self.relative_step,
             warmup_init=self.warmup_init,
         )

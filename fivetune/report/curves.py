@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fivetune.report import charts
-from fivetune.report.scores import Eval, best_eval, is_percent, label, main_evals, main_score, points, score, score_keys
+from fivetune.report.scores import Eval, best_eval, label, main_evals, main_score, points, score, score_keys
 from fivetune.report.series import (
     Series,
     by_step,
@@ -55,9 +55,9 @@ def _score_curves(run: Run, evals: Sequence[Eval], beside: Sequence[Run]) -> lis
     keys = [key for key in score_keys(evals) if not key.startswith("best")]
     if not keys:
         return [Text("No evaluation was made, so there is no curve of scores.", "note")]
-    percents = [key for key in keys if is_percent(key) and key not in ("HasAns_exact", "NoAns_exact")]
+    shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
     at, main, best = [float(record["step"]) for record in evals], main_score(run), best_eval(run)
-    curves = {label(key): (at, [score(record, key) for record in evals]) for key in (percents or keys)[:6]}
+    curves = {label(key): (at, [score(record, key) for record in evals]) for key in (shown or keys)[:6]}
     levels = {
         f"{other.name}: {label(main)}": level
         for other in beside
@@ -67,7 +67,7 @@ def _score_curves(run: Run, evals: Sequence[Eval], beside: Sequence[Run]) -> lis
     chart = charts.scores_chart(
         curves,
         caption,
-        unit="score (%)" if percents else "score",
+        unit="score (%)",
         best_step=dig(best, "step"),
         levels=levels,
         last_step=max([*at, *(record["step"] for record in by_step(run.steps))]),
@@ -82,7 +82,7 @@ def _eval_row(record: Eval, keys: Sequence[str]) -> tuple[str, ...]:
         whole(record["step"]),
         whole(record.get("num_examples")),
         fixed(record.get("loss"), 3),
-        *(points(key, score(record, key)) for key in keys),
+        *(points(score(record, key)) for key in keys),
         percent(dig(record, "rates", "cap_hit")),
         duration(record.get("seconds")),
     )

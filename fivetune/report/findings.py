@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from fivetune.report.scores import Eval, baseline_eval, best_eval, is_percent, label, main_evals, main_score, score
+from fivetune.report.lengths import num_rows
+from fivetune.report.scores import Eval, baseline_eval, best_eval, label, main_evals, main_score, points, score
 from fivetune.report.series import by_step, column
 from fivetune.report.wording import change, dig, duration, fixed, number, percent, plain, plural, share, whole
 from fivetune.types import Run
 
 CAP_HIT_LIMIT = 0.01
+UNKNOWN_LIMIT = 0.001
 FROZEN_STEPS = 5
 BASELINE = "before fine-tuning"
 
@@ -30,7 +32,7 @@ def _outcome(run: Run) -> list[str]:
     if best is None or key is None:
         return ["No evaluation was made, so nothing is known about quality."]
     reached, before = score(best, key), score(baseline, key)
-    name, now, then = label(key), _points(key, reached), _points(key, before)
+    name, now, then = label(key), points(reached, 1), points(before, 1)
     if best["step"] == 0 and len(main_evals(run)) == 1:
         return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
     if best["step"] == 0:
@@ -44,10 +46,6 @@ def _outcome(run: Run) -> list[str]:
     ]
 
 
-def _points(key: str, value: float | None) -> str:
-    return fixed(value, 1 if is_percent(key) else 3)
-
-
 def _beside(run: Run, beside: Sequence[Run]) -> list[str]:
     key, best = main_score(run), best_eval(run)
     sentences = []
@@ -57,8 +55,8 @@ def _beside(run: Run, beside: Sequence[Run]) -> list[str]:
             sentences.append(f"The run {other.name} has no score to compare with.")
             continue
         side = "below" if theirs < ours else "above" if theirs > ours else "the same"
-        gap = f"{_points(key, abs(ours - theirs))} {side}" if theirs != ours else side
-        sentences.append(f"Beside it, the run {other.name} reaches {label(key)} {_points(key, theirs)}: {gap}.")
+        gap = f"{points(abs(ours - theirs), 1)} {side}" if theirs != ours else side
+        sentences.append(f"Beside it, the run {other.name} reaches {label(key)} {points(theirs, 1)}: {gap}.")
     return sentences
 
 
@@ -71,6 +69,7 @@ def _ending(run: Run) -> str:
         "finished": f"The run finished after {done} in {duration(dig(run.status, 'seconds'))}.",
         "failed": f"The run failed after {done}{reason}.",
         "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
+        "preparing": "The run is marked as preparing: it has not made a step yet, or it was killed.",
         "running": f"The run is marked as running, after {done}: it goes on, or it was killed.",
     }
     return ends.get(str(state), f"How the run ended is not known (state {plain(state)}).")
@@ -178,7 +177,7 @@ def _data_warnings(data: dict[str, Any]) -> list[str]:
         lost, skipped = number(dig(facts, "num_answers_lost")), number(dig(facts, "num_skipped"))
         clipped = number(dig(facts, "num_clipped_targets"))
         if lost:
-            part = percent(share(lost, dig(facts, "num_kept")))
+            part = percent(share(lost, num_rows(facts)))
             sentences.append(
                 f"{split}: in {plural(lost, 'example')} ({part}) truncation cut the answer out of the input. "
                 "Raise data.max_input_tokens."
@@ -190,9 +189,9 @@ def _data_warnings(data: dict[str, Any]) -> list[str]:
                 f"{split}: skipped {plural(skipped, 'record')} of {whole(dig(facts, 'num_read'))} "
                 "that could not be used."
             )
-        unknown = number(dig(facts, "unknown_fraction"))
-        if unknown is not None and unknown > 0.001:
-            sentences.append(f"{split}: {percent(unknown, 2)} of the tokens are unknown to the tokenizer.")
+        unknown = share(dig(facts, "num_unknown_tokens"), dig(facts, "num_input_tokens"))
+        if unknown is not None and unknown > UNKNOWN_LIMIT:
+            sentences.append(f"{split}: {percent(unknown, 2)} of the input tokens are unknown to the tokenizer.")
     return sentences
 
 
@@ -201,6 +200,6 @@ def grouped(sentences: Sequence[str]) -> list[str]:
     return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(sentences).items()]
 
 
-def difference(key: str, reached: float | None, before: float | None) -> str:
+def difference(reached: float | None, before: float | None) -> str:
     """How much a score moved: +3.50."""
-    return change(None if reached is None or before is None else reached - before, 2 if is_percent(key) else 4)
+    return change(None if reached is None or before is None else reached - before)

@@ -47,13 +47,19 @@ def data_section(run: Run) -> Section:
     return Section("Data", tuple(parts))
 
 
+def num_rows(facts: Any) -> Any:
+    """Examples as the model sees them: several per record where a task trains on all answers."""
+    return dig(facts, "num_examples") or dig(facts, "num_kept")
+
+
 _DATA_ROWS = (
     ("records read", "num_read", None),
     ("records skipped", "num_skipped", "num_read"),
-    ("examples kept", "num_kept", "num_read"),
-    ("examples with a clipped input", "num_examples_clipped", "num_kept"),
-    ("answers lost to truncation", "num_answers_lost", "num_kept"),
-    ("targets clipped", "num_clipped_targets", "num_kept"),
+    ("records kept", "num_kept", "num_read"),
+    ("examples made of them", "num_examples", None),
+    ("examples with a clipped input", "num_examples_clipped", "num_examples"),
+    ("answers lost to truncation", "num_answers_lost", "num_examples"),
+    ("targets clipped", "num_clipped_targets", "num_examples"),
     ("input tokens clipped", "num_clipped_input_tokens", None),
     ("input tokens", "num_input_tokens", None),
     ("target tokens", "num_target_tokens", None),
@@ -62,7 +68,8 @@ _DATA_ROWS = (
 
 def _cells(facts: Mapping[str, Any], key: str, base: str | None) -> tuple[str, str]:
     """A count and its share of another count."""
-    return whole(facts.get(key)), "" if base is None else percent(share(facts.get(key), facts.get(base)), 2)
+    total = num_rows(facts) if base == "num_examples" else facts.get(base or "")
+    return whole(facts.get(key)), "" if base is None else percent(share(facts.get(key), total), 2)
 
 
 def _truncation_words(splits: Mapping[str, Mapping[str, Any]]) -> str:
@@ -71,7 +78,7 @@ def _truncation_words(splits: Mapping[str, Mapping[str, Any]]) -> str:
         clipped, lost = number(facts.get("num_examples_clipped")), number(facts.get("num_answers_lost"))
         if clipped is None:
             continue
-        cost = f"truncation shortened {plural(clipped, 'input')} ({percent(share(clipped, facts.get('num_kept')))})"
+        cost = f"truncation shortened {plural(clipped, 'input')} ({percent(share(clipped, num_rows(facts)))})"
         loss = "and cut no answer away" if lost == 0 else f"and cut the answer away in {whole(lost)}"
         sentences.append(f"{name}: {cost} {loss}." if clipped else f"{name}: no input was too long.")
     sources = "; ".join(f"{name}: {plain(facts.get('source'))}" for name, facts in splits.items())

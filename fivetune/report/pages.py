@@ -11,13 +11,13 @@ from typing import Any
 
 from fivetune.report import charts, examples, findings
 from fivetune.report.curves import learning_section, speed_section, tokens_per_second
-from fivetune.report.lengths import data_section
+from fivetune.report.lengths import data_section, num_rows
 from fivetune.report.provenance import about, definitions_section, machine_section, settings_section
 from fivetune.report.scores import (
     Eval,
     baseline_eval,
     best_eval,
-    is_percent,
+    is_mean,
     label,
     main_evals,
     num_scored,
@@ -46,7 +46,6 @@ from fivetune.types import Chart, Figure, Page, Run, Section, Table, Text
 
 Part = Any
 STATES = {"finished": "good", "preparing": "note", "running": "note", "interrupted": "warning", "failed": "warning"}
-NUM_VALUES = 13
 
 
 def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:
@@ -108,10 +107,10 @@ def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
     rows = [
         (
             label(key),
-            points(key, score(best, key)),
+            points(score(best, key)),
             _interval_text(best, key),
-            *(points(key, score(record, key)) for _, record in columns),
-            findings.difference(key, score(best, key), score(baseline, key)),
+            *(points(score(record, key)) for _, record in columns),
+            findings.difference(score(best, key), score(baseline, key)),
         )
         for key in keys
     ]
@@ -122,16 +121,16 @@ def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
 
 def _headline(key: str, best: Eval, baseline: Eval | None) -> Figure:
     if best is baseline:
-        return Figure(label(key), points(key, score(best, key), 1), findings.BASELINE)
+        return Figure(label(key), points(score(best, key), 1), findings.BASELINE)
     before = score(baseline, key)
-    was = "no baseline" if before is None else f"{points(key, before, 1)} before"
-    return Figure(label(key), points(key, score(best, key), 1), was)
+    was = "no baseline" if before is None else f"{points(before, 1)} before"
+    return Figure(label(key), points(score(best, key), 1), was)
 
 
 def _interval(record: Eval, key: str) -> tuple[float, float] | None:
     """95 % interval in points, for the scores that are a mean of values in [0, 1] over examples."""
     value, num = score(record, key), num_scored(record, key)
-    if value is None or not num or not is_percent(key) or key.startswith("best") or not 0 <= value <= 100:
+    if value is None or not num or not is_mean(key) or not 0 <= value <= 100:
         return None
     low, high = wilson(value / 100, num)
     return 100 * low, 100 * high
@@ -143,17 +142,16 @@ def _interval_text(record: Eval, key: str) -> str:
 
 
 def _dots(keys: Sequence[str], best: Eval, baseline: Eval | None, beside: Sequence[Run]) -> list[Chart]:
-    rows = [key for key in keys if is_percent(key)]
-    if not rows:
+    if not keys:
         return []
     columns = {findings.BASELINE: baseline} if baseline and baseline is not best else {}
     columns |= {other.name: best_eval(other) for other in beside}
     columns["this run"] = best
-    series = {name: [score(record, key) for key in rows] for name, record in columns.items()}
+    series = {name: [score(record, key) for key in keys] for name, record in columns.items()}
     caption = (
         "This run's best evaluation (filled, with 95 % intervals from the number of questions) beside its baselines."
     )
-    return [charts.dots_chart([label(key) for key in rows], series, [_interval(best, key) for key in rows], caption)]
+    return [charts.dots_chart([label(key) for key in keys], series, [_interval(best, key) for key in keys], caption)]
 
 
 def figures_section(run: Run) -> Section:
@@ -162,7 +160,7 @@ def figures_section(run: Run) -> Section:
     last = steps[-1] if steps else {}
     losses = column(steps, "loss")
     level = known(smooth(losses, window(len(losses))))
-    epochs = share(last.get("num_examples_seen"), dig(run.data, "train", "num_kept"))
+    epochs = share(last.get("num_examples_seen"), num_rows(dig(run.data, "train")))
     rates, mfu, peak = tokens_per_second(steps), known(column(steps, "mfu")), known(column(steps, "peak_bytes"))
     first_loss = next(iter(known(losses)), None)
     planned, training = whole(dig(run.status, "num_steps")), percent(_phase_share(run, "train"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fivetune.report.series import by_step
+from fivetune import rundir
 from fivetune.report.wording import dig, fixed, number
 from fivetune.types import Run
 
@@ -24,6 +24,7 @@ LABELS = {
     "best_exact": "Exact match at the best threshold",
     "best_f1": "F1 at the best threshold",
 }
+MEANS = (*(key for key in LABELS if not key.startswith("best")), "exact_match")
 COUNTS = ("total", "HasAns_total", "NoAns_total")
 PARTS = {"HasAns": "HasAns_total", "NoAns": "NoAns_total"}
 
@@ -58,9 +59,7 @@ def label(key: str) -> str:
 
 def main_evals(run: Run) -> list[Eval]:
     """Evaluations of the run itself, one per step, in order; where a step has both, the whole set beats the subset."""
-    splits = ("subset", "eval")
-    records = [record for record in run.evals if record.get("split") in splits]
-    return by_step(sorted(records, key=lambda record: splits.index(record["split"])))
+    return rundir.own_evals(run.evals)
 
 
 def score(record: Eval | None, key: str) -> float | None:
@@ -75,7 +74,7 @@ def baseline_eval(run: Run) -> Eval | None:
 def best_eval(run: Run) -> Eval | None:
     """The evaluation that the run itself names as its best; without such a word, the highest of the main score."""
     records = main_evals(run)
-    named = next((record for record in records if record["step"] == dig(run.status, "best", "step")), None)
+    named = rundir.best_eval(run.evals, dig(run.status, "best"))
     tuned = [record for record in records if record["step"] > 0] or records
     key = main_score(run)
     scored = [record for record in tuned if key and score(record, key) is not None]
@@ -97,14 +96,14 @@ def score_keys(records: Sequence[Eval]) -> list[str]:
     return [key for key in LABELS if key in present] + others
 
 
-def is_percent(key: str) -> bool:
-    """Whether a score is known to lie between 0 and 100."""
-    return key in LABELS
+def is_mean(key: str) -> bool:
+    """Whether a score is known to be a mean over examples, whose number gives it an interval."""
+    return key in MEANS
 
 
-def points(key: str, value: float | None, digits: int = 2) -> str:
-    """A score as printed: in points with two decimals, or as a fraction with four."""
-    return fixed(value, digits if is_percent(key) else 4)
+def points(value: float | None, digits: int = 2) -> str:
+    """A score as printed: every metric gives points of 0-100."""
+    return fixed(value, digits)
 
 
 def num_scored(record: Eval, key: str) -> float | None:

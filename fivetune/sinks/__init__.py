@@ -1,7 +1,8 @@
 """Trackers that get every record besides the run directory, one per file; imported only when asked for.
 
-A sink's file holds one options class with `open(folder, config)` (returns itself or a writer), and the writer has
-`step(record)`, `evaluation(record)`, `close()`. Names follow the field's habit: train/loss, eval/f1.
+A sink's file holds one options class with `open(folder, config, first_step=n)`, which gives a writer with
+`step(record)`, `evaluation(record)`, `close()`. Step n comes next: what was told of it and of later ones before the
+run was resumed is void. Names follow the field's habit: train/loss, eval/f1.
 """
 
 from __future__ import annotations

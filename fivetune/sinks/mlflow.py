@@ -13,7 +13,7 @@ from fivetune.types import EvalRecord, StepRecord
 class MLflow(Options):
     """Logs with the mlflow client."""
 
-    def open(self, folder: Path, config: dict[str, Any]) -> Writer:
+    def open(self, folder: Path, config: dict[str, Any], *, first_step: int = 1) -> Writer:
         client = need("mlflow", "mlflow")
         client.start_run(run_name=folder.resolve().name)
         client.log_params({f"{s}.{k}": v for s, t in config.items() if isinstance(t, dict) for k, v in t.items()})

@@ -13,11 +13,11 @@ from fivetune.types import EvalRecord, StepRecord
 class TensorBoard(Options):
     """Writes scalars with torch's SummaryWriter."""
 
-    def open(self, folder: Path, config: dict[str, Any]) -> Writer:
+    def open(self, folder: Path, config: dict[str, Any], *, first_step: int = 1) -> Writer:
         need("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        return Writer(SummaryWriter(str(folder / "tensorboard")))
+        return Writer(SummaryWriter(str(folder / "tensorboard"), purge_step=first_step))
 
 
 class Writer:

@@ -13,7 +13,7 @@ from fivetune.types import EvalRecord, StepRecord
 class WandB(Options):
     """Logs with the wandb client; the key comes from the environment, never from a recipe."""
 
-    def open(self, folder: Path, config: dict[str, Any]) -> Writer:
+    def open(self, folder: Path, config: dict[str, Any], *, first_step: int = 1) -> Writer:
         client = need("wandb", "wandb")
         return Writer(client.init(dir=str(folder), name=folder.resolve().name, config=config))
 

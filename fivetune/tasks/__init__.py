@@ -35,6 +35,9 @@ class Task(Protocol):
 
     version: ClassVar[int]
 
+    @classmethod
+    def plugin_name(cls) -> str: ...
+    def model_dump(self, *, mode: str = ...) -> dict[str, Any]: ...
     @property
     def metrics(self) -> tuple[str, ...]: ...
     @property

@@ -33,7 +33,6 @@ class Jsonl(Options):
     """Any text to any text, columns and metrics chosen in the config."""
 
     version: ClassVar[int] = 1
-    no_answer_text: ClassVar[str | None] = None
 
     inputs: Template = Field(default="{inputs}", description="template of what the model reads, over any columns")
     targets: Template = Field(default="{targets}", description="template of what it learns to write")
@@ -62,6 +61,10 @@ class Jsonl(Options):
             columns = nearest(self.clip, template_columns(self.inputs))
             raise ValueError(f"clip: {self.clip!r} is not in inputs {self.inputs!r}. {columns}")
         return self
+
+    @property
+    def no_answer_text(self) -> None:
+        return None
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One pair of texts. Raises DataError for a missing or empty column."""

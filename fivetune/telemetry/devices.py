@@ -7,6 +7,8 @@ import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 from fivetune.errors import ConfigError, EnvironmentProblem
 
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # CUDA and MPS; CPU; CPU
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
 
 
@@ -51,9 +54,30 @@ def num_cores() -> int:
 def peak_bytes(device: str) -> int | None:
     """Most memory used so far: allocated on a CUDA device, resident for a CPU process."""
     if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak(device: str) -> None:
+    """Let `peak_bytes` of a CUDA device count from here; a process cannot forget its own peak."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Turn an allocation that failed, on any device, into an EnvironmentProblem that says what to lower."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError, the CPU raises a plain one
+        if not (isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)):
+            raise
+        raise EnvironmentProblem(
+            f"device: out of memory: {(str(error) or 'no details').splitlines()[0]} "
+            "Lower train.batch_size (keep train.global_batch_size: the result stays the same), "
+            "data.max_input_tokens, or eval.batch_size if it happened in an evaluation."
+        ) from None
 
 
 def machine_facts(device: str) -> dict[str, Any]:

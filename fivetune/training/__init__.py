@@ -6,8 +6,6 @@ The folder is called training, not train, so that `fivetune.train` can be the fu
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,17 +13,19 @@ from typing import Any
 
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
-from fivetune.errors import FiveTuneError, Interrupted, RunDirError
+from fivetune.errors import ConfigError, FiveTuneError, Interrupted, RunDirError
+from fivetune.model.load import num_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, duration
 from fivetune.rundir import CONFIG, DATA, EVALS, FORMAT_VERSION, MACHINE, RunDir, write_json, write_text
 from fivetune.training import checkpoint
 from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import Training, fit, score, timed, warn
+from fivetune.training.loop import Training, fit, resume_command, score, timed, warn
 from fivetune.training.preflight import check_before_training
-from fivetune.training.resume import refuse_changes, refuse_other_data
+from fivetune.training.resume import changed_schedule, refuse_changes, refuse_other_data
 from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up
+from fivetune.training.signals import StopNow, StopRequest
 from fivetune.types import Run
 
 
@@ -37,66 +37,88 @@ def train(
     overwrite: bool = False,
     preflight: bool = True,
     quiet: bool = False,
+    command: str | None = None,
 ) -> Run:
     """Fine-tune as a recipe says; returns the finished run, read back from its directory.
 
     Args:
-        recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig.
+        recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete.
         overrides: dotted settings that win over the recipe: {"optimizer.lr": 1e-3}.
         resume: go on with the run in `run.dir`, exactly where it stopped.
         overwrite: move a run that is there aside instead of refusing.
         preflight: check files, model, tokenizer, one step, one evaluation and one save before starting.
+        command: what the user typed, for machine.json.
 
     Raises the errors of fivetune.errors; a signal raises Interrupted after the state was saved.
     """
+    if isinstance(recipe, RunConfig) and overrides:
+        raise ConfigError("overrides: they are given beside a RunConfig, which is complete. "
+                          "Give them to load_config, with the recipe.")  # fmt: skip
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
     folder = Path(config.run.dir)
     if resume and not folder.is_dir():
         raise RunDirError(f"{folder}: there is no run to go on with. Leave --resume out to start it.")
-    run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
-    progress = Progress(folder / "log.txt", log_every_steps=config.train.log_every_steps, quiet=quiet)
-    try:
-        if resume:
-            refuse_changes(folder, config)
-        with _told(run, progress):
-            _train(config, run, progress, resume=resume, preflight=preflight)
-    except BaseException:
-        if not resume and not run.past("begun", False):
-            run.discard()  # refused before it began: the mended command finds the place free
-        raise
-    finally:
-        progress.close()
-        run.close()
+    with StopRequest() as stop:
+        run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
+        progress = Progress(folder / "log.txt", log_every_steps=config.train.log_every_steps, quiet=quiet)
+        try:
+            if resume:
+                refuse_changes(folder, config)
+            with _told(run, progress, stop):
+                training = _prepare(config, run, progress, stop, resume=resume, preflight=preflight, command=command)
+                _finish(training)
+        except BaseException:
+            if not resume and not run.past("begun", False):
+                run.discard()  # refused before it began: the mended command finds the place free
+            raise
+        finally:
+            progress.close()
+            run.close()
     return rundir.read(folder)
 
 
-def _train(config: RunConfig, run: RunDir, progress: Progress, *, resume: bool, preflight: bool) -> None:
-    state = Progression()
+def _prepare(
+    config: RunConfig, run: RunDir, progress: Progress, stop: StopRequest, *,
+    resume: bool, preflight: bool, command: str | None,
+) -> Training:  # fmt: skip
+    """Everything before the first step; its time counts as the phase "prepare"."""
+    started = time.perf_counter()
     if not resume:
         _begin(config, run)
-    counters: dict[str, Any] = {}
-    with timed(state, "prepare"):
-        setup = set_up(config, count=lambda what, n: counters.setdefault(what, progress.counter(what))(n, None))
-        if resume:
-            refuse_other_data(run.path, setup.stream.store.fingerprint)
-            _begin(config, run)
-        _record_setup(setup, run)
-        for message in setup.loaded.warnings:
-            run.warn(message)
-            progress.warn(message)
-        if preflight and not resume:
-            check_before_training(setup, progress, run)
-        training = _training(setup, run, progress, state, resume=resume)
-    progress.say(_headline(setup, training.state))
     progress.start()
-    run.status(state="running", begun=True)
-    fit(training)
-    with timed(training.state, "checkpoint"):
-        _export(training)
-    for sink in training.sinks:
-        sink.close()
-    run.status(state="finished", step=training.state.step, seconds_by_phase=training.state.seconds,
-               seconds=sum(training.state.seconds.values()), best=training.state.best)  # fmt: skip
+    setup = set_up(config, count=progress.count)
+    if resume:
+        refuse_other_data(run.path, setup.stream.store.fingerprint)
+        _begin(config, run)
+    for message in (*setup.loaded.warnings, *_changed_length(setup, run)):
+        run.warn(message)
+        progress.warn(message)
+    _record_setup(setup, run, command)
+    if preflight and not resume:
+        check_before_training(setup, progress, run)
+    state = _state(setup, run, progress, resume=resume)
+    evaluated = {record["step"] for record in rundir.read_jsonl(run.path / EVALS)}
+    state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
+    return Training(setup, run, progress, state, stop, evaluated=evaluated)
+
+
+def _finish(training: Training) -> None:
+    """Train to the end and export; whatever happens, the trackers are closed."""
+    setup, run, state = training.setup, training.run, training.state
+    training.progress.say(_headline(setup, state))
+    try:
+        for name in setup.config.report.sinks:
+            sink = plugins.load("sinks", name)()
+            training.sinks.append(sink.open(run.path, setup.config.as_dict(), first_step=state.step + 1))
+        run.status(state="running", begun=True)
+        fit(training)
+        with timed(state, "checkpoint"):
+            incomplete = _export(training)
+    finally:
+        for sink in training.sinks:
+            sink.close()
+    run.status(state="finished", step=state.step, seconds_by_phase=state.seconds, incomplete=incomplete,
+               seconds=sum(state.seconds.values()), best=state.best)  # fmt: skip
 
 
 def _begin(config: RunConfig, run: RunDir) -> None:
@@ -104,25 +126,27 @@ def _begin(config: RunConfig, run: RunDir) -> None:
     run.status(state="preparing", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
 
 
-def _training(setup: Setup, run: RunDir, progress: Progress, state: Progression, *, resume: bool) -> Training:
+def _state(setup: Setup, run: RunDir, progress: Progress, *, resume: bool) -> Progression:
     """A fresh start, or the state of the newest whole checkpoint."""
     seed_everything(setup.config.run.seed)
+    state = Progression()
     path = checkpoint.newest(run.path / "checkpoints", report=progress.warn) if resume else None
     if path is not None:
-        restored = checkpoint.restore(path, setup.plain, setup.optimizer, setup.scaler)
-        restored.seconds["prepare"] = restored.seconds.get("prepare", 0.0) + state.seconds.get("prepare", 0.0)
-        state = restored
+        state = checkpoint.restore(path, setup.plain, setup.optimizer, setup.scaler)
     if resume:
         run.keep_until(state.step)
         run.status(num_resumes=run.past("num_resumes", 0) + 1, step=state.step)
         progress.say(f"resuming at step {state.step:,} of {setup.num_steps:,}")
-    evaluated = {record["step"] for record in rundir.read_jsonl(run.path / EVALS)}
-    sinks = [plugins.load("sinks", name)().open(run.path, setup.config.as_dict()) for name in setup.config.report.sinks]
-    return Training(setup, run, progress, state, sinks=sinks, evaluated=evaluated)
+    return state
 
 
-def _record_setup(setup: Setup, run: RunDir) -> None:
-    command = shlex.join(["fivetune", *sys.argv[1:]]) if sys.argv else ""
+def _changed_length(setup: Setup, run: RunDir) -> list[str]:
+    before = run.past("num_steps", setup.num_steps)
+    changed = setup.lr(0) is not None and changed_schedule(setup.config.schedule, before, setup.num_steps)
+    return [changed] if changed else []
+
+
+def _record_setup(setup: Setup, run: RunDir, command: str | None) -> None:
     machine = {"format_version": FORMAT_VERSION, **describe_machine(setup, command)}
     write_json(run.path / MACHINE, machine)
     data = {"train": {**setup.stream.store.summary}}
@@ -135,13 +159,18 @@ def _record_setup(setup: Setup, run: RunDir) -> None:
                  "smallest models; the authors trained in bf16. Overflowing steps are skipped.")  # fmt: skip
 
 
-def _export(training: Training) -> None:
-    """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full."""
+def _export(training: Training) -> str | None:
+    """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full.
+
+    Returns what is missing, if the best weights are lost.
+    """
     setup, state, run = training.setup, training.state, training.run
+    incomplete = None
     if state.best and state.best["step"] != state.step:
         path = run.path / "checkpoints" / str(state.best["step"])
         if reason := checkpoint.damage(path):
-            warn(training, f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead.")
+            incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
+            warn(training, incomplete)
             state.best = None
         else:
             checkpoint.load_weights(path, setup.plain)
@@ -151,35 +180,44 @@ def _export(training: Training) -> None:
             score(training, step=state.best["step"])
     card = model_card(setup.config, rundir.read(run.path), state.best)
     save_model(setup.plain, setup.loaded.tokenizer, run.path / "model", card=card)
+    return incomplete
 
 
 def _headline(setup: Setup, state: Progression) -> str:
     config, store = setup.config, setup.stream.store
-    parameters = sum(p.numel() for p in setup.plain.parameters())
     return (
         f"{setup.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(store):,} in the set), {parameters:,} parameters, "
+        f"({len(store):,} in the set), {num_parameters(setup.plain):,} parameters, "
         f"{setup.place.precision} on {setup.place.device}"
     )
 
 
 @contextlib.contextmanager
-def _told(run: RunDir, progress: Progress) -> Iterator[None]:
+def _told(run: RunDir, progress: Progress, stop: StopRequest) -> Iterator[None]:
     """Whatever ends the run is written into status.json before it goes on its way.
 
     A run that is refused before it goes on keeps the state that it had.
     """
     started = time.monotonic()
+
+    def tell(state: str, why: str) -> None:
+        if run.past("state", "preparing") in ("preparing", "running"):
+            run.status(state=state, why=why)
+
     try:
         yield
-    except Interrupted as stop:
-        run.status(state="interrupted", why=str(stop))
+    except Interrupted as error:
+        tell("interrupted", str(error))
         raise
+    except StopNow:
+        begun = run.past("begun", False)
+        rest = f"Go on with: {resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
+        tell("interrupted", f"stopped by {stop.name}. {rest}")
+        raise Interrupted(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0) from None
     except KeyboardInterrupt:
-        run.status(state="interrupted", why="stopped by a second signal; the last checkpoint is whole")
+        tell("interrupted", "stopped by a second signal; the last checkpoint is whole")
         raise
     except BaseException as error:
-        if run.past("state", "preparing") in ("preparing", "running"):
-            run.status(state="failed", why=str(error) if isinstance(error, FiveTuneError) else repr(error))
+        tell("failed", str(error) if isinstance(error, FiveTuneError) else repr(error))
         raise
     progress.say(f"finished in {duration(time.monotonic() - started)}")

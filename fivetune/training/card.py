@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from fivetune.config import RunConfig
+from fivetune.rundir import best_eval
 from fivetune.types import Run
 
 
@@ -23,7 +24,7 @@ def model_card(config: RunConfig, run: Run, best: dict[str, Any] | None) -> str:
         metadata["base_model"] = base
     lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {run.name}", ""]
     lines += [f"Fine-tuned with FiveTune on the task `{task}` from {base}.", ""]
-    record = next((e for e in reversed(run.evals) if best and e["step"] == best["step"]), None)
+    record = best_eval(run.evals, best)
     if record:
         lines += [f"Scores on {record['num_examples']:,} evaluation examples at step {record['step']:,}:", ""]
         lines += ["| score | value |", "|---|---|"]

@@ -153,6 +153,7 @@ def random_states() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
     }
 
 
@@ -164,6 +165,8 @@ def set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])
+    if states.get("mps") is not None:
+        torch.mps.set_rng_state(states["mps"])
 
 
 def _seal(staging: Path) -> None:

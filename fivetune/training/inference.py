@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from fivetune.decode import generate, to_text
 from fivetune.errors import DataError, RunDirError
 from fivetune.evaluate import Evaluator
 from fivetune.model.load import load
+from fivetune.progress import Count, uncounted
 from fivetune.tasks.jsonl import Jsonl
+from fivetune.telemetry.devices import enough_memory
 from fivetune.training.setup import Place, find_place, make_evaluator, prepare_split
 
 FALLBACK_P99 = 64  # target length, for a run directory without data.json
@@ -37,20 +39,20 @@ class TrainedRun:
     target_p99: int
     step: int
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self, *, count: Count = uncounted) -> Evaluator:
         """How the run's task is scored on config.data.eval."""
-        store = prepare_split(self.config, self.tokenizer, "eval", count=lambda what, n: None)
+        store = prepare_split(self.config, self.tokenizer, "eval", count=count)
         if store is None:
             raise DataError("data.eval: no data to evaluate on. Add --data.eval FILE.")
         return make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
 
     def answers(
-        self, *, source: str | None, texts: Sequence[str] | None, progress: Callable[[int, int], None]
+        self, *, source: str | None, texts: Sequence[str] | None, count: Count = uncounted
     ) -> list[dict[str, Any]]:
         """One line per record of `source` or per text, in their order: id, prediction, hit_cap."""
         lines: dict[int, dict[str, Any]] = {}
-        with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder:
-            store = self._store(source, texts, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder, enough_memory():
+            store = self._store(source, texts, Path(folder), count)
             evaluator = make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
             generated = generate(
                 self.model, store, range(len(store)), evaluator.decoding,
@@ -63,10 +65,10 @@ class TrainedRun:
                     "prediction": self.config.task.from_text(written),
                     "hit_cap": one.hit_cap,
                 }
-                progress(done, len(store))
+                count("answering", done, len(store))
         return [lines[row] for row in sorted(lines)]
 
-    def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path) -> TokenStore:
+    def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path, count: Count) -> TokenStore:
         limits = Limits(
             self.config.data.max_input_tokens, self.config.data.max_target_tokens, self.config.data.overlong
         )
@@ -75,7 +77,7 @@ class TrainedRun:
                 paths=(source,), task=self.config.task, limits=limits, columns=self.config.data.columns,
                 on_bad_record=self.config.data.on_bad_record, labelled=False,
             )  # fmt: skip
-            return prepare(described, self.tokenizer, cache=folder)
+            return prepare(described, self.tokenizer, cache=folder, progress=count)
         table = folder / "texts.jsonl"
         rundir.write_text(table, "".join(_as_line(i, text) for i, text in enumerate(texts or ())))
         return prepare(
@@ -91,17 +93,17 @@ def open_run(folder: Path, overrides: Mapping[str, Any] | None = None) -> Traine
             f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume"
         )
     config = load_config(folder / rundir.CONFIG, overrides)
-    run = rundir.read(folder)
+    status = rundir.read_status(folder)
     place = find_place(config)
     loaded = load(str(folder / "model"))
-    best = run.status.get("best") or {}
+    best = status.get("best") or {}
     return TrainedRun(
         config=config,
         model=loaded.model.to(place.device).eval(),
         tokenizer=loaded.tokenizer,
         place=place,
-        target_p99=run.data.get("train", {}).get("target_p99", FALLBACK_P99),
-        step=best.get("step", run.status.get("step", 0)),
+        target_p99=rundir.read_data(folder).get("train", {}).get("target_p99", FALLBACK_P99),
+        step=best.get("step", status.get("step", 0)),
     )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ import torch
 from fivetune.data.batch import pad
 from fivetune.errors import ConfigError, Interrupted, NumericError, RunDirError
 from fivetune.evaluate import subset
+from fivetune.metrics import higher_is_better
 from fivetune.model.forward import first_bad_module, label_nats
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.telemetry.devices import peak_bytes
+from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import Progression
 from fivetune.training.setup import Setup
@@ -31,7 +32,6 @@ from fivetune.training.signals import StopRequest
 from fivetune.types import Batch, EvalRecord, StepRecord
 
 FROZEN_STEPS = 10  # as many identical losses in a row are reported
-Sink = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class Training:
     run: RunDir
     progress: Progress
     state: Progression
+    stop: StopRequest
     sinks: list[Any] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)
     recent_losses: list[float] = field(default_factory=list)
@@ -57,35 +58,35 @@ class Update:
     num_positions: int
 
 
+class EvaluationStopped(Exception):
+    """A signal came during an evaluation; it is not recorded, and made again when the run goes on."""
+
+
 def fit(training: Training) -> None:
     """Train from where the state stands to the last step.
 
     Raises Interrupted after a signal (the state is saved), NumericError for a loss that is not finite.
     """
-    setup, state = training.setup, training.state
+    setup, state, stop = training.setup, training.state, training.stop
+    reset_peak(setup.place.device)
     groups = setup.stream.groups(state.step, setup.num_steps)
     saved = state.step
-    with StopRequest() as stop, flushed_denormals():
+    with stop.wait(), flushed_denormals():
         while True:
-            if evaluation_due(training):
-                with timed(state, "evaluate"):
+            if evaluation_due(training) and not stop.signum:
+                with timed(state, "evaluate"), suppress(EvaluationStopped):
                     evaluate(training)
                 saved = min(saved, state.step - 1)  # a checkpoint of this step does not know its score yet
             if state.step > max(saved, 0) and (checkpoint_due(training) or stop.signum):
                 with timed(state, "checkpoint"):
                     save(training)
                 saved = state.step
-            if stop.signum and state.step < setup.num_steps:
-                raise Interrupted(_goodbye(training, stop.signum), signum=stop.signum)
+            if stop.signum and (state.step < setup.num_steps or evaluation_due(training)):
+                raise Interrupted(_goodbye(training), signum=stop.signum)
             if state.step == setup.num_steps:
                 return
             with timed(state, "train"):
                 train_step(training, groups)
-            if stop.signum:
-                training.progress.say(f"{signal.Signals(stop.signum).name}: step finished, saving ...")
-                with timed(state, "checkpoint"):
-                    save(training)
-                raise Interrupted(_goodbye(training, stop.signum), signum=stop.signum)
 
 
 def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
@@ -95,7 +96,8 @@ def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
     group = next(groups)
     fetched = time.perf_counter()
     lr = setup.lr(state.step)
-    update = update_weights(setup, group, lr=lr, step=state.step + 1)
+    with enough_memory():
+        update = update_weights(setup, group, lr=lr, step=state.step + 1)
     state.step += 1
     num_inputs = sum(batch.num_input_tokens for batch in group)
     num_targets = sum(batch.num_target_tokens for batch in group)
@@ -158,12 +160,15 @@ def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: 
 
 
 def evaluate(training: Training) -> None:
-    """Evaluate where the run stands, on the subset if one is asked for; the baseline at step 0 takes all examples."""
+    """Evaluate where the run stands, on the subset if one is asked for; the baseline at step 0 takes all examples.
+
+    Raises EvaluationStopped after a signal.
+    """
     setup, state = training.setup, training.state
     record = score(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
     training.evaluated.add(state.step)
     value = record.scores[setup.metric]
-    if state.step > 0 and (state.best is None or value > state.best["score"]):
+    if state.step > 0 and (state.best is None or _is_better(setup, value, state.best["score"])):
         state.best = {"step": state.step, "metric": setup.metric, "score": value}
     training.run.status(step=state.step, best=state.best)
     last = training.last_eval
@@ -179,15 +184,21 @@ def score(training: Training, *, step: int, limit: int | None = None) -> EvalRec
     assert setup.evaluator is not None
     rows = subset(len(setup.evaluator.store), limit)
     split = "eval" if rows is None else "subset"
-    count = training.progress.counter("evaluating")
-    record = setup.evaluator.run(
-        setup.plain,
-        step=step,
-        split=split,
-        rows=rows,
-        write=lambda lines: training.run.new_predictions(split, step, lines),
-        progress=count,
-    )
+
+    def count(done: int, total: int) -> None:
+        training.progress.count("evaluating", done, total)
+        if training.stop.waiting and training.stop.signum:
+            raise EvaluationStopped
+
+    with enough_memory():
+        record = setup.evaluator.run(
+            setup.plain,
+            step=step,
+            split=split,
+            rows=rows,
+            write=lambda lines: training.run.new_predictions(split, step, lines),
+            progress=count,
+        )
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
         raise ConfigError(f"eval.metric: the evaluation gives no {setup.metric!r}. It gives: {known}.")
@@ -279,11 +290,15 @@ def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float
     return f"step {step}: {what}, first in {place}; examples {shown}. The weights were not touched. {advice}"
 
 
-def _goodbye(training: Training, signum: int) -> str:
-    name, state = signal.Signals(signum).name, training.state
-    steps = f"step {state.step} of {training.setup.num_steps}"
-    return f"stopped by {name} after {steps}; saved. Go on with: {resume_command(training)}"
+def _is_better(setup: Setup, score: float, best: float) -> bool:
+    return score > best if higher_is_better(setup.config.task.metrics, setup.metric) else score < best
 
 
-def resume_command(training: Training) -> str:
-    return f"fivetune train {shlex.quote(str(training.run.path))} --resume"
+def _goodbye(training: Training) -> str:
+    steps = f"step {training.state.step} of {training.setup.num_steps}"
+    saved = "saved" if training.state.step else "nothing to save yet"
+    return f"stopped by {training.stop.name} after {steps}; {saved}. Go on with: {resume_command(training.run.path)}"
+
+
+def resume_command(folder: Path) -> str:
+    return f"fivetune train {shlex.quote(str(folder))} --resume"

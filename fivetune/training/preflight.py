@@ -6,6 +6,8 @@ and random states are left as they were found.
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import tempfile
 import time
@@ -26,8 +28,8 @@ from fivetune.model.forward import label_nats
 from fivetune.model.load import load, num_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, duration
-from fivetune.rundir import RunDir
-from fivetune.telemetry.devices import peak_bytes
+from fivetune.rundir import CONFIG, RunDir, occupied
+from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
 from fivetune.training.loop import update_weights
 from fivetune.training.setup import Setup, build_optimizer, seed_everything
 
@@ -53,8 +55,9 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None
     """Run all checks; warnings go to the user and the report, the first failure raises."""
     started = time.perf_counter()
     checks = []
-    for check in checks_of(setup):
+    for number, check in enumerate(checks_of(setup), start=1):
         checks.append(check)
+        progress.count("pre-flight checks", number)
         if check.state == "fail":
             raise check.kind(f"pre-flight: {check.name}: {check.detail}")
         if check.state == "warn" and run.warn(f"{check.name}: {check.detail}"):
@@ -79,6 +82,7 @@ def checks_of(setup: Setup) -> Iterator[Check]:
     with torch.no_grad():
         for name, parameter in setup.plain.named_parameters():
             parameter.copy_(before[name])
+            parameter.grad = None  # a step that failed leaves some
     setup.optimizer = build_optimizer(setup.config, setup.model)
     setup.scaler = setup.place.scaler()
     seed_everything(setup.config.run.seed)
@@ -117,21 +121,25 @@ def _model(setup: Setup) -> Outcome:
 
 
 def _characters(setup: Setup) -> Outcome:
-    """Characters that the tokenizer turns into <unk> or drops, and in how many examples."""
-    store, tokenizer = setup.stream.store, setup.loaded.tokenizer
-    step = max(1, len(store) // NUM_PROBED)
-    texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
-    lossy = _lossy_characters(tokenizer, set("".join(texts)))
-    hit = [text for text in texts if lossy.intersection(text)]
-    if not hit:
-        return "pass", f"all characters of {len(texts)} examples survive the tokenizer"
-    top = Counter(c for text in hit for c in set(text) if c in lossy).most_common(8)
-    shown = ", ".join(f"{c!r} ({n})" for c, n in top)
-    share = len(hit) / len(texts)
-    return "warn" if share > UNKNOWN_SHARE else "pass", (
-        f"{share:.1%} of examples hold characters that the tokenizer does not keep: {shown}. "
-        "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
-    )
+    """Characters that the tokenizer turns into <unk> or drops, and in how many examples of each set."""
+    parts, state, num_probed = [], "pass", 0
+    for name, store in _stores(setup):
+        step = max(1, len(store) // NUM_PROBED)
+        texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
+        num_probed += len(texts)
+        lossy = _lossy_characters(setup.loaded.tokenizer, set("".join(texts)))
+        hit = [text for text in texts if lossy.intersection(text)]
+        if not hit:
+            continue
+        share = len(hit) / len(texts)
+        top = Counter(c for text in hit for c in set(text) if c in lossy).most_common(8)
+        shown = ", ".join(f"{c!r} ({n})" for c, n in top)
+        parts.append(f"{name}: {share:.1%} of examples hold characters that the tokenizer does not keep: {shown}")
+        state = "warn" if share > UNKNOWN_SHARE else state
+    if not parts:
+        return "pass", f"all characters of {num_probed} examples survive the tokenizer"
+    advice = "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
+    return state, f"{'; '.join(parts)}. {advice}"
 
 
 def _lossy_characters(tokenizer: Any, characters: set[str]) -> set[str]:
@@ -178,9 +186,13 @@ def _train_step(setup: Setup) -> Outcome:
     rows = lengths.argsort()[::-1][: setup.config.train.batch_size].tolist()
     probe = next(iter(setup.plain.parameters()))
     before = probe.detach().clone()
+    reset_peak(setup.place.device)
     started = time.perf_counter()
-    update = update_weights(setup, [collate(setup.stream.store, rows)], lr=setup.lr(setup.num_steps // 2), step=0)
+    with enough_memory():
+        update = update_weights(setup, [collate(setup.stream.store, rows)], lr=setup.lr(setup.num_steps // 2), step=0)
     seconds = time.perf_counter() - started
+    if not math.isfinite(update.grad_norm):
+        return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if torch.equal(before, probe):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
@@ -194,7 +206,8 @@ def _generation(setup: Setup) -> Outcome:
         return "warn", "no data.eval, nothing to generate for"
     lines: list[dict[str, Any]] = []
     rows = range(min(NUM_GENERATED, len(setup.evaluator.store)))
-    record = setup.evaluator.run(setup.plain, step=0, rows=rows, write=lines.extend)
+    with enough_memory():
+        record = setup.evaluator.run(setup.plain, step=0, rows=rows, write=lines.extend)
     if setup.metric not in record.scores:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
     for name in setup.config.task.metrics:
@@ -228,21 +241,43 @@ def _probe(model: Any, batch: PaddedBatch) -> torch.Tensor:
 
 
 def _memory(setup: Setup) -> Outcome:
-    """Weights, gradients, optimizer state, and the most that the train step above took."""
+    """What training will take at most, from the sizes and from what the step on the longest examples took.
+
+    That first step had no optimizer state yet when its activations were there; the later ones have both.
+    """
     count = num_parameters(setup.plain)
-    fixed = count * (8 + setup.config.optimizer.state_bytes_per_parameter)
-    used = peak_bytes(setup.place.device) or 0
+    weights, gradients, state = (count * n for n in (4, 4, setup.config.optimizer.state_bytes_per_parameter))
+    rest = max((peak_bytes(setup.place.device) or 0) - weights - gradients, 0)
+    forecast = weights + gradients + state + rest
     if setup.place.device.startswith("cuda"):
         there = torch.cuda.get_device_properties(setup.place.device).total_memory
     else:
         there = psutil.virtual_memory().total
     text = (
-        f"peak so far {used / GIB:.2f} GiB of {there / GIB:.1f} GiB "
-        f"({fixed / GIB:.2f} GiB for weights, gradients and optimizer)"
+        f"forecast: up to {forecast / GIB:.2f} of {there / GIB:.1f} GiB: weights {weights / GIB:.2f}, "
+        f"gradients {gradients / GIB:.2f}, optimizer {state / GIB:.2f}, activations and the rest {rest / GIB:.2f}"
     )
-    if used > 0.9 * there:
+    if forecast > 0.9 * there:
         return "warn", f"{text}. Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens"
     return "pass", text
+
+
+def run_directory(path: Path) -> Check:
+    """Whether a run could start in `path`. Only `fivetune check` asks: `train` has taken it before its pre-flight."""
+    name, there = "run directory", _nearest_there(path)
+    if not there.is_dir():
+        return Check(name, "fail", f"{there} is a file. Choose another run.dir")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name, "fail", f"{there} cannot be written. Choose another run.dir")
+    if reason := occupied(path):
+        return Check(name, "warn" if (path / CONFIG).is_file() else "fail", reason)
+    return Check(name, "pass", f"{path} is free")
+
+
+def _nearest_there(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    path = path.absolute()
+    return path if path.exists() else _nearest_there(path.parent)
 
 
 def _disk(setup: Setup) -> Outcome:
@@ -250,10 +285,7 @@ def _disk(setup: Setup) -> Outcome:
     config = setup.config
     each = num_parameters(setup.plain) * (4 + config.optimizer.state_bytes_per_parameter)
     needed = each * (config.checkpoint.keep + 2) + num_parameters(setup.plain) * 8
-    folder = Path(config.run.dir).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(_nearest_there(Path(config.run.dir))).free
     text = f"{needed / GIB:.2f} GiB for checkpoints and model, {free / GIB:.1f} GiB free"
     if free < needed:
         return "fail", f"{text}. Free space, lower checkpoint.keep, or choose another run.dir"

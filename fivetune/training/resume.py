@@ -32,12 +32,22 @@ def refuse_changes(folder: Path, config: RunConfig) -> None:
 
 def refuse_other_data(folder: Path, fingerprint: str) -> None:
     """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
-    before = rundir.read(folder).data.get("train", {}).get("fingerprint", fingerprint)
+    before = rundir.read_data(folder).get("train", {}).get("fingerprint", fingerprint)
     if before != fingerprint:
         raise RunDirError(
             f"{folder}: was trained on other data (its fingerprint differs). Start a new run for new data, "
             "or put back the files of data.train."
         )
+
+
+def changed_schedule(schedule: Any, before: int, after: int) -> str | None:
+    """What to warn of if `after` steps instead of `before` change the learning rate of steps that both have."""
+    if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
+        return None
+    return (
+        f"the run was started for {before:,} steps and goes on for {after:,}: schedule.name {schedule.plugin_name()} "
+        "follows the new number from here, so the learning rate makes a jump that no uninterrupted run has"
+    )
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

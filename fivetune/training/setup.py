@@ -6,7 +6,6 @@ This is the one place besides the commands that sees the whole config; what it b
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import ceil
@@ -25,11 +24,11 @@ from fivetune.errors import ConfigError, nearest
 from fivetune.evaluate import Evaluator
 from fivetune.metrics import score_names
 from fivetune.model.load import Loaded, load, num_parameters, sentinel_ids
-from fivetune.telemetry.devices import machine_facts, num_cores, pick_device, pick_precision
+from fivetune.progress import Count, uncounted
+from fivetune.telemetry.devices import enough_memory, machine_facts, num_cores, pick_device, pick_precision
 
 EVALUATIONS_PER_RUN = 10
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Count = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class Setup:
     Args:
         model: as the strategy wraps it; `plain` is the transformers model inside.
         num_steps: optimizer steps of the whole run.
-        eval_every_steps, checkpoint_every_steps: 0 stands for "only at the end".
+        eval_every_steps, checkpoint_every_steps: at least 1; the last step has both anyway.
     """
 
     config: RunConfig
@@ -84,7 +83,7 @@ class Setup:
         return self.optimizer.param_groups[0]["initial_lr"] * self.config.schedule.factor(step, self.num_steps)
 
 
-def set_up(config: RunConfig, *, count: Count = lambda what, n: None) -> Setup:
+def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
     """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache."""
     _refuse_unknown_metric(config)
     place = find_place(config)
@@ -96,7 +95,8 @@ def set_up(config: RunConfig, *, count: Count = lambda what, n: None) -> Setup:
     evaluation = prepare_split(config, loaded.tokenizer, "eval", count=count)
     stream = TrainingStream(train, _order(config))
     num_steps = _num_steps(config, stream)
-    model = config.strategy.wrap(loaded.model, place.device)
+    with enough_memory():
+        model = config.strategy.wrap(loaded.model, place.device)
     optimizer = build_optimizer(config, model)
     evaluator = None
     if evaluation is not None:
@@ -184,8 +184,8 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     return optimizer
 
 
-def describe_machine(setup: Setup, command: str) -> dict[str, Any]:
-    """Content of machine.json."""
+def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
+    """Content of machine.json; no `command` where FiveTune was used as a library."""
     return {
         **machine_facts(setup.place.device),
         "precision": setup.place.precision,
