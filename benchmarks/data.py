@@ -24,6 +24,7 @@ from fivetune.data.stream import Order, TrainingStream
 from fivetune.model.load import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.nano.reading import write_reading_corpus
+from fivetune.progress import uncounted
 from fivetune.telemetry.devices import machine_facts
 from fivetune.training.setup import prepare_split
 
@@ -64,7 +65,7 @@ def _store(folder: Path) -> tuple[TokenStore, Any]:
     train, _ = write_reading_corpus(folder, num_train=8_000, num_eval=8, seed=1)
     config = load_config("quickstart", {"data.train": str(train), "data.cache_dir": str(folder / "cache")})
     tokenizer = load_tokenizer(None, CHECKPOINT)
-    store = prepare_split(config, tokenizer, "train", count=lambda what, n: None)
+    store = prepare_split(config, tokenizer, "train", count=uncounted)
     assert store is not None
     return store, tokenizer
 

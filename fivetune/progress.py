@@ -5,7 +5,6 @@ Every line also goes to log.txt of the run; control characters never do.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -139,18 +138,16 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """A time span in at most two units.
 
-    >>> duration(7.04), duration(75), duration(7260)
-    ('7.0 s', '1 min 15 s', '2 h 01 min')
+    >>> duration(0.04), duration(7.04), duration(59.97), duration(161.4), duration(7260)
+    ('0.04 s', '7.0 s', '1 min 0 s', '2 min 41 s', '2 h 1 min')
     """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def to_stdout(text: str) -> None:
-    """A result, on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    if seconds < 10:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600:,} h {total % 3600 // 60} min"

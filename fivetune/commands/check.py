@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         for check in _checks(config):
             checks.append(check)
             console.print(check.state, style=colours[check.state], end="")
-            console.print(f"  {check.name:<16}{check.detail}", markup=False)
+            console.print(f"  {check.name:<17}{check.detail}", markup=False)
             if check.state == "fail":
                 exit_code = exit_code or check.kind.exit_code
     except FiveTuneError as error:
@@ -62,7 +62,7 @@ def _checks(config):
     finally:
         progress.close()
     stores = [setup.stream.store, *([setup.evaluator.store] if setup.evaluator else [])]
-    num_bad = sum(store.summary["num_skipped"] for store in stores)
+    num_bad = sum(store.summary["num_skipped_bad"] for store in stores)
     for check in checks_of(setup):
         if check.name == "data" and num_bad and config.data.on_bad_record == "fail":
             advice = "Mend them, or set data.on_bad_record: skip to train without them"

@@ -24,23 +24,26 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config_layers import parse_overrides
     from fivetune.progress import Progress
     from fivetune.rundir import EVALS, RunDir, read_data
+    from fivetune.telemetry.devices import enough_memory
     from fivetune.training.inference import open_run
 
+    progress = Progress()
+    progress.start()
     trained = open_run(Path(args.run), parse_overrides(args.settings))
-    evaluator = trained.evaluator()
+    evaluator = trained.evaluator(count=progress.count)
     own = read_data(args.run).get("eval", {}).get("fingerprint")
     is_own = not args.settings and evaluator.store.fingerprint == own
     split = split_name(args.split, trained.config.data.eval[0], is_own=is_own)
-    progress = Progress()
     folder = RunDir.resume(args.run)
     try:
-        record = evaluator.run(
-            trained.model,
-            step=trained.step,
-            split=split,
-            write=lambda lines: folder.new_predictions(split, trained.step, lines),
-            progress=progress.counter("evaluating"),
-        )
+        with enough_memory():
+            record = evaluator.run(
+                trained.model,
+                step=trained.step,
+                split=split,
+                write=lambda lines: folder.new_predictions(split, trained.step, lines),
+                progress=progress.counter("evaluating"),
+            )
         folder.append(EVALS, asdict(record))
     finally:
         folder.close()

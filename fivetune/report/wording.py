@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fivetune import progress
+
 UNKNOWN = "n/a"
 
 # Explicit directional controls and invisible characters: text that holds them does not look like what it is.
@@ -90,18 +92,9 @@ def share(part: Any, total: Any) -> float | None:
 
 
 def duration(seconds: Any) -> str:
-    """A time span in at most two units: 161.4 -> 2 min 41 s."""
+    """A time span in at most two units, or n/a."""
     known = number(seconds)
-    if known is None:
-        return UNKNOWN
-    if known < 10:
-        return f"{known:.2f} s" if known < 1 else f"{known:.1f} s"
-    total = round(known)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600:,} h {total % 3600 // 60} min"
+    return UNKNOWN if known is None else progress.duration(known)
 
 
 def size(num_bytes: Any) -> str:

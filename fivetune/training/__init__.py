@@ -97,7 +97,7 @@ def _prepare(
     if preflight and not resume:
         check_before_training(setup, progress, run)
     state = _state(setup, run, progress, resume=resume)
-    evaluated = {record["step"] for record in rundir.read_jsonl(run.path / EVALS)}
+    evaluated = {record["step"] for record in rundir.own_evals(rundir.read_jsonl(run.path / EVALS))}
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
     return Training(setup, run, progress, state, stop, evaluated=evaluated)
 
