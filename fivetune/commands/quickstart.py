@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fivetune.commands import print_json
 
-NUM_TRAIN, NUM_EVAL, SEED = 12_000, 600, 7
+NUM_TRAIN, NUM_EVAL, SEED = 16_000, 600, 7
 BLIND_STEPS = 200
 
 
