@@ -252,7 +252,7 @@ def test_command_lists_out_of_memory(capsys, tmp_path, model_folder, monkeypatch
     monkeypatch.setattr(preflight, "update_weights", full)
     code, out = _check(capsys, tmp_path, model_folder)
     assert code == 4
-    assert "fail  train step      device: out of memory: CUDA out of memory. Lower train.batch_size" in out
+    assert "fail  train step       device: out of memory: CUDA out of memory. Lower train.batch_size" in out
     assert out.splitlines()[-1].endswith("1 failed")
 
 

@@ -46,7 +46,9 @@ def pick_precision(asked: str, device: str) -> str:
 
 
 def num_cores() -> int:
-    """Physical cores that this process may use."""
+    """Physical cores that this process may use; OMP_NUM_THREADS, where it is set, is the user's word."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
