@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import fivetune
-from fivetune.errors import FiveTuneError, nearest
+from fivetune.errors import ConfigError, FiveTuneError, nearest
 
 COMMANDS = Path(__file__).parent / "commands"
 
@@ -63,6 +63,8 @@ def _dispatch(words: list[str]) -> int:
     command.add_arguments(parser)
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
     if getattr(command, "TAKES_SETTINGS", False):
+        if len(words) > 1 and words[1].startswith("--") and "." in words[1]:
+            raise ConfigError(f"{words[1]}: settings come last. Write fivetune {words[0]} ... {words[1]} VALUE.")
         args, rest = parser.parse_known_args(words[1:])
         args.settings = rest
     else:

@@ -121,7 +121,9 @@ class TrainSection(_Section):
         default=1.0, description="clip the gradient's norm; null: off"
     )
     log_every_steps: Count = Field(default=10, description="one progress line per so many steps outside a terminal")
-    num_threads: Count | None = Field(default=None, description="CPU threads; default: OMP_NUM_THREADS, else physical cores")
+    num_threads: Count | None = Field(
+        default=None, description="CPU threads; default: OMP_NUM_THREADS, else physical cores"
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainSection:

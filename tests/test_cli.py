@@ -216,3 +216,9 @@ def test_config_of_nothing(capsys):
     code, out, err = run(capsys, "config")
     assert (code, out) == (2, "")
     assert err == "fivetune: config: give a recipe, or --schema, or --manual.\n"
+
+
+def test_settings_before_the_recipe_are_told_their_place(capsys):
+    code, out, err = run(capsys, "train", "--train.num_steps", "5", "recipe.yaml")
+    assert (code, out) == (2, "")
+    assert "--train.num_steps: settings come last. Write fivetune train ... --train.num_steps VALUE." in err

@@ -78,6 +78,9 @@ class TrainedRun:
                 on_bad_record=self.config.data.on_bad_record, labelled=False,
             )  # fmt: skip
             return prepare(described, self.tokenizer, cache=folder, progress=count)
+        empty = [str(i) for i, text in enumerate(texts or (), start=1) if not text.strip()]
+        if empty:
+            raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
         table = folder / "texts.jsonl"
         rundir.write_text(table, "".join(_as_line(i, text) for i, text in enumerate(texts or ())))
         return prepare(
