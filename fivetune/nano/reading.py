@@ -2,8 +2,8 @@
 
 In: numbers of questions and a seed. Out: `train.json` and `dev.json`, four questions to a paragraph.
 
-A paragraph tells 3 to 5 facts (3 or 4 in the quickstart) about 2 or 3 owners (ships, towns, books, firms, people), with 2 or 3 relations among
-them:
+A paragraph tells 3 to 5 facts (3 or 4 in the quickstart) about 2 or 3 owners (ships, towns, books, firms, people), with
+2 or 3 relations among them:
 
     The Velka was launched in 1871. Torun Dresh commands the Velka. The Marpol was launched in 1902.
     When was the Marpol launched?   -> 1902
