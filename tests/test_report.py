@@ -173,6 +173,15 @@ def test_cap_hits_frozen_and_missing_losses_are_warned_of() -> None:
     assert told[2].startswith("2.0 % of the predictions were cut off at 18 tokens.")
 
 
+def test_a_model_that_only_abstains_is_warned_of() -> None:
+    scores = {"f1": 53.0, "HasAns_f1": 0.0, "NoAns_f1": 100.0}
+    run = replace(fake_run(), evals=[{"step": 5, "split": "eval", "scores": scores}], status={"best": {"step": 5}})
+    assert [w for w in findings.warnings(run) if "abstaining" in w] == [
+        "The score was gained by abstaining alone: F1 on answerable questions is 0.0, on unanswerable ones 100.0. "
+        "The model does not answer yet. Train longer."
+    ]
+
+
 def test_a_score_gained_by_abstaining_is_warned_of() -> None:
     scores = [(60.0, 20.0), (40.0, 95.0)]
     evals = [

@@ -117,10 +117,15 @@ def _longest_freeze(records: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _abstaining(run: Run, best: Eval | None) -> list[str]:
-    """The best evaluation answers less well than an earlier one, and gained by leaving questions unanswered."""
+    """The best evaluation answers nothing, or less well than an earlier one, and gained by abstaining."""
     answered, left_out = score(best, "HasAns_f1"), score(best, "NoAns_f1")
     if best is None or answered is None or left_out is None:
         return []
+    if answered < 1 and left_out > 50:
+        return [
+            f"The score was gained by abstaining alone: F1 on answerable questions is {fixed(answered, 1)}, on "
+            f"unanswerable ones {fixed(left_out, 1)}. The model does not answer yet. Train longer."
+        ]
     drops = []
     for earlier in main_evals(run):
         had, abstained = score(earlier, "HasAns_f1"), score(earlier, "NoAns_f1")
