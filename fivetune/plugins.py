@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from fivetune.errors import UnknownPlugin, nearest
+from fivetune.errors import ConfigError, UnknownPlugin, nearest
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "commands")
 
@@ -49,7 +49,10 @@ def module(kind: str, name: str) -> ModuleType:
     known = names(kind)
     if name not in known:
         raise UnknownPlugin(f"{kind}: there is no {name!r}. {nearest(name, known)}")
-    return import_module(f"fivetune.{kind}.{name}")
+    try:
+        return import_module(f"fivetune.{kind}.{name}")
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}:{error.lineno}: not valid Python: {error.msg}. Mend the plugin.") from None
 
 
 def load(kind: str, name: str) -> Any:

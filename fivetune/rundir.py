@@ -218,6 +218,8 @@ class RunDir:
         """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
         path = Path(path)
         if reason := occupied(path):
+            if (path / CONFIG).is_file():
+                _lock(path).close()  # says so first if another process writes there
             if not (overwrite and (path / CONFIG).is_file()):
                 raise RunDirError(reason)
             return cls._in_place_of(path)
@@ -317,7 +319,10 @@ def _made(path: Path) -> Path:
 
 def occupied(path: Path) -> str | None:
     """Why `create` would refuse a directory for what is in it; None if it is free."""
-    free = not path.is_dir() or all(entry.name == LOCK for entry in path.iterdir())
+    try:
+        free = not path.is_dir() or all(entry.name == LOCK for entry in path.iterdir())
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be used: {error.strerror}. Choose another run.dir.") from None
     return None if free else _occupied(path)
 
 

@@ -36,8 +36,16 @@ def _plugins(kind: str) -> dict[str, str]:
     for name in plugins.names(kind):
         spec = find_spec(f"fivetune.{kind}.{name}")
         text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-        found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        found[name] = _first_docstring_line(text, where=str(spec.origin if spec else name))
     return found
+
+
+def _first_docstring_line(text: str, *, where: str) -> str:
+    """The help of a plugin; a file that is not valid Python is named, and the others are listed all the same."""
+    try:
+        return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    except SyntaxError as error:
+        return f"(broken: {where}:{error.lineno}: {error.msg})"
 
 
 def _first_sentence(recipe: str) -> str:

@@ -93,6 +93,9 @@ def _prepare(
     for message in (*setup.loaded.warnings, *_changed_length(setup, run)):
         run.warn(message)
         progress.warn(message)
+    before = run.past("num_steps", setup.num_steps)
+    if before != setup.num_steps:
+        progress.say(f"the run was {before:,} steps long and is now {setup.num_steps:,}")
     _record_setup(setup, run, command)
     if preflight and not resume:
         check_before_training(setup, progress, run)
