@@ -218,9 +218,10 @@ class RunDir:
         """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
         path = Path(path)
         if reason := occupied(path):
-            if (path / CONFIG).is_file():
+            is_run = (path / CONFIG).is_file()
+            if is_run:
                 _lock(path).close()  # says so first if another process writes there
-            if not (overwrite and (path / CONFIG).is_file()):
+            if not (overwrite and is_run):
                 raise RunDirError(reason)
             return cls._in_place_of(path)
         return cls(_made(path))
@@ -228,7 +229,6 @@ class RunDir:
     @classmethod
     def _in_place_of(cls, path: Path) -> RunDir:
         """Move the run that is in `path` aside; `discard` brings it back."""
-        _lock(path).close()  # refuses while another process writes there
         aside = path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
         run = cls(_made(path))
         run._aside = aside
