@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
+from benchmarks.harness import Work, facts, interleaved, rates, ratio, same_totals
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import TokenStore
@@ -25,10 +24,26 @@ from fivetune.model.load import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.nano.reading import write_reading_corpus
 from fivetune.progress import uncounted
-from fivetune.telemetry.devices import machine_facts
 from fivetune.training.setup import prepare_split
 
 BATCH_SIZE, WINDOW, NUM_WINDOWS = 32, 100, 8
+
+
+class Assembly:
+    """A way of making padded batches of the rows of an order."""
+
+    def __init__(self, name: str, order: Iterator[list[int]], batch: Callable[[list[int]], object]) -> None:
+        self.name = name
+        self._order = order
+        self._batch = batch
+
+    def work(self, num_units: int) -> Work:
+        num_examples = 0
+        for _ in range(num_units):
+            rows = next(self._order)
+            self._batch(rows)
+            num_examples += len(rows)
+        return Work(num_units, {"examples": num_examples})
 
 
 def main() -> None:
@@ -38,27 +53,20 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         store, tokenizer = _store(Path(folder))
-        sides = {"fivetune": _ours(store), "transformers": _theirs(store, tokenizer)}
-        rates: dict[str, list[float]] = {name: [] for name in sides}
-        for name in ["fivetune", "transformers", "transformers", "fivetune"] * (NUM_WINDOWS // 2):
-            rates[name].append(_rate(sides[name]))
-    medians = {name: median(values) for name, values in rates.items()}
-    ratio = medians["fivetune"] / medians["transformers"]
-    for name, values in rates.items():
-        print(f"{name:<13}{medians[name]:>12,.0f} examples/s  ({min(values):,.0f} to {max(values):,.0f})")
-    print(f"ratio        {ratio:>12.1f}")
+        sides = [
+            Assembly("fivetune", _order(store), lambda rows: pad(collate(store, rows), pad_id=0)),
+            Assembly("transformers", _order(store), _theirs(store, tokenizer)),
+        ]
+        windows = interleaved(sides, WINDOW, NUM_WINDOWS)
+    same_totals(windows, "examples")
+    speeds = {name: rates(each, "examples") for name, each in windows.items()}
+    times = ratio(windows["fivetune"], windows["transformers"], "examples").median
+    for name, speed in speeds.items():
+        print(f"{name:<13}{speed.median:>12,.0f} examples/s  ({speed.least:,.0f} to {speed.most:,.0f})")
+    print(f"ratio        {times:>12.1f}")
     if args.json:
-        machine = machine_facts("cpu")
-        print(
-            json.dumps(
-                {
-                    "ratio": ratio,
-                    "examples_per_second": medians,
-                    "machine": machine["host"],
-                    "versions": machine["versions"],
-                }
-            )
-        )
+        medians = {name: speed.median for name, speed in speeds.items()}
+        print(json.dumps({"ratio": times, "examples_per_second": medians, "machine": facts("cpu")}))
 
 
 def _store(folder: Path) -> tuple[TokenStore, Any]:
@@ -78,12 +86,7 @@ def _order(store: TokenStore) -> Iterator[list[int]]:
         step += 1
 
 
-def _ours(store: TokenStore) -> Callable[[], object]:
-    order = _order(store)
-    return lambda: pad(collate(store, next(order)), pad_id=0)
-
-
-def _theirs(store: TokenStore, tokenizer: Any) -> Callable[[], object]:
+def _theirs(store: TokenStore, tokenizer: Any) -> Callable[[list[int]], object]:
     from transformers import DataCollatorForSeq2Seq
 
     examples = [
@@ -94,15 +97,8 @@ def _theirs(store: TokenStore, tokenizer: Any) -> Callable[[], object]:
         }
         for i in range(len(store))
     ]
-    collator, order = DataCollatorForSeq2Seq(tokenizer), _order(store)
-    return lambda: collator([dict(examples[i]) for i in next(order)])
-
-
-def _rate(batch: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    for _ in range(WINDOW):
-        batch()
-    return WINDOW * BATCH_SIZE / (time.perf_counter() - started)
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    return lambda rows: collator([dict(examples[i]) for i in rows])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import fivetune
 from fivetune.errors import ConfigError, FiveTuneError, nearest
@@ -56,7 +57,7 @@ def _dispatch(words: list[str]) -> int:
         print(f"fivetune: there is no command {words[0]!r}. {nearest(words[0], names)}", file=sys.stderr)
         return 2
     command = import_module(f"fivetune.commands.{words[0]}")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"fivetune {words[0]}", description=command.__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -70,6 +71,13 @@ def _dispatch(words: list[str]) -> int:
     else:
         args = parser.parse_args(words[1:])
     return command.run(args)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong words are told as any other mistake: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"error: {message}. Try: {self.prog} --help.")
 
 
 def _help(names: list[str]) -> str:

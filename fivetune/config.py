@@ -6,6 +6,7 @@ remembers where it came from, so that an error can name file and line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -46,11 +47,20 @@ def _plugin(kind: str, default: str | None = None) -> Any:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _count_or_auto(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f"Input should be a valid integer of at least 1, or auto, not {value!r}")
+
+
+CountOrAuto = Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)]
 Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
 
@@ -93,8 +103,13 @@ class DataSection(_Section):
     max_target_tokens: Count | None = Field(
         default=128, description="longest target, end token included; null: no limit"
     )
-    overlong: Literal["truncate", "head_tail"] = Field(
-        default="truncate", description="cut the end of an over-long context, or its middle; the question stays whole"
+    overlong: Literal["truncate", "head_tail", "windows"] = Field(
+        default="truncate",
+        description="of an over-long context, cut the end or the middle, or ask all of it in overlapping windows; "
+        "the question stays whole",
+    )
+    window_overlap: Annotated[int, Field(ge=0)] = Field(
+        default=128, description="tokens that two neighbouring windows share"
     )
     max_train_examples: Count | None = Field(default=None, description="read only the first so many")
     max_eval_examples: Count | None = Field(default=None, description="read only the first so many")
@@ -110,12 +125,24 @@ class TrainSection(_Section):
 
     num_steps: Count | None = Field(default=None, description="optimizer steps; excludes num_epochs")
     num_epochs: float | None = Field(default=None, gt=0, description="passes over the data; default 3 if no num_steps")
-    batch_size: Count = Field(default=8, description="examples per forward pass and device (micro-batch)")
+    batch_size: CountOrAuto = Field(
+        default=8,
+        description="examples per forward pass and device (micro-batch); auto: the largest part of global_batch_size "
+        "that fits into memory, measured at the start",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="examples per optimizer step over all devices; accumulation is derived"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
+    )
+    forward: Literal["auto", "flat", "padded", "buckets"] = Field(
+        default="auto",
+        description="flat computes real tokens only; padded a rectangle; buckets rectangles of fixed sizes; "
+        "auto: what suits the device, said at the start",
+    )
+    recompute: bool = Field(
+        default=False, description="keep less for the backward pass and compute it again: less memory, a third slower"
     )
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="clip the gradient's norm; null: off"
@@ -131,9 +158,19 @@ class TrainSection(_Section):
             raise ValueError("num_steps and num_epochs are both given. Keep one of them")
         return self
 
+    @model_validator(mode="after")
+    def _auto_is_a_part(self) -> TrainSection:
+        if self.batch_size == "auto" and not self.global_batch_size:
+            raise ValueError("batch_size auto needs global_batch_size, of which it takes the largest part that fits. "
+                             "Add it (128 in the T5 paper), or give batch_size a number")  # fmt: skip
+        return self
+
     @property
     def examples_per_step(self) -> int:
-        return self.global_batch_size or self.batch_size
+        if self.global_batch_size:
+            return self.global_batch_size
+        assert self.batch_size != "auto"
+        return self.batch_size
 
 
 class EvalSection(_Section):
@@ -151,7 +188,29 @@ class EvalSection(_Section):
     max_new_tokens: Count | None = Field(
         default=None, description="generation cap; default: p99 of the targets plus a margin"
     )
+    min_new_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="shortest answer in tokens before the end token may come"
+    )
+    num_beams: Count = Field(default=1, description="beams of the search; 1 is greedy")
+    num_candidates: Count = Field(
+        default=1, description="best answers kept per input, at most num_beams; 5 for ranked answers such as BioASQ's"
+    )
+    length_penalty: float = Field(
+        default=1.0, description="beam search: above 0 favours long answers, below short ones"
+    )
+    repetition_penalty: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="above 1 makes words that were written less likely"
+    )
+    score_labels: bool = Field(
+        default=True, description="tasks with labels: score the labels in one decoder step; false generates freely"
+    )
     metric: str | None = Field(default=None, description="score that picks the best checkpoint; default: the task's")
+
+    @model_validator(mode="after")
+    def _enough_beams(self) -> EvalSection:
+        if self.num_candidates > self.num_beams:
+            raise ValueError(f"num_candidates {self.num_candidates} needs as many beams, num_beams is {self.num_beams}")
+        return self
 
 
 class CheckpointSection(_Section):
@@ -166,6 +225,9 @@ class ReportSection(_Section):
 
     title: str | None = Field(default=None, description="title of report.html; default: the run's name")
     beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are shown as baselines")
+    expected: dict[str, float] = Field(
+        default={}, description="published scores to stand beside the run's: {f1: 92.08}"
+    )
     sinks: tuple[str, ...] = Field(default=(), description="trackers that get every record: tensorboard, wandb, mlflow")
 
     @model_validator(mode="after")
@@ -204,7 +266,7 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> RunConfig:
         total, micro = self.train.global_batch_size, self.train.batch_size
-        if total and total % micro:
+        if total and micro != "auto" and total % micro:
             raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
         return self
 
@@ -320,8 +382,13 @@ def _describe(error: Any, layers: Layers) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not path:  # a rule between sections: its message begins with the key
         return f"{layers.origin(tuple(message.partition(' ')[0].split('.')))}: {message.rstrip('.')}."
+    if where not in (key, f"--{key}"):
+        where = f"{where}: {key}"
+    if error["type"] == "string_pattern_mismatch" and key in RunConfig.model_fields:
+        return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
     given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
-    return f"{where}: {key}: {message.rstrip('.')}{given}."
+    return f"{where}: {message.rstrip('.')}{given}."
 
 
 def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:

@@ -131,6 +131,15 @@ _Dumper.yaml_implicit_resolvers = {
 }
 
 
+def _quoted_breaks(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Unicode's line breaks would be read back as spaces; double quotes escape them."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted_breaks)
+
+
 def as_yaml(table: Mapping[str, Any]) -> str:
     """A table as YAML that reads back equal.
 
@@ -284,7 +293,7 @@ def _refuse_contradictions(written: list[Setting], translated: list[Setting]) ->
         if len(path) == 1 and setting.value in ({}, None):
             continue
         other, before = seen.setdefault(path, (name, setting))
-        if before.value != setting.value:
+        if before is not setting and before.value != setting.value:
             raise ConfigError(
                 f"{setting.where}: {name} is {setting.value!r}, but {other} ({before.where}) is {before.value!r}, "
                 "and both name the same setting. Keep one."

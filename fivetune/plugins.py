@@ -4,7 +4,7 @@ In: a kind ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks"
 Out: the module, or the one options class that it exports.
 
 A folder of one's own joins in through the environment variable FIVETUNE_PLUGINS: a file
-`<folder>/tasks/my_task.py` is then the task `my_task`. Nothing else is edited.
+`<folder>/tasks/my_task.py` is then the task `my_task`. Nothing else is edited. A folder without any is a ConfigError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "
 class Options(BaseModel):
     """Base of every plugin's options class: frozen, typed, refuses unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     version: ClassVar[int] = 1
 
     @classmethod
@@ -70,8 +70,17 @@ def load(kind: str, name: str) -> Any:
 def _search_path(kind: str) -> list[str]:
     assert kind in KINDS, kind
     package = import_module(f"fivetune.{kind}")
-    for folder in os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep):
+    for folder in filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep)):
+        _refuse_useless(Path(folder))
         extra = str(Path(folder) / kind)
-        if folder and extra not in package.__path__:
+        if extra not in package.__path__:
             package.__path__.append(extra)
     return list(package.__path__)
+
+
+def _refuse_useless(folder: Path) -> None:
+    """Raise ConfigError for a folder of FIVETUNE_PLUGINS that can hold no plugin."""
+    if not any((folder / kind).is_dir() for kind in KINDS):
+        wrong = f"has no folder of plugins ({', '.join(KINDS)})" if folder.is_dir() else "no such folder"
+        raise ConfigError(f"FIVETUNE_PLUGINS: {folder}: {wrong}. A task of one's own is {folder}/tasks/NAME.py. "
+                          "Correct the variable, or unset it.")  # fmt: skip

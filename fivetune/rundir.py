@@ -109,8 +109,10 @@ def read(folder: str | Path) -> Run:
 
 
 def read_status(folder: str | Path) -> dict[str, Any]:
-    """status.json of a run directory; {} if there is none."""
-    return _read_json(Path(folder) / STATUS)
+    """status.json of a run directory; {} if there is none. What a killed process left running is "interrupted"."""
+    status = _read_json(Path(folder) / STATUS)
+    owner = _dead_owner(Path(folder)) if status.get("state") in ("preparing", "running") else None
+    return {**status, "state": "interrupted", "why": f"killed ({owner} is gone)"} if owner else status
 
 
 def read_data(folder: str | Path) -> dict[str, Any]:
@@ -354,3 +356,15 @@ def _lock(path: Path) -> IO[str]:
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     return file
+
+
+def _dead_owner(path: Path) -> str | None:
+    """Who locked the directory last, if it is not locked any more; None if it is, or never was (as in a copy)."""
+    import fcntl
+
+    try:
+        with (path / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return file.read().strip() or "its process"
+    except OSError:
+        return None

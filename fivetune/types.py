@@ -5,12 +5,16 @@ RawRecord -> TextExample -> TokenExample -> Batch -> StepRecord / EvalRecord -> 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Line = dict[str, Any]
+"""One question of a predictions file: id, inputs, prediction, references, scores and what `Evaluator` knows besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +24,12 @@ class RawRecord:
     Args:
         fields: the columns of the record, names as in the source (after `data.columns` was applied).
         where: file and line (or record number) for messages: `train.jsonl:17`.
+        has_own_id: the source gave the column `id`; else it was made up from the record's place.
     """
 
     fields: Mapping[str, Any]
     where: str
+    has_own_id: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class TextExample:
         references: all answers that count as right; () only where nothing is known (prediction).
         clippable: character span [start, end) of `inputs` that may be cut when the text is too long.
         meta: whatever reports and metrics want to know besides.
+        group: id of the question, where several examples (snippets, windows) are asked it; "" stands for `id`.
     """
 
     id: str
@@ -45,6 +52,7 @@ class TextExample:
     references: tuple[str, ...]
     clippable: tuple[int, int] = (0, 0)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What a metric says: one dict for the whole corpus and one per example, in input order."""
+    """What a metric says: one dict for the whole corpus and one per example, in input order.
+
+    `resample(rows)` gives the corpus scores of the examples `rows` ([n] ints, repeats allowed): what a bootstrap needs.
+    Without it every corpus score is 100 times the mean of each example's score of the same name.
+    """
 
     corpus: dict[str, float]
     each: list[dict[str, float]]
+    resample: Callable[[Any], dict[str, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +144,8 @@ class StepRecord:
 class EvalRecord:
     """One evaluation, as written to evals.jsonl.
 
-    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty`;
-    `loss` is in nats per target token of the first reference.
+    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (`merging.RATES`);
+    `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     """
 
     step: int
@@ -146,6 +159,7 @@ class EvalRecord:
     rates: dict[str, float]
     max_new_tokens: int
     seconds: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -208,7 +222,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prediction beside all its gold answers; `verdict` is one of right, near, wrong, unscored."""
+    """One prediction beside all its gold answers; `verdict` is one of right, near, wrong, unscored.
+
+    `tags` are what a reader may choose examples by: {"truncation": "whole", "answerable": "unanswerable"}.
+    """
 
     id: str
     inputs: str
@@ -216,6 +233,7 @@ class Example:
     references: tuple[str, ...]
     verdict: str
     remark: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

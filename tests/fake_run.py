@@ -188,6 +188,7 @@ def _eval(step: int) -> dict[str, Any]:
     has = (0.3, 31.0, 66.0, 83.4, 89.7, 92.2, 91.6)[step // EVERY]
     no = (11.9, 74.0, 88.0, 92.2, 91.9, 93.1, 92.8)[step // EVERY]
     rates = {"cap_hit": 0.21 if step == 0 else 0.004, "sentinel": 0.44 if step == 0 else 0.0, "empty": 0.5}
+    rates |= {"not_in_context": 0.012, "teacher_forced_exact": has / 100, "free_running_exact": has / 100}
     loss = 0.22 + 4.9 * math.exp(-step / 40)
     return {
         "step": step,
@@ -253,6 +254,7 @@ def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[
     prediction = truth if right else wrong if i != 3 else HOSTILE
     exact = float(prediction in (references or [""]))
     f1 = exact or (0.8 if references and person in prediction else 0.0)
+    sure = 0.55 + 0.44 * chance.random() ** (0.4 if exact else 2)
     return {
         "id": f"q{i:04d}",
         "inputs": f"question: {question} context: {context}",
@@ -260,4 +262,39 @@ def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[
         "references": references,
         "scores": {"exact": exact, "f1": f1},
         "hit_cap": i % 211 == 5,
+        "logprob": 3 * math.log(sure),
+        "num_tokens": 3,
+        "confidence": sure,
+        "no_answer_score": (1 - sure if prediction else sure) * (0.2 if references else 1.0),
+        "num_input_tokens": 60 + 7 * (i % 19),
+        "num_clipped_tokens": 9 * (i % 71 == 0),
+        "answer_clipped": i % 142 == 0 and bool(references),
+        "sentinel": False,
+        "unknown_chars": 0,
+        "meta": {"question": question, "answerable": bool(references), "source_task": ("riddles", "news")[i % 3 == 0]},
     }
+
+
+def label_run() -> Run:
+    """A run of a task with three labels; how the last is named needs escaping."""
+    rng, labels = random.Random(3), ("positive", "negative", HOSTILE)
+    lines = []
+    for i in range(300):
+        gold = labels[min(i % 5, 2)]
+        said = gold if rng.random() < 0.8 else rng.choice(labels)
+        lines.append(
+            {
+                "id": str(i),
+                "inputs": f"sentence: {i}",
+                "prediction": said,
+                "references": [gold],
+                "hit_cap": False,
+                "scores": {"exact_match": float(said == gold)},
+                "confidence": rng.uniform(0.4, 1),
+                "meta": {},
+                "left_label_set": False,
+            }
+        )
+    scores = {"exact_match": sum(line["scores"]["exact_match"] for line in lines) / 3, "total": 300}
+    record = {"step": 9, "split": "eval", "num_examples": 300, "scores": scores, "rates": {"left_label_set": 0.02}}
+    return fake_run(name="labels", evals=[record], status={"best": {"step": 9}}, predictions={"eval-9": lines})

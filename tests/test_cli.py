@@ -218,6 +218,23 @@ def test_config_of_nothing(capsys):
     assert err == "fivetune: config: give a recipe, or --schema, or --manual.\n"
 
 
+def test_config_as_json_is_a_recipe_too(capsys, tmp_path):
+    code, out, _ = run(capsys, "config", "squad_v2", "--json")
+    (tmp_path / "squad_v2.json").write_text(out, encoding="utf-8")
+    assert (code, load_config(tmp_path / "squad_v2.json")) == (0, load_config("squad_v2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["train"], "the following arguments are required: recipe"),
+        (["list", "tasks", "--x"], "unrecognized arguments: --x"),
+    ],
+)
+def test_wrong_words_are_one_line(capsys, words, wrong):
+    assert run(capsys, *words) == (2, "", f"fivetune: error: {wrong}. Try: fivetune {words[0]} --help.\n")
+
+
 def test_settings_before_the_recipe_are_told_their_place(capsys):
     code, out, err = run(capsys, "train", "--train.num_steps", "5", "recipe.yaml")
     assert (code, out) == (2, "")

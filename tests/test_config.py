@@ -133,10 +133,10 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
         ("train: {batch_size: no}", "r.yaml:3: train.batch_size: Input should be a valid integer"),
         ("run:\n  seed: -1", "r.yaml:4: run.seed: Input should be greater than or equal to 0, not -1."),
         ("data: {max_input_tokens: 1.5}", "got a number with a fractional part, not 1.5."),
-        ("device: gpu", "r.yaml:3: device: String should match pattern"),
+        ("device: gpu", "r.yaml:3: device: there is no 'gpu'. Allowed: auto, cpu, cuda, cuda:N or mps."),
         ("launch: {nproc: 2}", "r.yaml:3: launch.nproc: Input should be less than or equal to 1, not 2."),
         ("checkpoint: {keep: 1}", "r.yaml:3: checkpoint.keep: Input should be greater than or equal to 2, not 1."),
-        ("train: 3", "r.yaml:3: train: Input should be a valid dictionary or instance of TrainSection, not 3."),
+        ("train: 3", "r.yaml:3: train: Input should be a table, not 3."),
         ("report: {sinks: [wandbb]}", "r.yaml:3: report: sinks: there is no 'wandbb'. Did you mean wandb? Allowed:"),
         (
             "train:\n  batch_size: 3\n  global_batch_size: 8",
@@ -193,8 +193,8 @@ def test_refusals(tmp_path, text, message):
         ("task: squad", "r.yaml: model: Field required."),
         ("model: {}\ntask: squad", "r.yaml:1: model: path is missing. Give model.path, or model.init: random with"),
         ("model: {init: random}\ntask: squad", "r.yaml:1: model: init: random needs model.config (a folder or a"),
-        ("model: {path: m}\ntask: {}", "r.yaml:2: task: needs a name. Allowed: jsonl, squad, squad_v2."),
-        ("model: {path: m}\ntask: {nme: squad}", "r.yaml:2: task: needs a name, has nme. Allowed: jsonl, squad"),
+        ("model: {path: m}\ntask: {}", "r.yaml:2: task: needs a name. Allowed: "),
+        ("model: {path: m}\ntask: {nme: squad}", "r.yaml:2: task: needs a name, has nme. Allowed: "),
     ],
 )
 def test_refused_recipes(tmp_path, text, message):
@@ -226,7 +226,7 @@ def test_unknown_plugins_name_the_nearest(section, kind):
 
 
 def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2\? Allowed: base, "):
+    with pytest.raises(ConfigError, match=r"^squad_v3: no such recipe\. Did you mean squad_v2.*\? Allowed: base, "):
         load_config("squad_v3")
 
 
@@ -352,6 +352,12 @@ def test_the_resolved_config_reads_back_equal(tmp_path, lr, seed, title, phrase,
     })  # fmt: skip
     assert load_config(write(tmp_path, config.as_yaml())) == config
     assert load_config(config.as_dict()) == config
+
+
+@pytest.mark.parametrize("title", ["\x85", "a\x85b", "a\u2028b", "\u2029", "a\nb", "a\r\nb"])
+def test_every_line_break_is_read_back(tmp_path, title):
+    config = load_config(BASIC, {"report.title": title})
+    assert load_config(write(tmp_path, config.as_yaml())).report.title == title
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name != "base"])

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import kit
 import pytest
 import torch
+from decoding_kit import question_store
 
 from fivetune.data.batch import collate, pad
 from fivetune.data.encode import Limits
@@ -15,6 +16,7 @@ from fivetune.data.store import Source, prepare
 from fivetune.decode import Decoding, cap_from_lengths, generate, length_sorted, to_text
 from fivetune.model.forward import label_nats
 from fivetune.model.load import load, sentinel_ids
+from fivetune.nano import CHECKPOINT
 from fivetune.tasks.squad_v2 import SquadV2
 
 FAMILIES = list(kit.FAMILIES)
@@ -22,10 +24,7 @@ FAMILIES = list(kit.FAMILIES)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, model_folder):
-    folder = tmp_path_factory.mktemp("data")
-    paths = (str(kit.squad_file(folder / "dev.json", num_questions=14)),)
-    words = load(str(model_folder)).tokenizer
-    return prepare(Source(paths=paths, task=SquadV2(), limits=Limits(512, 128, "truncate")), words, cache=folder)
+    return question_store(tmp_path_factory.mktemp("data"), model_folder, num_questions=14)
 
 
 def _generate(model, store, decoding: Decoding, rows=None):
@@ -124,3 +123,23 @@ def test_text_of_ids(model_folder):
     assert to_text(words, ids) == "red hat"
     assert to_text(words, ids, keep_special=True).startswith("<extra_id_0>")
     assert to_text(words, []) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [{}, {"num_beams": 4}], ids=str)
+def test_500_real_questions_get_the_same_tokens_as_from_transformers(tmp_path, beams):
+    """t5-nano is a trained model: it ends its answers itself."""
+    dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
+    if not dev.is_file():
+        pytest.skip(kit.NEEDS_SHARED)
+    loaded = load(str(CHECKPOINT))
+    source = Source((str(dev),), SquadV2(), Limits(512, 128, "truncate"), max_examples=500 if not beams else 100)
+    real = prepare(source, loaded.tokenizer, cache=tmp_path)
+    ours = {one.row: one for one in _generate(loaded.model, real, Decoding(16, score_targets=False, **beams))}
+    for rows in torch.arange(len(real)).split(64):
+        batch = pad(collate(real, rows.tolist()), pad_id=0)
+        options = {"max_new_tokens": 16, "do_sample": False, **beams}
+        theirs = loaded.model.eval().generate(batch.input_ids, attention_mask=batch.attention_mask, **options)[:, 1:]
+        for row, ids in zip(rows.tolist(), theirs.tolist(), strict=True):
+            assert ours[row].token_ids == (ids[: ids.index(1)] if 1 in ids else ids)
+    assert 0 < sum(one.hit_cap for one in ours.values()) < len(real)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from fivetune.data.encode import GAP, Limits, _fit, _Pieces, encode
+from fivetune.data.encode import GAP, Limits, Pieces, _fit, encode
 from fivetune.types import TextExample, TokenExample
 
 QUESTION = "question: What has Ann? context: "
@@ -106,7 +106,7 @@ def test_the_question_stays_whole_behind_the_context(tokenizer):
     ],
 )
 def test_which_ids_are_kept(room, overlong, kept):
-    assert _fit(_Pieces([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), room, overlong, 99) == kept
+    assert _fit(Pieces([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), room, overlong, 99) == kept
 
 
 @given(
@@ -116,7 +116,7 @@ def test_which_ids_are_kept(room, overlong, kept):
 def test_what_is_kept_always_fits(length, span, room, overlong):
     start, stop = sorted(min(place, length) for place in span)
     ids = list(range(length))
-    kept, low, high = _fit(_Pieces(ids, start, stop, None), room, overlong, 99)
+    kept, low, high = _fit(Pieces(ids, start, stop, None), room, overlong, 99)
     assert len(kept) == min(length, room)
     assert 0 <= low <= high <= length
     assert [number for number in kept if number != 99] == [number for number in ids if number in kept]

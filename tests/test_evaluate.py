@@ -36,7 +36,11 @@ def test_every_example_once_with_its_scores(setup):
     assert sorted(line["id"] for line in lines) == sorted(f"q{i}" for i in range(100, 112))
     assert (record.step, record.task, record.split, record.num_examples) == (7, "squad_v2", "eval", 12)
     for line in lines:
-        assert set(line) == {"id", "inputs", "prediction", "references", "hit_cap", "no_answer_score", "scores"}
+        assert set(line) - {"in_context"} == {
+            *("id", "inputs", "prediction", "references", "scores", "meta", "logprob", "num_tokens", "confidence"),
+            *("no_answer_score", "hit_cap", "num_input_tokens", "num_clipped_tokens", "answer_clipped", "sentinel"),
+            *("unknown_chars", "teacher_forced_exact", "free_running_exact"),
+        }
         assert line["scores"]["exact"] in (0.0, 1.0)
     assert math.isclose(record.scores["exact"], 100 * sum(line["scores"]["exact"] for line in lines) / 12)
     assert math.isclose(record.scores["f1"], 100 * sum(line["scores"]["f1"] for line in lines) / 12)
@@ -45,9 +49,7 @@ def test_every_example_once_with_its_scores(setup):
 def test_corpus_scores_are_the_metric_of_the_lines(setup):
     record, lines = _run(setup)
     golds = [tuple(line["references"]) for line in lines]
-    again = Metric().score(
-        [line["prediction"] for line in lines], golds, no_answer_scores=[line["no_answer_score"] for line in lines]
-    )
+    again = Metric().score([line["prediction"] for line in lines], golds, details=lines)
     assert again.corpus == record.scores
     assert record.scores["HasAns_total"] + record.scores["NoAns_total"] == record.scores["total"] == 12
 
@@ -135,7 +137,7 @@ def test_progress_is_told(setup):
 
 
 def test_subset_of_rows(setup):
-    record, lines = _run(setup, rows=[2, 5])
+    record, lines = _run(setup, questions=[2, 5])
     assert (record.num_examples, record.scores["total"]) == (2, 2)
     assert sorted(line["id"] for line in lines) == ["q102", "q105"]
     assert subset(5, 5) is None and subset(4, None) is None
@@ -211,4 +213,4 @@ def test_metrics_are_looked_up_once(setup, monkeypatch):
     whole = plugins.load
     monkeypatch.setattr(plugins, "load", lambda kind, name: looked_up.append(name) or whole(kind, name))
     _run(setup)
-    assert len(looked_up) == 2  # the metric, and its score names
+    assert looked_up == ["squad_v2"]

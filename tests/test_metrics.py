@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivetune import plugins
-from fivetune.metrics import normalize_answer, percent, score_all, score_names, token_f1
+from fivetune.metrics import UNANSWERED, normalize_answer, percent, score_all, score_names, token_f1
 from fivetune.metrics.squad_v2 import SquadV2
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -28,7 +28,7 @@ ALL_CASES = [
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_cases(name, case):
     metric = plugins.load("metrics", name)()
-    scores = metric.score(case.predictions, case.references, no_answer_scores=case.no_answer_scores)
+    scores = metric.score(case.predictions, case.references, details=case.details)
     assert {key: scores.corpus[key] for key in case.expected} == pytest.approx(case.expected, rel=1e-12)
     assert len(scores.each) == len(case.predictions)
     assert all(0 <= value <= 1 for one in scores.each for value in one.values())
@@ -40,9 +40,9 @@ def test_cases(name, case):
 @pytest.mark.parametrize(("name", "case"), ALL_CASES)
 def test_order_does_not_matter(name, case):
     metric = plugins.load("metrics", name)()
-    leanings = case.no_answer_scores[::-1] if case.no_answer_scores else None
-    forward = metric.score(case.predictions, case.references, no_answer_scores=case.no_answer_scores)
-    backward = metric.score(case.predictions[::-1], case.references[::-1], no_answer_scores=leanings)
+    details = case.details[::-1] if case.details else None
+    forward = metric.score(case.predictions, case.references, details=case.details)
+    backward = metric.score(case.predictions[::-1], case.references[::-1], details=details)
     assert forward.corpus == pytest.approx(backward.corpus, rel=1e-12)
     assert forward.each == backward.each[::-1]
 
@@ -56,6 +56,25 @@ def test_perfect_beats_empty(name):
     assert (perfect > empty) == metric.higher_is_better
     assert perfect in (0, 100)
     assert metric.source
+
+
+@pytest.mark.parametrize(("name", "case"), ALL_CASES)
+def test_a_missing_prediction_is_wrong_everywhere(name, case):
+    metric = plugins.load("metrics", name)()
+    known = case.details or [{}] * len(case.references)
+    meta = [{key: value for key, value in one.items() if key != "answer"} for one in known]
+    details = [{**one, "candidates": [UNANSWERED], "no_answer_score": 2.0} for one in meta]
+    scores = metric.score([UNANSWERED] * len(case.references), case.references, details=details)
+    assert {value for one in scores.each for value in one.values()} == {0}
+    assert scores.corpus[metric.main] == scores.corpus.get(f"best_{metric.main}", 0) == 0
+
+
+def test_languages_are_codes():
+    references, texts = [("casa",)], ["la casa"]
+    for code in ("ES", "es-ES"):
+        assert plugins.load("metrics", "mlqa")(language=code).score(texts, references).corpus["mlqa_exact"] == 100
+    with pytest.raises(ValueError, match="language 'spanish' is no code"):
+        plugins.load("metrics", "mlqa")().score(texts, references, details=[{"language": "spanish"}])
 
 
 @given(st.text(), st.text())
@@ -76,17 +95,21 @@ def test_token_f1(one, other):
     assert (f1 == 1.0) == (bool(one) and sorted(one) == sorted(other))
 
 
+def _leanings(values):
+    return [{"no_answer_score": value} for value in values]
+
+
 @given(st.lists(st.tuples(st.text(), st.lists(st.text(), min_size=1), st.floats(-2, 2)), min_size=1))
 def test_squad_v2_on_any_text(rows):
     predictions, references, leanings = zip(*rows, strict=True)
-    corpus = SquadV2(no_answer_threshold=2.0).score(predictions, references, no_answer_scores=leanings).corpus
+    corpus = SquadV2(no_answer_threshold=2.0).score(predictions, references, details=_leanings(leanings)).corpus
     assert corpus["exact"] <= corpus["f1"] + 1e-9
     assert corpus["best_exact"] <= corpus["best_f1"] + 1e-9 <= 100 + 2e-9
     assert corpus.get("HasAns_total", 0) + corpus.get("NoAns_total", 0) == corpus["total"] == len(rows)
 
 
 def test_threshold_turns_predictions_into_no_answer():
-    scores = SquadV2(no_answer_threshold=0.5).score(["x", "y"], [("x",), ("",)], no_answer_scores=[0.6, 0.6])
+    scores = SquadV2(no_answer_threshold=0.5).score(["x", "y"], [("x",), ("",)], details=_leanings([0.6, 0.6]))
     assert scores.each == [{"exact": 0, "f1": 0}, {"exact": 1, "f1": 1}]
 
 

@@ -10,6 +10,8 @@ import torch
 from pydantic import ValidationError
 
 from fivetune import plugins
+from fivetune.optimizers import _batched_adafactor
+from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 from fivetune.optimizers.adafactor import Adafactor
 from fivetune.optimizers.adamw import AdamW
 
@@ -173,6 +175,91 @@ def test_relative_step_makes_its_own_rate():
 def test_contradictions_are_refused(options, words):
     with pytest.raises(ValidationError, match=words):
         Adafactor(**options)
+
+
+SHAPES = [(), (48,), (48,), (8, 6), (48, 16), (48, 16), (48, 16), (2, 3, 48, 16), (300, 16)]
+VARIANTS = {
+    "t5-paper": {"lr": 1e-3},
+    "hf": {"lr": 1e-3, "scale_parameter": False},
+    "relative": {"relative_step": True, "warmup_init": True},
+    "relative without warm-up": {"relative_step": True, "scale_parameter": False},
+    "momentum": {"lr": 1e-3, "beta1": 0.9},
+    "decay": {"lr": 1e-3, "weight_decay": 0.1, "clip_threshold": 0.5, "decay_rate": -0.6},
+}
+
+
+def both(variant: str, *, dtype: torch.dtype = torch.float32) -> list[torch.optim.Optimizer]:
+    """transformers' Adafactor and ours over equal tensors of many shapes, one of which never gets a gradient."""
+    from transformers.optimization import Adafactor as Original
+
+    random = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=random).to(dtype) for shape in [*SHAPES, (3, 3)]]
+    options = {"relative_step": False, **VARIANTS[variant]}
+    return [made([torch.nn.Parameter(t.clone()) for t in start], **options) for made in (Original, BatchedAdafactor)]
+
+
+def train(optimizers: list[torch.optim.Optimizer], num_steps: int, *, seed: int = 1) -> None:
+    """Steps with the same gradients of all sizes, rows of zeros and gaps among them, at a rate that changes."""
+    random = torch.Generator().manual_seed(seed)
+    for step in range(num_steps):
+        sizes = 10 ** torch.randint(-4, 2, (len(SHAPES),), generator=random).float()
+        grads = [torch.randn(s, generator=random) * size for s, size in zip(SHAPES, sizes, strict=True)]
+        grads[4][7] = 0
+        for optimizer in optimizers:
+            parameters = optimizer.param_groups[0]["params"]
+            for i, grad in enumerate(grads):
+                parameters[i].grad = None if i == 5 and step % 3 == 0 else grad.to(parameters[i].dtype)
+            if optimizer.param_groups[0]["lr"]:
+                optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step % 5)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("block", [64, 1 << 18])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_50_steps_are_those_of_transformers(variant, block, monkeypatch):
+    monkeypatch.setattr(_batched_adafactor, "BLOCK", {"cpu": block})
+    optimizers = both(variant)
+    train(optimizers, 50)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    for a, b in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(o.param_groups[0]["params"][-1], theirs[-1]) for o in optimizers)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_checkpoints_of_either_load_into_the_other(variant):
+    optimizers = both(variant)
+    train(optimizers, 5)
+    states = [copy.deepcopy(o.state_dict()) for o in optimizers]
+    for a, b in zip(states[0]["state"].values(), states[1]["state"].values(), strict=True):
+        assert list(a) == list(b)
+        torch.testing.assert_close(
+            {k: v for k, v in b.items() if k != "RMS"}, {k: v for k, v in a.items() if k != "RMS"}
+        )
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for optimizer, state in zip(optimizers, reversed(states), strict=True):
+        optimizer.load_state_dict(state)
+    train(optimizers, 5, seed=2)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_bf16_weights_are_stepped_in_fp32():
+    optimizers = both("t5-paper", dtype=torch.bfloat16)
+    train(optimizers, 5)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    torch.testing.assert_close(ours, theirs, rtol=8e-3, atol=1e-6)
+    assert optimizers[1].state[ours[4]]["exp_avg_sq_row"].dtype == torch.float32
+
+
+def test_no_step_waits_for_a_value(monkeypatch):
+    def waits(*_):
+        raise AssertionError("a value was read from the device")
+
+    optimizer = both("momentum")[1]
+    for name in ("item", "__float__", "__int__", "__bool__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, waits)
+    train([optimizer], 2)
 
 
 # --- adamw ---

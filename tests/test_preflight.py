@@ -93,7 +93,9 @@ def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
     assert check.state == "warn"
     assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
-    assert check.detail.endswith("Raise data.max_input_tokens (T5 has no fixed limit) or use data.overlong: head_tail")
+    assert check.detail.endswith(
+        "Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows"
+    )
 
 
 @pytest.mark.parametrize(("lr", "state"), [(1e-6, "warn"), (1e-3, "pass"), (0.5, "warn")])

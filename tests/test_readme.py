@@ -187,7 +187,7 @@ def test_exit_codes_are_those_of_the_errors():
 def example(tmp_path, monkeypatch) -> Path:
     """The README's task, in a plugin folder of its own that is forgotten afterwards."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    [source] = [block for block in _blocks(text, "python") if "class YesNo(Options)" in block]
+    [source] = [block for block in _blocks(text, "python") if "class YesNo(TaskOptions)" in block]
     folder = tmp_path / "my_plugins"
     (folder / "tasks").mkdir(parents=True)
     (folder / "tasks" / "yes_no.py").write_text(source, encoding="utf-8")

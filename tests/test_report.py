@@ -15,14 +15,16 @@ from typing import TypeVar
 
 import kit
 import pytest
-from fake_run import HOSTILE, NUM_STEPS, blind_run, fake_run, write_run
+from fake_run import HOSTILE, NUM_STEPS, blind_run, fake_run, label_run, write_run
 
 from fivetune import plugins, rundir
+from fivetune.analysis.bootstrap import wilson
 from fivetune.config import load_config
 from fivetune.errors import RunDirError
 from fivetune.report import build_page, charts, examples, findings, render, write_report
+from fivetune.report.render import choices
 from fivetune.report.scores import baseline_eval, best_eval, main_score, summary
-from fivetune.report.series import MAX_POINTS, by_step, quantile, smooth, thin, wilson
+from fivetune.report.series import MAX_POINTS, by_step, quantile, smooth, thin
 from fivetune.report.wording import amount, change, discreet, duration, fixed, percent, setting, short, size, visible
 from fivetune.training.card import model_card
 from fivetune.types import Chart, Example, Figure, Page, Run, Section, Table, Text
@@ -142,6 +144,13 @@ def test_data_table_counts_what_was_lost() -> None:
     assert rows[5] == ("answers lost to truncation", "8", "0.20 %", "1", "0.16 %")
 
 
+def test_what_taught_nothing_is_told_with_what_was_read() -> None:
+    data = fake_run().data
+    page = build_page(fake_run(data={**data, "train": {**data["train"], "num_not_learnt": 3}}))
+    words = part(page, "Data", Text).body
+    assert "train: nothing is learnt from 3 examples without the answer in the input." in words
+
+
 def test_histogram_shares_leave_out_the_empty_end() -> None:
     assert charts.bins({"edges": [0, 8, 16, 24], "counts": [1, 3, 0]}) == ([0.0, 8.0, 16.0], [25.0, 75.0])
     assert charts.bins({"edges": [0, 8], "counts": []}) == ([], [])
@@ -192,6 +201,51 @@ def test_a_score_gained_by_abstaining_is_warned_of() -> None:
         "Part of the score was gained by abstaining: since step 0 F1 on answerable questions fell from 60.0 to 40.0, "
         "on unanswerable ones it rose from 20.0 to 95.0."
     ]
+
+
+@pytest.mark.parametrize(
+    ("rates", "scores", "told"),
+    [
+        ({"sentinel": 0.001}, {}, "0.1 % of the predictions hold sentinel tokens"),
+        ({"unknown_characters": 0.01}, {}, "1.0 % of the predictions hold unknown tokens"),
+        ({"not_in_context": 0.06}, {}, "6.0 % of the answers given do not stand in the context"),
+        ({"left_label_set": 0.02}, {}, "2.0 % of the predictions would be none of the labels"),
+        ({"empty": 0.02}, {}, "2.0 % of the predictions are empty"),
+        ({"empty": 0.7}, {"total": 10, "NoAns_total": 5}, "70.0 % of the questions were left unanswered, but only 50"),
+        ({"teacher_forced_exact": 0.5, "free_running_exact": 0.4}, {}, "Given the target so far, the model would"),
+    ],
+)
+def test_rates_of_a_broken_run_are_warned_of(rates: dict, scores: dict, told: str) -> None:
+    record = {"step": 5, "split": "eval", "rates": rates, "scores": scores}
+    (sentence,) = findings.warnings(replace(EMPTY, evals=[record]))
+    assert sentence.startswith(told)
+    harmless = record | {"rates": dict.fromkeys(rates, 0.0)}
+    assert findings.warnings(replace(EMPTY, evals=[harmless])) == []
+
+
+def test_the_evaluation_s_own_interval_is_shown() -> None:
+    run = fake_run()
+    evals = [record | {"intervals": {"exact": [91.0, 94.5]}} for record in run.evals]
+    rows = part(build_page(replace(run, evals=evals)), "Verdict", Table).rows
+    assert (rows[0][2], rows[1][2]) == ("91.0 to 94.5", "91.8 to 95.5")
+
+
+def test_confidence_slices_and_labels_have_their_sections() -> None:
+    page = build_page(fake_run())
+    assert part(page, "Confidence", Table, 1).rows[0][0] == "Exact match"
+    assert "answerable" in {row[1] for row in part(page, "Slices", Table).rows}
+    labels = part(build_page(label_run()), "Labels", Table)
+    assert [row[1] for row in labels.rows] == ["180", "60", "60"]
+    old = [{"id": "a", "inputs": "q", "prediction": "x", "references": ["x"], "scores": {"exact": 1.0, "f1": 1.0}}]
+    told = part(build_page(fake_run(predictions={"eval-250": old})), "Confidence", Text).body
+    assert told.startswith("The prediction lines hold no confidences")
+
+
+def test_predictions_can_be_chosen_by_what_they_differ_in() -> None:
+    shown = [p for s in build_page(fake_run()).sections for p in s.parts if isinstance(p, Example)]
+    found = choices(shown)
+    assert set(found) == {"verdict", "chosen", "truncation", "answerable", "source task"}
+    assert found["chosen"] == ["random", "lowest scores"] and len(shown) <= 300
 
 
 def test_what_the_data_lost_is_warned_of_and_equal_warnings_are_counted() -> None:
@@ -302,7 +356,9 @@ def test_outcomes_are_told_apart() -> None:
 
 def test_all_gold_answers_are_shown() -> None:
     line = {"id": 7, "inputs": "q", "prediction": "a b", "references": ["a", "b c"], "scores": {"exact": 0, "f1": 0.5}}
-    assert examples.shown(line) == Example("7", "q", "a b", ("a", "b c"), "near", "exact 0.00, f1 0.50")
+    tags = {"chosen": "random", "answerable": "answerable"}
+    wanted = Example("7", "q", "a b", ("a", "b c"), "near", "exact 0.00, f1 0.50", tags)
+    assert examples.shown(line, "random") == wanted
 
 
 # Escaping
@@ -495,10 +551,11 @@ def test_a_browser_draws_every_chart_in_silence_and_asks_nobody(tmp_path: Path) 
     num_charts = sum(isinstance(p, Chart) for s in page.sections for p in s.parts)
     seen = visit(render(page), tmp_path)
     drawn = re.findall(r'<div class="plot[^"]*"[^>]*>.*?class="main-svg"', seen.dom, flags=re.DOTALL)
-    assert (len(drawn), num_charts) == (11, 11)
+    assert (len(drawn), num_charts) == (13, 13)
+    assert "1 of 1 shown" in seen.dom
     assert seen.dom.count("trace scatter") > 9
     assert (seen.console, seen.requests) == ([], [])
-    assert "<title>quickstart - FiveTune report</title>" in seen.dom
+    assert "<title>quickstart - FiveTune</title>" in seen.dom
     assert "&lt;script&gt;document.title='owned'&lt;/script&gt; [U+202E]on the wall" in seen.dom
 
 
@@ -511,8 +568,17 @@ def test_the_policy_stops_what_got_past_the_escaping(tmp_path: Path) -> None:
     guarded.mkdir()
     bare.mkdir()
     seen = visit(page, guarded)
-    assert "<title>harmless - FiveTune report</title>" in seen.dom
+    assert "<title>harmless - FiveTune</title>" in seen.dom
     assert seen.requests == [] and len(seen.console) == 2
     unguarded = visit(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page), bare)
     assert "<title>owned</title>" in unguarded.dom
     assert unguarded.requests == ["http://attacker.invalid/leak.png"]
+
+
+def test_published_scores_stand_beside_the_run():
+    run = fake_run()
+    page = build_page(replace(run, config={**run.config, "report": {"expected": {"f1": 92.08}}}))
+    table = next(part for part in page.sections[0].parts if isinstance(part, Table))
+    place = table.header.index("published")
+    assert {row[place] for row in table.rows if row[0] == "F1"} == {"92.08"}
+    assert {row[place] for row in table.rows if row[0] != "F1"} == {"n/a"}

@@ -17,6 +17,7 @@ from fivetune.data import store as store_module
 from fivetune.data.encode import Limits
 from fivetune.data.store import Source, TokenStore, cache_folder, fingerprint_of, prepare
 from fivetune.errors import DataError, EnvironmentProblem
+from fivetune.tasks.bioasq_factoid import BioasqFactoid
 from fivetune.tasks.jsonl import Jsonl
 from fivetune.tasks.squad_v2 import SquadV2
 
@@ -59,7 +60,7 @@ def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypa
     store = prepare(squad, tokenizer, cache=tmp_path / "cache")
     for ragged in (store.inputs, store.labels, store._ids, store._texts):
         assert isinstance(ragged._values, np.memmap)
-        assert isinstance(ragged[0], np.memmap)
+        assert np.shares_memory(ragged[0], ragged._values)
     assert store.inputs[0].dtype == np.uint16
     peaks = []
     for num in (20, 200):  # texts of 6 kB, several chunks
@@ -137,6 +138,27 @@ def test_a_cached_store_is_used_again(tokenizer, squad, tmp_path, monkeypatch):
     again = prepare(squad, tokenizer, cache=tmp_path / "cache")
     assert (again.fingerprint, again.summary) == (built.fingerprint, built.summary)
     assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_what_holds_no_answer_is_counted_not_learnt(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "CHUNK", 1)
+    lines = [
+        {"id": i, "question": "Who?", "context": text, "answers": ["Ann"]} for i, text in enumerate(["A hat.", "ann"])
+    ]
+    source = pairs(tmp_path, *lines, for_training=True)
+    store = prepare(replace(source, task=BioasqFactoid()), tokenizer, cache=tmp_path / "cache")
+    assert (len(store), store.summary["num_kept"], store.summary["num_not_learnt"]) == (1, 2, 1)
+    source = pairs(tmp_path, lines[0], for_training=True)
+    with pytest.raises(DataError, match=r"no example is left of 1 records\. 1 examples do not hold their answer"):
+        prepare(replace(source, task=BioasqFactoid()), tokenizer, cache=tmp_path / "cache")
+
+
+def test_empty_facts_are_a_damaged_store(tokenizer, squad, tmp_path):
+    prepare(squad, tokenizer, cache=tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / store_module.FACTS).write_bytes(b"")
+    with pytest.raises(store_module.DamagedStore, match=r"damaged tokenised data"):
+        TokenStore(folder)
 
 
 @pytest.mark.parametrize("name", ["inputs.values", "texts.offsets", "summary.json", "ids.values"])
@@ -276,8 +298,8 @@ def test_a_source_that_leaves_nothing(tokenizer, tmp_path):
     source = pairs(tmp_path, {"id": 1, "inputs": "x"}, {"id": 2}, on_bad_record="skip")
     with pytest.raises(DataError) as caught:
         prepare(source, tokenizer, cache=tmp_path / "cache")
-    message = "pairs.jsonl: no example is left of 2 records. Check task.name and data.columns."
-    assert str(caught.value).endswith(message)
+    assert "pairs.jsonl: no example is left of 2 records. The first: " in str(caught.value)
+    assert str(caught.value).endswith("Check task.name and data.columns.")
     assert list((tmp_path / "cache").iterdir()) == []
 
 

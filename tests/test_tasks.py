@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fivetune import plugins
 from fivetune.errors import DataError
-from fivetune.metrics import score_names
+from fivetune.metrics import load_metric, score_names
 from fivetune.tasks import fill
 from fivetune.tasks.jsonl import Jsonl
 from fivetune.tasks.squad import Squad
@@ -25,6 +25,15 @@ QUESTION = {"id": "q1", "title": "Normans", "question": "Who?", "context": "Roll
 def _record(**changes: Any) -> RawRecord:
     fields = {**QUESTION, "answers": {"text": ["Rollo"], "answer_start": [0]}, **changes}
     return RawRecord({name: value for name, value in fields.items() if value is not ...}, "train.json:17")
+
+
+def _is_read(task: Any, record: RawRecord, name: str) -> bool:
+    """Whether the inputs cannot be made without a column; those of the answers are not among these."""
+    fewer = RawRecord({key: value for key, value in record.fields.items() if key != name}, record.where)
+    try:
+        return task.to_text(fewer, labelled=False).inputs != task.to_text(record, labelled=False).inputs
+    except DataError:
+        return True
 
 
 # --- the contract ---
@@ -43,7 +52,7 @@ def test_sample_converts_exactly(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_names_exist(name):
     task = plugins.load("tasks", name)()
-    assert set(task.metrics) <= set(plugins.names("metrics"))
+    assert all(map(load_metric, task.metrics))
     assert task.main_metric in score_names(task.metrics)
     assert task.version >= 1
     assert "Licence: " in (plugins.module("tasks", name).__doc__ or "")
@@ -66,11 +75,10 @@ def test_context_may_be_clipped_and_nothing_before_it(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_unlabelled_records_are_for_prediction_only(name):
     task, (record, labelled) = plugins.load("tasks", name)(), plugins.module("tasks", name).SAMPLE
-    gold = ("answers", "answer", "is_impossible", "targets")
-    asked = RawRecord({key: value for key, value in record.fields.items() if key not in gold}, "ask.jsonl:3")
+    asked = RawRecord({key: record.fields[key] for key in record.fields if _is_read(task, record, key)}, "ask.jsonl:3")
     example = task.to_text(asked, labelled=False)
     assert (example.inputs, example.targets, example.references) == (labelled.inputs, "", ())
-    with pytest.raises(DataError, match=r"ask\.jsonl:3: there is no column '(answers|targets)'"):
+    with pytest.raises(DataError, match=r"ask\.jsonl:3: there is no column '"):
         task.to_text(asked)
     with pytest.raises(DataError, match=r"there is no (answer|target) to learn"):
         task.train_targets(example)
@@ -291,3 +299,18 @@ def test_jsonl_bad_options(options, message):
     with pytest.raises(ValidationError) as error:
         Jsonl(**options)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("task", [Squad, SquadV2])
+def test_languages_are_codes(task):
+    assert task(language="es-ES").to_text(_record(language="DE")).meta["language"] == "de"
+    assert task(language="ES").to_text(_record()).meta["language"] == "es"
+    with pytest.raises(DataError, match=r"train\.json:17: language 'spanish' is no code"):
+        task(language="es").to_text(_record(language="spanish"))
+    with pytest.raises(ValidationError, match="language 'spanish' is no code"):
+        task(language="spanish")
+
+
+def test_padded_columns_are_joined_by_single_spaces():
+    inputs = Squad(pad_punctuation=True).to_text(_record(context="'Rollo' came.")).inputs
+    assert inputs == "question: Who ? context: ' Rollo ' came ."

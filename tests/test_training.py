@@ -17,6 +17,7 @@ from fivetune.data.batch import collate
 from fivetune.errors import ConfigError, DataError, EnvironmentProblem, NumericError, RunDirError
 from fivetune.evaluate import Evaluator
 from fivetune.metrics.squad_v2 import SquadV2 as SquadV2Metric
+from fivetune.model.backend import Forward
 from fivetune.progress import Progress
 from fivetune.telemetry.devices import enough_memory, pick_device, pick_precision
 from fivetune.training import loop, train
@@ -174,12 +175,12 @@ def test_config_with_overrides_is_refused(tmp_path, model_folder):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ],
 )
-@pytest.mark.parametrize("where", ["label_nats", "generate"])
+@pytest.mark.parametrize("where", [(Forward, "nats"), (evaluate, "generate")])
 def test_out_of_memory_says_what_to_lower(tmp_path, model_folder, monkeypatch, where, error):
     def full(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(loop if where == "label_nats" else evaluate, where, full)
+    monkeypatch.setattr(*where, full)
     with pytest.raises(EnvironmentProblem, match=r"device: out of memory: .*Lower train.batch_size .*eval.batch_size"):
         _train(tmp_path, model_folder)
     assert "\n" not in rundir.read(tmp_path / "run").status["why"]
@@ -402,7 +403,7 @@ def test_resume_with_other_settings_is_refused(tmp_path, model_folder):
     _train(tmp_path, model_folder)
     before = (tmp_path / "run" / "status.json").read_bytes()
     with pytest.raises(
-        RunDirError, match=r"started with other settings: optimizer.lr was 0.001, is 0.002; train.batch_size"
+        ConfigError, match=r"started with other settings: optimizer.lr was 0.001, is 0.002; train.batch_size"
     ):
         _resume(tmp_path, model_folder, optimizer__lr=2e-3, train__batch_size=8)
     assert (tmp_path / "run" / "status.json").read_bytes() == before

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import kit
 import pytest
 
-from fivetune import plugins
+import fivetune
+import fivetune.cli
+from fivetune import plugins, rundir
+from fivetune.commands import list as list_command
 from fivetune.commands.list import _first_docstring_line
-from fivetune.errors import ConfigError, RunDirError
+from fivetune.config import load_config, load_task
+from fivetune.data.records import read_records
+from fivetune.decode import labels as decode_labels
+from fivetune.errors import ConfigError, DataError, FiveTuneError, RunDirError
+from fivetune.model.files import find_folder
 from fivetune.rundir import CONFIG, RunDir
+from fivetune.tasks.squad import Squad
+from fivetune.training.inference import open_run
 
 
 def test_a_path_that_is_too_long(tmp_path: Path) -> None:
@@ -33,3 +46,137 @@ def test_a_plugin_with_a_syntax_error_is_named(tmp_path: Path, monkeypatch: pyte
         plugins.load("tasks", "kaputt")
     assert _first_docstring_line("class X(", where="kaputt.py").startswith("(broken: kaputt.py:1: ")
     plugins.import_module("fivetune.tasks").__path__.remove(str(tmp_path / "tasks"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "wrong"), [("nowhere", "no such folder"), (".", "has no folder of plugins .tasks, ")]
+)
+def test_a_folder_of_plugins_without_any_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, wrong: str
+) -> None:
+    monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path / folder))
+    with pytest.raises(ConfigError, match=rf"^FIVETUNE_PLUGINS: {tmp_path / folder}: {wrong}.*tasks/NAME.py"):
+        plugins.names("tasks")
+
+
+def test_a_mistyped_model_is_answered_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "finetuned").mkdir()
+    with pytest.raises(FiveTuneError, match=r"^t5-nan: .* Did you mean t5-nano\? "):
+        find_folder("t5-nan")
+    with pytest.raises(FiveTuneError, match=rf"no such model folder\. Did you mean {tmp_path}/finetuned\? Give"):
+        find_folder(str(tmp_path / "finetund"))
+
+
+KILLED = """
+import os, sys
+from fivetune.rundir import RunDir
+run = RunDir.create(sys.argv[1])
+(run.path / "config.yaml").write_text("{}")
+run.status(state="running", step=2)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_run_is_interrupted_and_nothing_is_written(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    status = rundir.read(tmp_path).status
+    assert (status["state"], status["step"], status["why"][:16]) == ("interrupted", 2, "killed (process ")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    owner = RunDir.resume(tmp_path)
+    assert rundir.read_status(tmp_path)["state"] == "running"
+    owner.close()
+    (tmp_path / ".lock").unlink()  # a copy: whether the run goes on elsewhere is not known
+    assert rundir.read_status(tmp_path)["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("device", "gpu", "--device: there is no 'gpu'. Allowed: auto, cpu, cuda, cuda:N or mps."),
+        ("optimizer.lr", float("nan"), "--optimizer.lr: Input should be a finite number, not nan."),
+        ("eval.length_penalty", float("inf"), "--eval.length_penalty: Input should be a finite number, not inf."),
+        ("data.eval", 5, "--data.eval: Input should be a list, not 5."),
+        ("model", 5, "--model: Input should be a table, not 5."),
+    ],
+)
+def test_a_wrong_value_is_told_in_words_of_the_recipe(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"model": {"path": "m"}, "task": "squad"}, {key: value})
+    assert str(caught.value) == message
+
+
+def test_a_wrong_option_of_a_metric_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"^task: metrics: rouge has no option 'stemer'\. Did you mean stemmer\? "):
+        load_task("jsonl", {"metrics": [{"name": "rouge", "stemer": True}]})
+
+
+def test_an_id_that_was_made_up_is_no_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "Who?"}\n{"question": "Who?", "id": 7}\n')
+    for record, columns in zip(read_records(str(path)), ("question", "id, question"), strict=True):
+        with pytest.raises(DataError, match=rf"no column 'context'\. Columns: {columns}\. If"):
+            Squad().to_text(record)
+
+
+def test_a_wrong_mapping_is_not_answered_with_leaving_records_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "Who?"}\n')
+    with pytest.raises(DataError, match=r"no column 'Frage'.* Correct data\.columns\.$"):
+        list(read_records(str(tmp_path / "a.jsonl"), columns={"question": "Frage"}))
+
+
+def test_a_long_line_of_a_list_is_cut_after_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(list_command, "_recipes", lambda: {"x": "word " * 40, "y": "short."})
+    assert fivetune.cli.main(["list", "recipes", "--json"]) == 0
+    first, second, table = capsys.readouterr().out.splitlines()
+    assert (len(first) <= 60, first[-8:], second) == (True, "word ...", "y  short.")
+    assert json.loads(table)["recipes"][0]["help"] == "word " * 40
+
+
+# --- a trained run ---
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """A run of a task with labels, and beside it posts.jsonl without any."""
+    folder = tmp_path_factory.mktemp("labelled")
+    posts = [{"Title": word, "Body": "a hat", "Y": "HQ"} for word in kit.WORDS]
+    (folder / "train.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
+    (folder / "posts.jsonl").write_text('{"Title": "red", "Body": "a hat"}\n{"Title": "blue", "Body": "a bag"}\n')
+    train = str(folder / "train.jsonl")
+    table = kit.recipe(
+        folder, model_folder, task={"name": "stackoverflow_quality"}, data__train=train, data__eval=train
+    )
+    fivetune.train(table, quiet=True, preflight=False)
+    return folder / "run"
+
+
+def test_labels_are_predicted_as_one_array_without_scoring_targets(
+    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_labels.Tree, "add_rows", lambda *_: pytest.fail("a target is scored"))
+    words = ["predict", str(labelled), "--input", str(labelled.parent / "posts.jsonl"), "--json"]
+    assert fivetune.cli.main(words) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["id"] for line in lines] == ["posts-1", "posts-2"]
+    assert {line["prediction"] for line in lines} <= {"HQ", "LQ_EDIT", "LQ_CLOSE"}
+    assert fivetune.cli.main([*words, "--output", str(tmp_path / "o.jsonl")]) == 0
+    assert json.loads(capsys.readouterr().out)["num_answers"] == 2
+    assert [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()] == lines
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr", "run.seed", "learning_rate", "data.train", "eval.every_steps"])
+def test_a_setting_without_effect_on_a_trained_run_is_refused(labelled: Path, key: str) -> None:
+    value = "x.json" if key == "data.train" else 1
+    with pytest.raises(ConfigError, match=rf"^--{key}: has no effect here: .*device, train\.precision, train\.num_thr"):
+        open_run(labelled, {key: value})
+    assert open_run(labelled, {"per_device_eval_batch_size": 2, "train.num_threads": 1}).config.eval.batch_size == 2
+
+
+def test_predict_reads_its_input_only(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fivetune.cli.main(["predict", str(labelled), "--inputs", "a", "--data.eval", "x.json"]) == 2
+    assert capsys.readouterr().err.startswith("fivetune: --data.eval: has no effect here")

@@ -9,9 +9,9 @@ import json
 from typing import Any
 
 
-def print_json(table: dict[str, Any]) -> None:
-    """The machine-readable result: one JSON object as the last line of standard output."""
-    print(json.dumps(table, ensure_ascii=False), flush=True)
+def print_json(result: dict[str, Any] | list[Any]) -> None:
+    """The machine-readable result: one JSON object (or array) as the last line of standard output."""
+    print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
 def print_scores(scores: dict[str, float]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from fivetune.commands import print_json
+
 TAKES_SETTINGS = True
 
 
@@ -12,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="YAML file, name of a shipped recipe, or a run directory")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
     parser.add_argument("--manual", action="store_true", help="print docs/config.md")
+    parser.add_argument("--json", action="store_true", help="print the settings as one JSON object, not as YAML")
     parser.epilog = "Any setting can follow: --optimizer.lr 1e-3"
 
 
@@ -26,7 +29,11 @@ def run(args: argparse.Namespace) -> int:
     elif args.manual:
         print(manual(), end="")
     elif args.recipe:
-        print(load_config(args.recipe, parse_overrides(args.settings)).as_yaml(), end="")
+        config = load_config(args.recipe, parse_overrides(args.settings))
+        if args.json:
+            print_json(config.as_dict())
+        else:
+            print(config.as_yaml(), end="")
     else:
         raise ConfigError("config: give a recipe, or --schema, or --manual.")
     return 0

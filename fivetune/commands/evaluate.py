@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     evaluator = trained.evaluator(count=progress.count)
     own = read_data(args.run).get("eval", {}).get("fingerprint")
     is_own = not args.settings and evaluator.store.fingerprint == own
-    split = split_name(args.split, trained.config.data.eval[0], is_own=is_own)
+    split = split_name(args.split, evaluator.store.summary["source"][0], is_own=is_own)
     folder = RunDir.resume(args.run)
     try:
         with enough_memory():

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
+import shutil
+import textwrap
 from itertools import takewhile
 from pathlib import Path
 
 from fivetune.commands import print_json
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
+PIPED = (100, 24)  # columns and lines where there is no terminal
+NARROWEST = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, nothing shortened, as the last line"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    columns = shutil.get_terminal_size(PIPED).columns
     found = _recipes() if args.kind == "recipes" else _plugins(args.kind)
     width = max(map(len, found), default=0)
     for name, line in found.items():
-        print(f"{name:<{width}}  {line}")
+        print(f"{name:<{width}}  {_shortened(line, columns - width - 2)}")
     if args.json:
         print_json({args.kind: [{"name": name, "help": line} for name, line in found.items()]})
     return 0
@@ -48,6 +56,15 @@ def _first_docstring_line(text: str, *, where: str) -> str:
         return f"(broken: {where}:{error.lineno}: {error.msg})"
 
 
+def _shortened(line: str, width: int) -> str:
+    """A line that fits, cut after a word.
+
+    >>> _shortened("SQuAD v2.0 by generation.", 19)
+    'SQuAD v2.0 by ...'
+    """
+    return textwrap.shorten(line, max(width, NARROWEST), break_on_hyphens=False, placeholder=" ...")
+
+
 def _first_sentence(recipe: str) -> str:
     """The first sentence of a recipe's comment.
 
@@ -57,7 +74,7 @@ def _first_sentence(recipe: str) -> str:
     lines = [
         line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), recipe.split("\n"))
     ]
-    return " ".join(lines).partition(". ")[0].rstrip(".") + "."
+    return re.split(r"(?<=\S)\.\s+(?=[A-Z])", " ".join(lines))[0].rstrip(".") + "."
 
 
 def _recipes() -> dict[str, str]:

@@ -8,7 +8,10 @@ import os
 import sys
 from pathlib import Path
 
+from fivetune.commands import print_json
+
 TAKES_SETTINGS = True
+OWN_SOURCE = ("data.eval", "data.max_eval_examples", "data.cache_dir")  # have no effect: --input says what is read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--input", help="file in any format that data.eval takes; gold answers are not needed")
     source.add_argument("--inputs", nargs="+", metavar="TEXT", help="texts exactly as the model reads them")
     parser.add_argument("--output", help="JSONL file to write; default: standard output")
+    parser.add_argument(
+        "--json", action="store_true",
+        help="print one JSON array instead of JSON lines; with --output, print one JSON object that tells of the file",
+    )  # fmt: skip
     parser.epilog = "Settings of the run can be changed: --eval.batch_size 32 --data.columns.question Frage"
 
 
@@ -28,12 +35,16 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     progress.start()
     try:
-        trained = open_run(Path(args.run), parse_overrides(args.settings))
+        trained = open_run(Path(args.run), parse_overrides(args.settings), without=OWN_SOURCE)
         lines = trained.answers(source=args.input, texts=args.inputs, count=progress.count)
     finally:
         progress.close()
     if args.output:
         _write(Path(args.output), lines)
+        if args.json:
+            print_json({"output": args.output, "num_answers": len(lines), "step": trained.step})
+    elif args.json:
+        print_json(lines)
     else:
         for line in lines:
             sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")

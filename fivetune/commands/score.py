@@ -1,7 +1,9 @@
 """Score a file of predictions by a task's official metrics; needs no model.
 
-In: a task's name, a data file with the right answers, and predictions: `{id: text}` as JSON, or JSON lines (or a list)
-of {"id": ..., "prediction": ...}, plain or gzipped. Out: a table, or with --json one JSON object, on standard output.
+In: a task's name, a data file with the right answers, and predictions: `{id: text}` as JSON, JSON lines (or a list) of
+{"id": ..., "prediction": ...}, or BioASQ's {"questions": [{"id": ..., "exact_answer": ...}]}, plain or gzipped. A list
+of texts is a ranking, the best first. Out: a table, or with --json one JSON object, on standard output: every score
+with its 95 % interval, and beside other predictions the difference with its own.
 """
 
 from __future__ import annotations
@@ -15,19 +17,17 @@ from typing import Any
 
 from fivetune.commands import print_json
 from fivetune.config import load_task
-from fivetune.config_layers import parse_overrides
+from fivetune.config_layers import Layers, parse_overrides
 from fivetune.data.json_text import Window
 from fivetune.data.source_files import local_files, open_bytes, shown
 from fivetune.errors import ConfigError, DataError
-from fivetune.metrics import score_all
+from fivetune.metrics import UNANSWERED, score_all
+from fivetune.tasks import Task
+from fivetune.tasks.mixture import Mixture
+from fivetune.types import Scores, TextExample
 
-PREDICTION_KEYS = ("prediction", "prediction_text")
+PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
 NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
-
-UNANSWERED = "\ue000"
-"""Stands for a prediction that is not there: a private-use character, which no gold answer holds and which is not "",
-so that it scores 0 everywhere. An empty text would be right for every unanswerable question."""
-
 
 TAKES_SETTINGS = True
 
@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="predictions are the model's own words: let the task read them first"
     )
+    parser.add_argument(
+        "--against", metavar="FILE", help="other predictions for the same questions: tells the difference, and how sure"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.epilog = "Settings: --data.columns.question Frage, --task.no_answer 'no answer'"
 
@@ -57,27 +60,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     columns, options = _split_settings(parse_overrides(args.settings))
     task = load_task(args.task, options)
+    part = task.part if isinstance(task, Mixture) else None
+    if part:
+        task = task.parts[part].task
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
-    ids, references = _read_references(task, args.references, columns)
-    found = read_values(args.predictions, keys=PREDICTION_KEYS, check=_text)
-    _compare_ids(ids, found, args.predictions, missing_is_error=args.missing == "error")
-    predictions = [found.get(key, UNANSWERED) for key in ids]
-    if args.raw:
-        predictions = [task.from_text(prediction) for prediction in predictions]
-    else:
-        _warn_about_phrases(task, predictions)
-    leanings = None
+    questions = _read_references(task, args.references, columns)
+    leanings: dict[str, float] = {}
     if args.no_answer_scores:
-        by_id = read_values(args.no_answer_scores, keys=NO_ANSWER_KEYS, check=_number)
-        _compare_ids(ids, by_id, args.no_answer_scores, missing_is_error=True)
-        leanings = [by_id[key] for key in ids]
-    scores = score_all(task.metrics, predictions, references, no_answer_scores=leanings).corpus
+        leanings = read_values(args.no_answer_scores, keys=NO_ANSWER_KEYS, check=_number)
+        leanings = _own_ids(leanings, questions, part)
+        _compare_ids(list(questions), leanings, args.no_answer_scores, missing_is_error=True)
+    ours = _score(args, task, questions, args.predictions, leanings, part)
+    theirs = _score(args, task, questions, args.against, {}, part) if args.against else None
     if args.json:
-        print_json({"task": args.task, "num_examples": len(ids), "scores": scores})
+        print_json(_as_table(args.task, len(questions), ours, theirs))
     else:
-        print(f"{args.task}: {len(ids)} examples", *_table_lines(scores), sep="\n")
+        print(f"{args.task}: {len(questions)} examples", *_lines(ours, theirs), sep="\n")
     return 0
+
+
+def _score(
+    args: argparse.Namespace,
+    task: Any,
+    questions: Mapping[str, TextExample],
+    source: str,
+    leanings: dict[str, float],
+    part: str | None,
+) -> Scores:
+    """The scores of one file of predictions."""
+    found = _own_ids(read_values(source, keys=PREDICTION_KEYS, check=_answer), questions, part)
+    _compare_ids(list(questions), found, source, missing_is_error=args.missing == "error")
+    ranked = [_ranking(found.get(key, UNANSWERED)) for key in questions]
+    readers = [_reader(task, example) for example in questions.values()]
+    ranked = [
+        [reader.from_text(text) if args.raw else reader.from_answer(text) for text in texts]
+        for reader, texts in zip(readers, ranked, strict=True)
+    ]
+    predictions = [texts[0] if texts else "" for texts in ranked]
+    if not args.raw:
+        _warn_about_phrases(readers, predictions)
+    details = []
+    for (key, example), texts in zip(questions.items(), ranked, strict=True):
+        leaning = {"no_answer_score": leanings[key]} if leanings else {}
+        details.append({**example.meta, **leaning, "candidates": texts})
+    return score_all(task.metrics, predictions, [e.references for e in questions.values()], details=details)
+
+
+def _reader(task: Any, example: TextExample) -> Task:
+    """The task that reads the answers to an example: of a mixture that of the example's part."""
+    return task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
+
+
+def _own_ids(found: Mapping[str, Any], questions: Mapping[str, TextExample], part: str | None) -> dict[str, Any]:
+    """Values under the ids of the data: the runs of a mixture write the part's name and / before them."""
+    written = {f"{example.meta.get('source_task', part)}/{key}": key for key, example in questions.items()}
+    return {written.get(key, key): value for key, value in found.items()}
+
+
+def _as_table(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
+    """What --json prints."""
+    from fivetune.analysis.bootstrap import intervals, paired
+
+    table: dict[str, Any] = {"task": task, "num_examples": num_examples, "scores": ours.corpus}
+    table["intervals"] = intervals(ours)
+    if theirs:
+        differences = {name: difference._asdict() for name, difference in paired(ours, theirs).items()}
+        table |= {"against": theirs.corpus, "differences": differences}
+    return table
 
 
 def read_values(source: str, *, keys: Sequence[str], check: Callable[[Any], str]) -> dict[str, Any]:
@@ -108,6 +158,10 @@ def _pairs(window: Window, path: Path, keys: Sequence[str]) -> Iterator[tuple[st
         elif start == "{":
             members = [(name, window.value()) for name in window.members()]
             names = [name for name, _ in members]
+            rows = dict(members).get("questions")
+            if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
+                yield from [_row_pair(row, path, keys) for row in rows if any(key in row for key in keys)]
+                continue
             is_row = "id" in names and any(key in names for key in keys)
             if is_row and len(set(names)) < len(names):
                 raise DataError(f"{path}: {shown(dict(members))} has a key twice. Keys must be unique. Remove one.")
@@ -127,7 +181,10 @@ def _expected(keys: Sequence[str]) -> str:
     return f'Allowed is one JSON object {{id: value}}, or lines {{"id": ..., "{keys[0]}": ...}}.'
 
 
-def _text(value: Any) -> str:
+def _answer(value: Any) -> str:
+    if isinstance(value, list):
+        firsts = [item[0] if isinstance(item, list) and item else item for item in value]
+        return "" if all(type(first) is str for first in firsts) else "A ranking is a list of texts, the best first."
     is_text = type(value) is str  # the reader gives JSON's NaN as a kind of str
     return "" if is_text else 'It must be text; no answer is the empty text "".'
 
@@ -140,28 +197,38 @@ def _number(value: Any) -> str:
 def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
     """The settings that matter here: data.columns, and the options of the task."""
     columns: dict[str, str] = {}
-    options: dict[str, Any] = {}
+    options = Layers()
     for key, value in settings.items():
         if key.startswith("data.columns."):
             columns[key.removeprefix("data.columns.")] = str(value)
         elif key.startswith("task."):
-            options[key.removeprefix("task.")] = value
+            options.add_overrides({key: value})
         else:
             raise ConfigError(
                 f"--{key}: is no setting of score. Allowed: --data.columns.NAME COLUMN, --task.OPTION VALUE."
             )
-    return columns, options
+    return columns, options.table().get("task", {})
 
 
-def _read_references(task: Any, source: str, columns: Mapping[str, str]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Ids and right answers, in the file's order."""
+def _read_references(task: Any, source: str, columns: Mapping[str, str]) -> dict[str, TextExample]:
+    """The questions by id, in the file's order; of several examples that ask one question, the first."""
     from fivetune.data.records import read_records, refuse_duplicate_ids  # readers of many formats, not for --help
 
-    examples = [task.to_text(record) for record in refuse_duplicate_ids(read_records(source, columns=columns))]
-    scored = [example for example in examples if example is not None]
-    if not scored:
+    questions: dict[str, TextExample] = {}
+    for record in refuse_duplicate_ids(read_records(source, columns=columns)):
+        converted = task.to_score(record)
+        for example in converted if isinstance(converted, tuple) else filter(None, (converted,)):
+            questions.setdefault(example.group or example.id, example)
+    if not questions:
         raise DataError(f"{source}: holds nothing to score against. Give a file with questions and answers.")
-    return [example.id for example in scored], [example.references for example in scored]
+    return questions
+
+
+def _ranking(value: Any) -> list[str]:
+    """One text, a list of texts, or BioASQ's list of lists of synonyms, as a ranked list of texts."""
+    if isinstance(value, str):
+        return [value]
+    return [item[0] if isinstance(item, list) else item for item in value]
 
 
 def _compare_ids(ids: Sequence[str], found: dict[str, Any], source: str, *, missing_is_error: bool) -> None:
@@ -190,18 +257,40 @@ def _first(ids: Sequence[str]) -> str:
     return ", ".join(ids[:3]) + (" ..." if len(ids) > 3 else "")
 
 
-def _warn_about_phrases(task: Any, predictions: Sequence[str]) -> None:
+def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> None:
     """Raw model output in the file would have its no-answer phrase scored as a wrong answer."""
-    num_phrases = sum(bool(text.strip()) and not task.from_text(text) for text in predictions)
-    if num_phrases:
+    phrases = [
+        reader.no_answer_text
+        for reader, text in zip(readers, predictions, strict=True)
+        if text.strip() and not reader.from_text(text)
+    ]
+    if phrases:
         print(
-            f"warning: {num_phrases} predictions read {task.no_answer_text!r} and are scored as that text; "
+            f"warning: {len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
             "with --raw they would be no answer",
             file=sys.stderr,
         )
 
 
-def _table_lines(scores: dict[str, float]) -> list[str]:
+def _lines(ours: Scores, theirs: Scores | None) -> list[str]:
+    """The table of the terminal: full values and intervals, then the differences."""
+    from fivetune.analysis.bootstrap import intervals, paired
+
+    ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in intervals(ours).items()}
+    values = _table_lines(ours.corpus)
+    widest = max(map(len, values))
+    lines = [f"{line:{widest}}{ranges.get(name, '')}".rstrip() for name, line in zip(ours.corpus, values, strict=True)]
+    if theirs is None:
+        return lines
+    width = max(map(len, ours.corpus))
+    lines += ["", f"{'difference':{width}}  {'these':>7}  {'against':>7}  change  95 % interval      p"]
+    for name, (difference, low, high, p_value) in paired(ours, theirs).items():
+        before = f"{name:{width}}  {ours.corpus[name]:7.2f}  {theirs.corpus[name]:7.2f}  {difference:+6.2f}"
+        lines.append(f"{before}  {f'{low:+.2f} to {high:+.2f}':16}  {p_value:5.3f}")
+    return lines
+
+
+def _table_lines(scores: Mapping[str, float]) -> list[str]:
     """Names and values, decimal points under each other.
 
     >>> print(*_table_lines({"exact": 9.25, "total": 11873}), sep="|")

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fivetune.data.ragged import Ragged
 from fivetune.data.store import TokenStore
 from fivetune.types import Batch
 
@@ -45,33 +43,62 @@ class PaddedBatch:
 
 def collate(store: TokenStore, rows: Sequence[int]) -> Batch:
     """The examples `rows` of a store as one flattened batch."""
-    input_ids, cu_seqlens_src = _flatten(store.inputs, rows)
-    labels, cu_seqlens_tgt = _flatten(store.labels, rows)
-    return Batch(input_ids, labels, cu_seqlens_src, cu_seqlens_tgt, tuple(store.id(row) for row in rows))
+    input_ids, cu_seqlens_src = map(torch.from_numpy, store.inputs.gather(rows))
+    labels, cu_seqlens_tgt = map(torch.from_numpy, store.labels.gather(rows))
+    return Batch(input_ids, labels, cu_seqlens_src, cu_seqlens_tgt, tuple(map(store.id, rows)))
 
 
-def _flatten(ragged: Ragged, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-    parts = [ragged[row] for row in rows]
-    ends = np.cumsum([0, *(len(part) for part in parts)])
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64)), torch.from_numpy(ends)
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """The first and the second half of the examples; of an odd number, the first has one more.
+
+    >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
+    >>> first, second = halves(Batch(ids, ids, ends, ends, ("a", "b")))
+    >>> first.input_ids.tolist(), second.input_ids.tolist(), second.cu_seqlens_src.tolist(), second.ids
+    ([7, 8, 1], [9, 1], [0, 2], ('b',))
+    """
+    middle = -(-len(batch.ids) // 2)
+    inputs, labels = int(batch.cu_seqlens_src[middle]), int(batch.cu_seqlens_tgt[middle])
+    first = Batch(
+        batch.input_ids[:inputs], batch.labels[:labels],
+        batch.cu_seqlens_src[: middle + 1], batch.cu_seqlens_tgt[: middle + 1], batch.ids[:middle],
+    )  # fmt: skip
+    second = Batch(
+        batch.input_ids[inputs:], batch.labels[labels:],
+        batch.cu_seqlens_src[middle:] - inputs, batch.cu_seqlens_tgt[middle:] - labels, batch.ids[middle:],
+    )  # fmt: skip
+    return first, second
 
 
-def pad(batch: Batch, *, pad_id: int) -> PaddedBatch:
+def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> PaddedBatch:
     """The padded form of a batch.
+
+    Args:
+        sizes: lengths that a rectangle may have, ascending; above them, multiples of 1,024. None: as long as needed.
 
     >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
     >>> padded = pad(Batch(ids, ids, ends, ends, ("a", "b")), pad_id=0)
     >>> padded.input_ids.tolist(), padded.attention_mask.tolist(), padded.labels.tolist()
     ([[7, 8, 1], [9, 1, 0]], [[1, 1, 1], [1, 1, 0]], [[7, 8, 1], [9, 1, -100]])
     """
-    input_ids, mask = _rectangle(batch.input_ids, batch.cu_seqlens_src, pad_id)
-    labels, _ = _rectangle(batch.labels, batch.cu_seqlens_tgt, NOT_SCORED)
+    input_ids, mask = _rectangle(batch.input_ids, batch.cu_seqlens_src, pad_id, sizes)
+    labels, _ = _rectangle(batch.labels, batch.cu_seqlens_tgt, NOT_SCORED, sizes)
     return PaddedBatch(input_ids, mask.long(), labels)
 
 
-def _rectangle(flat: Tensor, cu_seqlens: Tensor, fill: int) -> tuple[Tensor, Tensor]:
+def rounded_up(length: int, sizes: Sequence[int] | None) -> int:
+    """The least of the sizes that holds a length.
+
+    >>> rounded_up(65, [64, 128]), rounded_up(129, [64, 128]), rounded_up(65, None)
+    (128, 1024, 65)
+    """
+    if sizes is None:
+        return length
+    return next((size for size in sizes if size >= length), -(-length // 1024) * 1024)
+
+
+def _rectangle(flat: Tensor, cu_seqlens: Tensor, fill: int, sizes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens.diff()
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    mask = torch.arange(rounded_up(int(lengths.max()), sizes)) < lengths[:, None]
     rectangle = torch.full(mask.shape, fill, dtype=torch.int64)
     rectangle[mask] = flat
     return rectangle, mask

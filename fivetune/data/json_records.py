@@ -1,11 +1,11 @@
-"""Records out of JSON: SQuAD documents, flat documents, arrays, JSON lines; one record after the other.
+"""Records out of JSON: SQuAD documents, flat documents, arrays, objects by id, JSON lines; one record after the other.
 
 In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memory holds one article at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +17,8 @@ from fivetune.types import RawRecord
 
 RECORD_LISTS = ("data", "questions")  # where a document keeps its records: SQuAD's key, BioASQ's key
 _DOCUMENT_FORM = (
-    "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, an array of objects, JSONL. Name the list 'data'."
+    "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, {id: object}, an array of objects, JSONL. "
+    "Name the list 'data'."
 )
 _QUESTION_FORM = (
     "A question has 'question' (text), 'answers' (a list of objects with 'text' and 'answer_start') and in SQuAD 2.0 "
@@ -62,30 +63,48 @@ def _record(value: Any, where: str) -> RawRecord | BadRecord:
 
 
 def document_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
-    """The records of a JSON document: an array of objects, or an object with such an array under one of RECORD_LISTS.
+    """The records of a JSON document: an array of objects, an object with such an array under one of RECORD_LISTS, or
+    an object of objects, {id: record}, as PubMedQA has it.
 
     An element that has "paragraphs" is a SQuAD article and gives one record per question.
     """
-    window = Window(file, path)
+    window, by_id = Window(file, path), False
     if window.peek() == "[":
         yield from _list_records(window, f"{path}: ")
     elif window.peek() == "{":
-        seen: dict[str, str] = {}
-        for key in window.members():
-            if key in seen:
-                raise window.error(f"the key {key!r} stands more than once")
-            if key in RECORD_LISTS and window.peek() == "[":
-                seen[key] = ""
-                yield from _list_records(window, f"{path}: {key}")
-            else:
-                seen[key] = kind_of(window.value())
-        if all(seen.values()):
-            raise DataError(_no_list(path, seen))
+        by_id = yield from _listed_records(window, path)
     else:
         value = window.value()
         raise DataError(f"{path}: {kind_of(value)}: {shown(value)}. {_DOCUMENT_FORM}")
     if window.peek():
         raise window.error("data after the end of the document")
+    if by_id:
+        file.seek(0)
+        yield from _records_by_id(Window(file, path), path)
+
+
+def _listed_records(window: Window, path: Path) -> Generator[RawRecord | BadRecord, None, bool]:
+    """The records of the lists in an object; at its end, whether it has none of them but objects, records by id."""
+    seen: dict[str, str] = {}
+    for key in window.members():
+        if key in seen:
+            raise window.error(f"the key {key!r} stands more than once")
+        if key in RECORD_LISTS and window.peek() == "[":
+            seen[key] = ""
+            yield from _list_records(window, f"{path}: {key}")
+            continue
+        seen[key] = kind_of(window.value())
+    by_id = set(seen.values()) == {kind_of({})} and not seen.keys() & {*RECORD_LISTS}
+    if not by_id and all(seen.values()):
+        raise DataError(_no_list(path, seen))
+    return by_id
+
+
+def _records_by_id(window: Window, path: Path) -> Iterator[RawRecord]:
+    for key in window.members():
+        value = window.value()
+        value.setdefault("id", key)
+        yield RawRecord(value, f"{path}: {key!r}")
 
 
 def _no_list(path: Path, seen: dict[str, str]) -> str:

@@ -8,21 +8,34 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class RaggedWriter:
-    """Appends rows to `<folder>/<name>.values` and `<name>.offsets`."""
+    """Appends rows to `<folder>/<name>.values` and `<name>.offsets`.
 
-    def __init__(self, folder: Path, name: str, dtype: type[np.generic]) -> None:
-        self._values: IO[bytes] = (folder / f"{name}.values").open("wb")
-        self._offsets: IO[bytes] = (folder / f"{name}.offsets").open("wb")
+    Args:
+        num_rows: rows of earlier files to go on after; what follows them is cut off. 0 begins anew.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: type[np.generic], num_rows: int = 0) -> None:
+        mode = "r+b" if num_rows else "wb"
+        self._values: IO[bytes] = (folder / f"{name}.values").open(mode)
+        self._offsets: IO[bytes] = (folder / f"{name}.offsets").open(mode)
         self._dtype = dtype
         self._end = 0
-        self._offsets.write(np.int64(0).tobytes())
+        if num_rows:
+            self._offsets.seek(8 * num_rows)
+            self._end = int(np.frombuffer(self._offsets.read(8), dtype=np.int64)[0])
+            self._offsets.truncate(8 * (num_rows + 1))
+            self._values.truncate(self._end * np.dtype(dtype).itemsize)
+            for file in (self._values, self._offsets):
+                file.seek(0, os.SEEK_END)
+        else:
+            self._offsets.write(np.int64(0).tobytes())
 
     def append(self, row: Sequence[int] | bytes) -> None:
         """Append one row: ids that fit the dtype, or bytes for a uint8 array."""
@@ -54,14 +67,32 @@ class Ragged:
         if rest or num_values != promised:
             raise ValueError(f"{path.name} holds {num_values} values, its offsets say {promised}")
         self._values = np.memmap(path, dtype=dtype, mode="r") if promised else np.empty(0, dtype)
+        self._plain = np.asarray(self._values)  # the same pages as a plain array, which is cut far faster
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> NDArray[np.generic]:
-        return self._values[self.offsets[row] : self.offsets[row + 1]]
+        return self._plain[self.offsets[row] : self.offsets[row + 1]]
+
+    def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`flattened` of some rows."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
+        return flattened([self._plain[start:end] for start, end in zip(starts, ends, strict=True)])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Length of every row."""
         return np.diff(self.offsets)
+
+
+def flattened(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows one after the other as int64, and where each starts and ends.
+
+    >>> values, ends = flattened([np.array([9], np.uint16), np.array([7, 8], np.uint16)])
+    >>> values.tolist(), ends.tolist()
+    ([9, 7, 8], [0, 1, 3])
+    """
+    ends = np.cumsum([0, *map(len, rows)])
+    return np.concatenate(rows, dtype=np.int64, casting="unsafe"), ends

@@ -3,9 +3,9 @@
 In: a source's name and the column mapping. Out: RawRecords with an `id` (text) and the columns that the task wants.
 Memory holds one record, one SQuAD article or one small batch of rows, however large the source is.
 
-Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, a JSON array, JSONL, CSV, TSV,
-Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`; `org/name:config:split`. What a file
-holds is told by its content first, then by its suffix.
+Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
+JSONL, CSV, TSV, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
+`org/name:config:split`. What a file holds is told by its content first, then by its suffix.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def read_records(
             if isinstance(record, RawRecord):
                 yield record
             elif on_bad is None:
-                raise DataError(
-                    f"{record.where}: {record.reason} To leave such records out, set data.on_bad_record: skip."
-                )
+                wrong_mapping = "data.columns" in record.reason  # no record would be left
+                advice = "" if wrong_mapping else " To leave such records out, set data.on_bad_record: skip."
+                raise DataError(f"{record.where}: {record.reason}{advice}")
             else:
                 on_bad(record)
         if number == 0:
@@ -192,8 +192,8 @@ def _finish(record: RawRecord, columns: Mapping[str, str], fallback_id: str) -> 
     fields = {name: value for name, value in fields.items() if name not in renamed} | wanted
     given = fields.pop("id", None)
     if given is None or given == "":
-        given = fallback_id
-    elif isinstance(given, bool) or not isinstance(given, str | int):
+        return RawRecord({"id": fallback_id} | fields, where, has_own_id=False)
+    if isinstance(given, bool) or not isinstance(given, str | int):
         return BadRecord(
             where, f"'id' is {kind_of(given)}: {shown(given)}. Allowed is text or a whole number. Correct it."
         )
@@ -262,6 +262,8 @@ def _wide_encoding(head: bytes) -> str:
 
 
 def _first_line_is_record(text: str) -> bool:
-    """True iff the first line is one whole JSON object that is a record, not a document with a list of records."""
+    """True iff the first line is one whole JSON object that is a record, not a document of records."""
     value, _ = decode_line(text.lstrip().partition("\n")[0])
-    return isinstance(value, dict) and not any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS)
+    if not isinstance(value, dict) or any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS):
+        return False
+    return len(value) < 2 or not all(isinstance(member, dict) for member in value.values())

@@ -1,7 +1,8 @@
 """Tokenised data on disk: flat memory-mapped arrays with offsets, cached under a fingerprint.
 
 In: sources, a task, a tokenizer. Out: a TokenStore, whose memory use does not grow with the data.
-A store is built in a staging folder and renamed, so that a cached one is whole; a damaged one is built again.
+A store is built in a staging folder and renamed, so that a cached one is whole; a damaged one is built again. A build
+that was stopped goes on after the last shard that was complete.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from fivetune.data.encode import Limits, encode
+from fivetune.data.partial import forget_progress, load_progress, own, save_progress
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids, source_files
+from fivetune.data.windows import window_targets, windows
 from fivetune.errors import DataError, EnvironmentProblem
 from fivetune.rundir import fsync_folder
-from fivetune.tasks import Task
+from fivetune.tasks import Task, head_of
 from fivetune.types import RawRecord, TextExample, TokenExample
 
-ENCODING_VERSION = 1  # raise it when the same input would be encoded differently
-LAYOUT_VERSION = 2  # raise it when a store has other files, or its summary other keys
+ENCODING_VERSION = 2  # raise it when the same input would be encoded differently
+LAYOUT_VERSION = 4  # raise it when a store has other files, or its summary other keys
 CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
+SHARD = 50  # chunks after which a build that is stopped can go on
+FACTS = "facts.npy"  # [3, num_examples] int32: group, clipped input tokens, whether the answer was clipped
 MAX_SKIPS_KEPT = 50  # skipped records that are named; all are counted
 NUM_BINS = 30
 
@@ -60,7 +65,9 @@ class TokenStore:
     """Examples in token ids and in words.
 
     `inputs[i]`, `labels[i]` are the ids of example i; `text(i)` gives its words; `summary` counts what was
-    read, kept, skipped and cut (the content of data.json). Raises DamagedStore if the folder is not a whole store.
+    read, kept, skipped and cut (the content of data.json). `groups[i]` numbers the question that example i belongs to,
+    in order of first appearance; `num_clipped[i]` tokens of its inputs were cut, with them the answer if
+    `answer_clipped[i]`. Raises DamagedStore if the folder is not a whole store.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -71,14 +78,21 @@ class TokenStore:
             self.labels = Ragged(folder, "labels", dtype)
             self._ids = Ragged(folder, "ids", np.uint8)
             self._texts = Ragged(folder, "texts", np.uint8)
-            counts = {len(rows) for rows in (self.inputs, self.labels, self._ids, self._texts)}
+            facts = np.load(folder / FACTS, mmap_mode="r")
+            self.groups, self.num_clipped, self.answer_clipped = facts
+            counts = {len(rows) for rows in (self.inputs, self.labels, self._ids, self._texts, self.groups)}
             if counts != {self.summary["num_examples"]}:
                 raise ValueError(f"{self.summary['num_examples']} examples, but {sorted(counts)} rows")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedStore(f"{folder}: damaged tokenised data: {error}. Delete that folder.") from None
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of questions: of examples, unless several share one."""
+        return self.summary["num_groups"]
 
     def id(self, row: int) -> str:
         return self._ids[row].tobytes().decode()
@@ -145,9 +159,9 @@ def fingerprint_of(source: Source, tokenizer: Any) -> str:
     settings = {
         "version": ENCODING_VERSION,
         "task": [source.task.plugin_name(), source.task.version, source.task.model_dump(mode="json")],
-        "limits": [source.limits.max_input_tokens, source.limits.max_target_tokens, source.limits.overlong],
+        "limits": asdict(source.limits),
         "columns": source.columns,
-        "rest": ["fail", source.max_examples, source.for_training, source.labelled],  # "fail": as the first runs had it
+        "rest": [source.max_examples, source.for_training, source.labelled],
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "paths": list(source.paths),
     }
@@ -180,10 +194,8 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def _build(folder: Path, source: Source, tokenizer: Any, fingerprint: str, progress: Progress) -> None:
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
     with _told(folder.parent):
-        staging.mkdir(parents=True)
+        staging, lock = _stage(folder)
     try:
         summary = {"fingerprint": fingerprint, **_fill(staging, source, tokenizer, progress)}
         with _told(folder.parent):
@@ -191,12 +203,35 @@ def _build(folder: Path, source: Source, tokenizer: Any, fingerprint: str, progr
                 json.dump(summary, file, ensure_ascii=False, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
+            forget_progress(staging)
             fsync_folder(staging)
             if not folder.exists():
                 staging.rename(folder)
                 fsync_folder(folder.parent)
-    finally:
+    except KeyboardInterrupt:
+        if load_progress(staging) is None:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
+    except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
+        raise
+    finally:
+        lock.close()
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _stage(folder: Path) -> tuple[Path, IO[bytes]]:
+    """The folder to build a store in, and its lock: that of a stopped build, unless another process works there."""
+    staging = folder.with_name(f".{folder.name}.partial")
+    staging.mkdir(parents=True, exist_ok=True)
+    lock = own(staging)
+    if lock is None:
+        staging = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        lock = own(staging)
+        assert lock is not None
+    return staging, lock
 
 
 @contextmanager
@@ -213,8 +248,11 @@ def _told(cache: Path) -> Iterator[None]:
 class _Counts:
     """What was read, kept, skipped and cut, as data.json shows it."""
 
+    OF_READING = ("num_read", "num_skipped", "num_skipped_bad", "skips", "first_bad")
+
     def __init__(self) -> None:
         self.num_read = self.num_kept = self.num_skipped = self.num_skipped_bad = 0
+        self.num_not_learnt = 0  # examples, or windows of them, that give no target
         self.num_examples_clipped = self.num_clipped_input_tokens = 0
         self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
         self.skips: list[dict[str, str]] = []
@@ -233,6 +271,11 @@ class _Counts:
         if len(self.skips) < MAX_SKIPS_KEPT:
             self.skips.append({"where": where, "reason": reason})
 
+    @property
+    def of_tokenising(self) -> dict[str, int]:
+        """The counts that do not come from reading."""
+        return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
+
     def add(self, tokens: TokenExample, unknown: int | None) -> None:
         """Count what the limits and the vocabulary cost an example."""
         self.num_examples_clipped += tokens.num_clipped_inputs > 0
@@ -242,26 +285,64 @@ class _Counts:
         self.num_unknown_tokens += sum(token == unknown for token in tokens.input_ids)
 
 
+def _hash(group: str) -> int:
+    return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big")
+
+
+def _column() -> array[int]:
+    return array("i")
+
+
 @dataclass(slots=True)
-class _FullLengths:
-    """Lengths in tokens before anything was clipped, 4 bytes each."""
+class _Rows:
+    """What is kept of every row until the store is whole, 4 bytes each: full lengths in tokens, and FACTS."""
 
-    input: array[int] = field(default_factory=lambda: array("I"))
-    target: array[int] = field(default_factory=lambda: array("I"))
+    input: array[int] = field(default_factory=_column)
+    target: array[int] = field(default_factory=_column)
+    group: array[int] = field(default_factory=_column)
+    clipped: array[int] = field(default_factory=_column)
+    lost: array[int] = field(default_factory=_column)
+    num_groups: int = 0
+    _named: dict[int, int] = field(default_factory=dict)  # 8-byte hash of a group's id -> its number
 
-    def add(self, tokens: TokenExample) -> None:
+    def add(self, tokens: TokenExample, group: str) -> None:
         self.input.append(len(tokens.input_ids) + tokens.num_clipped_inputs)
         self.target.append(len(tokens.labels) + tokens.num_clipped_targets)
+        self.clipped.append(tokens.num_clipped_inputs)
+        self.lost.append(tokens.answer_clipped)
+        number = self._named.setdefault(_hash(group), self.num_groups) if group else self.num_groups
+        self.num_groups = max(self.num_groups, number + 1)
+        self.group.append(number)
+
+    def as_arrays(self) -> dict[str, Any]:
+        """Everything, to go on from: `from_arrays` takes it."""
+        return {
+            "columns": np.array([self.input, self.target, self.group, self.clipped, self.lost], dtype=np.int32),
+            "names": np.fromiter(self._named, np.uint64),
+            "numbers": np.fromiter(self._named.values(), np.int32),
+        }
+
+    @classmethod
+    def from_arrays(cls, columns: Any, names: Any, numbers: Any) -> _Rows:
+        groups = int(columns[2].max()) + 1
+        named = dict(zip(names.tolist(), numbers.tolist(), strict=True))
+        return cls(*(array("i", column.tobytes()) for column in columns), groups, named)
+
+    def save(self, folder: Path) -> None:
+        with (folder / FACTS).open("wb") as file:
+            np.save(file, np.array([self.group, self.clipped, self.lost], dtype=np.int32))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class _Files:
     """The arrays of a store while they are written; what the disk refuses is raised as EnvironmentProblem."""
 
-    def __init__(self, folder: Path, dtype: type[np.generic]) -> None:
+    def __init__(self, folder: Path, dtype: type[np.generic], num_rows: int) -> None:
         self._cache = folder.parent
         kinds = (("inputs", dtype), ("labels", dtype), ("ids", np.uint8), ("texts", np.uint8))
         with _told(self._cache):
-            self._writers = [RaggedWriter(folder, name, kind) for name, kind in kinds]
+            self._writers = [RaggedWriter(folder, name, kind, num_rows) for name, kind in kinds]
 
     def append(self, rows: Iterable[tuple[Sequence[int] | bytes, ...]]) -> None:
         with _told(self._cache):
@@ -282,19 +363,44 @@ class _Files:
 
 def _fill(folder: Path, source: Source, tokenizer: Any, progress: Progress) -> dict[str, Any]:
     dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max else np.uint32
-    files, counts, lengths = _Files(folder, dtype), _Counts(), _FullLengths()
-    examples = _examples(source, counts)
+    counts, kept, num_chunks, paths = _Counts(), _Rows(), 0, ", ".join(source.paths)
+    if noted := load_progress(folder):
+        facts, arrays = noted
+        num_chunks, kept = facts["num_chunks"], _Rows.from_arrays(**arrays)
+        vars(counts).update(facts["counts"])
+    files, examples = _Files(folder, dtype, len(kept.input)), _examples(source, counts)
     try:
+        for _ in range(num_chunks):  # read again, as that counts and finds bad records, but tokenised already
+            progress(f"going on with {paths}", sum(1 for _ in islice(examples, CHUNK)))
         while chunk := list(islice(examples, CHUNK)):
-            _write_chunk(chunk, source, tokenizer, files, counts, lengths)
-            progress(f"tokenising {', '.join(source.paths)}", counts.num_kept)
+            _write_chunk(chunk, source, tokenizer, files, counts, kept)
+            num_chunks += 1
+            if num_chunks % SHARD == 0 and kept.input:
+                files.sync()
+                with _told(folder.parent):
+                    save_progress(
+                        folder, {"num_chunks": num_chunks, "counts": counts.of_tokenising}, **kept.as_arrays()
+                    )
+            progress(f"tokenising {paths}", counts.num_kept)
         files.sync()
     finally:
         files.close()
-    if not counts.num_kept:
-        raise DataError(f"{', '.join(source.paths)}: no example is left of {counts.num_read} records. "
-                        "Check task.name and data.columns.")  # fmt: skip
-    return {**_lengths(folder, dtype, source.limits, lengths), **vars(counts), "source": list(source.paths)}
+    if not kept.input:
+        raise DataError(_nothing_left(source, counts))
+    with _told(folder.parent):
+        kept.save(folder)
+    return {**_lengths(folder, dtype, source.limits, kept), **vars(counts), "source": list(source.paths)}
+
+
+def _nothing_left(source: Source, counts: _Counts) -> str:
+    told = ""
+    if counts.skips:
+        first = counts.skips[0]
+        told += f"The first: {first['where']}: {first['reason'].rstrip('.')}. "
+    if counts.num_not_learnt:
+        told += f"{counts.num_not_learnt} examples do not hold their answer: there is nothing to learn from them. "
+    paths = ", ".join(source.paths)
+    return f"{paths}: no example is left of {counts.num_read} records. {told}Check task.name and data.columns."
 
 
 def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
@@ -302,17 +408,17 @@ def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
     on_bad = counts.skip if source.on_bad_record == "skip" else None
     for record in islice(refuse_duplicate_ids(_records(source, on_bad), on_bad=on_bad), source.max_examples):
         try:
-            example = source.task.to_text(record, labelled=source.labelled)
+            converted = source.task.to_text(record, labelled=source.labelled)
         except DataError as error:
             if on_bad is None:
                 raise
             counts.skip(BadRecord(record.where, str(error).removeprefix(f"{record.where}: ")))
             continue
-        if example is None:
+        if not converted:
             counts.leave_out(record.where, f"left out by task {source.task.plugin_name()}")
         else:
             counts.num_read += 1
-            yield example
+            yield from converted if isinstance(converted, tuple) else (converted,)
 
 
 def _records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iterable[RawRecord]:
@@ -321,31 +427,35 @@ def _records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iter
 
 
 def _write_chunk(
-    chunk: list[TextExample], source: Source, tokenizer: Any, files: _Files, counts: _Counts, lengths: _FullLengths
+    chunk: list[TextExample], source: Source, tokenizer: Any, files: _Files, counts: _Counts, kept: _Rows
 ) -> None:
     counts.num_kept += len(chunk)
-    if source.for_training:
-        pairs = [(example, target) for example in chunk for target in source.task.train_targets(example)]
-    else:
-        pairs = [(example, example.targets) for example in chunk]
-    encoded = encode(tokenizer, [e for e, _ in pairs], [t for _, t in pairs], limits=source.limits)
+    if source.limits.overlong == "windows":
+        chunk = windows(tokenizer, chunk, source.limits)
+    taught = [window_targets(source.task, e) if source.for_training else (e.targets,) for e in chunk]
+    counts.num_not_learnt += sum(not targets for targets in taught)
+    pairs = [(example, target) for example, targets in zip(chunk, taught, strict=True) for target in targets]
+    if not pairs:
+        return
+    examples, targets = [e for e, _ in pairs], [t for _, t in pairs]
+    encoded = encode(tokenizer, examples, targets, limits=source.limits, head=head_of(source.task))
     rows = []
     for (example, target), tokens in zip(pairs, encoded, strict=True):
         text = {"id": example.id, "inputs": example.inputs, "targets": target, "references": example.references,
-                "clippable": example.clippable, "meta": dict(example.meta)}  # fmt: skip
+                "clippable": example.clippable, "meta": dict(example.meta), "group": example.group}  # fmt: skip
         words = json.dumps(text, ensure_ascii=False).encode()
         rows.append((tokens.input_ids, tokens.labels, example.id.encode(), words))
         counts.add(tokens, tokenizer.unk_token_id)
-        lengths.add(tokens)
+        kept.add(tokens, example.group)
     files.append(rows)
 
 
-def _lengths(folder: Path, dtype: type[np.generic], limits: Limits, full: _FullLengths) -> dict[str, Any]:
+def _lengths(folder: Path, dtype: type[np.generic], limits: Limits, kept: _Rows) -> dict[str, Any]:
     """Sums and p99 of the lengths as kept (p99 sets the generation cap); histogram and longest as before clipping."""
     facts: dict[str, Any] = {"dtype": np.dtype(dtype).name}
     for name, key, limit, before in (
-        ("inputs", "input", limits.max_input_tokens, np.asarray(full.input)),
-        ("labels", "target", limits.max_target_tokens, np.asarray(full.target)),
+        ("inputs", "input", limits.max_input_tokens, np.asarray(kept.input)),
+        ("labels", "target", limits.max_target_tokens, np.asarray(kept.target)),
     ):
         lengths = Ragged(folder, name, dtype).lengths
         counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
@@ -354,5 +464,5 @@ def _lengths(folder: Path, dtype: type[np.generic], limits: Limits, full: _FullL
         facts[f"max_{key}_tokens"] = limit
         facts[f"longest_{key}"] = int(before.max())
         facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
-    facts["num_examples"] = len(lengths)
+    facts |= {"num_examples": len(lengths), "num_groups": kept.num_groups}
     return facts

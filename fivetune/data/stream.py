@@ -8,7 +8,7 @@ the data is the step number: resuming costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,26 +44,36 @@ class Order:
 
 
 class TrainingStream:
-    """The micro-batches of every optimizer step of a store."""
+    """The micro-batches of every optimizer step of a store.
 
-    def __init__(self, store: TokenStore, order: Order) -> None:
+    Args:
+        draw: the rows of an epoch, always as many; all rows if None.
+    """
+
+    def __init__(self, store: TokenStore, order: Order, draw: Callable[[int], Rows] | None = None) -> None:
         self.store = store
         self.order = order
+        self._draw = draw
+        self.num_rows = len(store) if draw is None else len(draw(0))
         self._lengths = store.inputs.lengths + store.labels.lengths
         self._epoch = lru_cache(maxsize=2)(self._deal)
         self._seen = lru_cache(maxsize=2)(self._count)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.order.steps_per_epoch(self.num_rows)
+
     def rows(self, step: int) -> list[Rows]:
         """Rows of the micro-batches of a 0-based optimizer step."""
-        epoch, index = divmod(step, self.order.steps_per_epoch(len(self.store)))
+        epoch, index = divmod(step, self.steps_per_epoch)
         rows = self._epoch(epoch)[index]
         size = self.order.batch_size
         return [rows[i : i + size] for i in range(0, len(rows), size)]
 
     def num_examples_before(self, step: int) -> int:
         """Examples seen before a 0-based step."""
-        epoch, index = divmod(step, self.order.steps_per_epoch(len(self.store)))
-        return epoch * len(self.store) + int(self._seen(epoch)[index])
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return epoch * self.num_rows + int(self._seen(epoch)[index])
 
     def groups(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
         """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
@@ -83,20 +93,20 @@ class TrainingStream:
         return np.cumsum([0, *map(len, self._epoch(epoch))])
 
     def _deal(self, epoch: int) -> list[Rows]:
-        return deal(self._lengths, self.order, epoch)
+        return deal(self._lengths, self.order, epoch, self._draw and self._draw(epoch))
 
 
-def deal(lengths: NDArray[np.int64], order: Order, epoch: int) -> list[Rows]:
-    """The global batches of an epoch: rows, sorted by length inside each batch.
+def deal(lengths: NDArray[np.int64], order: Order, epoch: int, rows: Rows | None = None) -> list[Rows]:
+    """The global batches of an epoch: `rows`, or all, sorted by length inside each batch.
 
     >>> [rows.tolist() for rows in deal(np.array([5, 1, 4, 2, 3]), Order(2, 2, 9, seed=0), epoch=0)]
     [[0], [1, 3], [4, 2]]
     """
     random = np.random.default_rng([order.seed, epoch])
-    permutation = random.permutation(len(lengths))
+    permutation = random.permutation(len(lengths) if rows is None else rows)
     pool_size = order.examples_per_step * order.bucket_pool
     batches: list[Rows] = []
-    for start in range(0, len(lengths), pool_size):
+    for start in range(0, len(permutation), pool_size):
         pool = permutation[start : start + pool_size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
         cut = [pool[i : i + order.examples_per_step] for i in range(0, len(pool), order.examples_per_step)]

@@ -6,11 +6,15 @@ A metric's file holds one frozen options class and its `CASES`:
     score_names        every score that it can produce
     higher_is_better   of its scores: which evaluation is the best
     source             whose rules these are
-    score(predictions, references, *, no_answer_scores=None) -> Scores
+    score(predictions, references, *, details=None) -> Scores
     CASES              predictions, references and the corpus scores they must give, with where the numbers came from
 
-`references[i]` holds all right answers of example i; ("",) says that the right answer is no answer. Percentages are
-0-100, each example's own scores 0-1. What the families share is below: the SQuAD normalisation, token F1 and means.
+`references[i]` holds all right answers of example i; ("",) says that the right answer is no answer. `details[i]` says
+what else is known of it: what the task put into `TextExample.meta`, and of the prediction `no_answer_score`,
+`candidates` (ranked texts, the best first). A metric says which of them it reads. Percentages are 0-100, each example's
+own scores 0-1. What the families share is below: the SQuAD normalisation, token F1 and means.
+
+A recipe names a metric, or gives it options: `metrics: [squad, {name: rouge, stemmer: true}]`.
 """
 
 from __future__ import annotations
@@ -18,14 +22,23 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
+from fivetune.errors import nearest
 from fivetune.types import Scores
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+Details = Mapping[str, Any]
+Spec = str | Mapping[str, Any]
+"""A metric in a recipe: its name, or a table of its name and options."""
+
+UNANSWERED = "\ue000"
+"""Stands for a prediction that is not there: a private-use character, which no gold answer holds and which is not "",
+so that it is wrong by every metric. An empty text would be right for every unanswerable question."""
 
 
 class Metric(Protocol):
@@ -41,7 +54,7 @@ class Metric(Protocol):
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         *,
-        no_answer_scores: Sequence[float] | None = None,
+        details: Sequence[Details] | None = None,
     ) -> Scores: ...
 
 
@@ -52,7 +65,7 @@ class Case(NamedTuple):
     references: tuple[tuple[str, ...], ...]
     expected: Mapping[str, float]
     source: str
-    no_answer_scores: tuple[float, ...] | None = None
+    details: tuple[Details, ...] | None = None
 
 
 class Scorer:
@@ -62,69 +75,104 @@ class Scorer:
     {'exact': 100.0, 'f1': 100.0, 'total': 2, 'exact_match': 50.0}
     """
 
-    def __init__(self, metrics: Sequence[str]) -> None:
-        named = _printed_names(metrics)
-        self._metrics: list[tuple[Metric, dict[str, str]]] = [
-            (plugins.load("metrics", metric)(), names) for metric, names in named.items()
-        ]
+    def __init__(self, metrics: Sequence[Spec]) -> None:
+        self._metrics = _printed_names(metrics)
 
     def score(
         self,
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         *,
-        no_answer_scores: Sequence[float] | None = None,
+        details: Sequence[Details] | None = None,
     ) -> Scores:
         """What all the metrics say, merged."""
+        found = [(metric.score(predictions, references, details=details), names) for metric, names in self._metrics]
         corpus: dict[str, float] = {}
         each: list[dict[str, float]] = [{} for _ in predictions]
-        for metric, names in self._metrics:
-            scores = metric.score(predictions, references, no_answer_scores=no_answer_scores)
-            corpus.update({names[name]: value for name, value in scores.corpus.items()})
+        for scores, names in found:
+            corpus |= _renamed(scores.corpus, names)
             for merged, own in zip(each, scores.each, strict=True):
-                merged.update({names[name]: value for name, value in own.items()})
-        return Scores(corpus, each)
+                merged |= _renamed(own, names)
+
+        parts = [(scores.resample or means_of(scores), names) for scores, names in found]
+
+        def resample(rows: Any) -> dict[str, float]:
+            return {name: value for part, names in parts for name, value in _renamed(part(rows), names).items()}
+
+        return Scores(corpus, each, resample)
 
 
 def score_all(
-    metrics: Sequence[str],
+    metrics: Sequence[Spec],
     predictions: Sequence[str],
     references: Sequence[Sequence[str]],
     *,
-    no_answer_scores: Sequence[float] | None = None,
+    details: Sequence[Details] | None = None,
 ) -> Scores:
     """Score one corpus by several metrics at once."""
-    return Scorer(metrics).score(predictions, references, no_answer_scores=no_answer_scores)
+    return Scorer(metrics).score(predictions, references, details=details)
 
 
-def score_names(metrics: Sequence[str]) -> tuple[str, ...]:
+def load_metric(spec: Spec) -> Metric:
+    """A metric by name, or with options. Raises UnknownPlugin, pydantic's ValidationError for a wrong option.
+
+    >>> load_metric({"name": "exact_match", "ignore_case": True}).ignore_case
+    True
+    """
+    table = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"metrics: {spec!r} has no name. {nearest('', plugins.names('metrics'))}")
+    return plugins.load("metrics", name)(**table)
+
+
+def score_names(metrics: Sequence[Spec]) -> tuple[str, ...]:
     """Every score that these metrics can produce together; of two equal names the later gets its metric's in front.
 
     >>> score_names(["squad", "exact_match"])
     ('exact', 'f1', 'total', 'exact_match')
     """
-    return tuple(dict.fromkeys(name for names in _printed_names(metrics).values() for name in names.values()))
+    return tuple(dict.fromkeys(name for _, names in _printed_names(metrics) for name in names.values()))
 
 
-def higher_is_better(metrics: Sequence[str], score: str) -> bool:
+def higher_is_better(metrics: Sequence[Spec], score: str) -> bool:
     """Whether more is better of a score, as the metric says that gives it under this name.
 
     >>> higher_is_better(["squad", "exact_match"], "exact_match")
     True
     """
-    giving = next(metric for metric, names in _printed_names(metrics).items() if score in names.values())
-    return plugins.load("metrics", giving).higher_is_better
+    return next(metric.higher_is_better for metric, names in _printed_names(metrics) if score in names.values())
 
 
-def _printed_names(metrics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Metric -> its own score name -> the name in the merged result; `total` is the same for all and stays one."""
-    taken = {"total"}
-    printed: dict[str, dict[str, str]] = {}
-    for metric in metrics:
-        own = plugins.load("metrics", metric).score_names
-        printed[metric] = {name: f"{metric}_{name}" if name in taken - {"total"} else name for name in own}
-        taken.update(own)
+def _printed_names(metrics: Sequence[Spec]) -> list[tuple[Metric, dict[str, str]]]:
+    """Each metric, with its own score names -> those in the merged result; `total` is the same for all, stays one."""
+    taken: set[str] = set()
+    printed = []
+    for metric in map(load_metric, metrics):
+        name = type(metric).__module__.rpartition(".")[2]
+        printed.append((metric, {own: f"{name}_{own}" if own in taken else own for own in metric.score_names}))
+        taken.update(set(metric.score_names) - {"total"})
     return printed
+
+
+def _renamed(scores: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+    return {names.get(name, name): value for name, value in scores.items()}
+
+
+def means_of(scores: Scores) -> Callable[[Any], dict[str, float]]:
+    """`resample` for scores that are means over all examples: 100 times the mean over the drawn rows.
+
+    >>> means_of(Scores({"exact": 50.0}, [{"exact": 1}, {"exact": 0}]))([0, 0, 1, 0])
+    {'exact': 75.0}
+    """
+    import numpy as np
+
+    columns = {
+        name: np.array([one[name] for one in scores.each], dtype=float)
+        for name in scores.corpus
+        if all(name in one for one in scores.each)
+    }
+    return lambda rows: {name: 100 * float(column[rows].mean()) for name, column in columns.items()}
 
 
 def normalize_answer(text: str) -> str:

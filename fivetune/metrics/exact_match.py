@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, percent
+from fivetune.metrics import Case, Details, percent
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -31,9 +31,9 @@ class ExactMatch(Options):
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         *,
-        no_answer_scores: Sequence[float] | None = None,
+        details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentage over all examples; `no_answer_scores` are not used."""
+        """Percentage over all examples; `details` are not read."""
         assert predictions, "nothing to score"
         each: list[dict[str, float]] = [
             {"exact_match": int(self._fold(prediction) in map(self._fold, golds))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import Case, normalize_answer, percent, token_f1
+from fivetune.metrics import Case, Details, normalize_answer, percent, token_f1
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -27,9 +27,9 @@ class Squad(Options):
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         *,
-        no_answer_scores: Sequence[float] | None = None,
+        details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages over all questions; `no_answer_scores` say nothing where every question has an answer."""
+        """Percentages over all questions; `details` are not read."""
         assert predictions, "nothing to score"
         each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
         corpus = {name: percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")}

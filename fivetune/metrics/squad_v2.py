@@ -7,12 +7,12 @@ strongly the model leans to no answer. Out: exact and f1 over all, over the answ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, normalize_answer, percent, token_f1
+from fivetune.metrics import UNANSWERED, Case, Details, normalize_answer, percent, token_f1
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -39,34 +39,43 @@ class SquadV2(Options):
         predictions: Sequence[str],
         references: Sequence[Sequence[str]],
         *,
-        no_answer_scores: Sequence[float] | None = None,
+        details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages; HasAns_* and NoAns_* only where there are such questions, best_* only with no-answer scores."""
+        """Percentages; HasAns_* and NoAns_* only where there are such questions, best_* only with no-answer scores.
+
+        Reads of `details`: no_answer_score, used if every question has one; answer, what the model would say if it
+        had to, which the search for the best threshold lets through in the place of an abstaining prediction.
+        """
         assert predictions, "nothing to score"
+        no_answer_scores = _leanings(details)
         answerable = [any(reference) for reference in references]
+        # a prediction that is missing abstains from nothing: no threshold makes it right
+        costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
         raw = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
         each = raw
         best: dict[str, float] = {}
         if no_answer_scores is not None:
             each = [
-                self._abstain(scores, has_answer) if leaning > self.no_answer_threshold else scores
-                for scores, has_answer, leaning in zip(raw, answerable, no_answer_scores, strict=True)
+                self._abstain(scores, costs) if leaning > self.no_answer_threshold else scores
+                for scores, costs, leaning in zip(raw, costly, no_answer_scores, strict=True)
             ]
+            answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
+            forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]
             for name in ("exact", "f1"):
-                values = [scores[name] for scores in raw]
+                values = [scores[name] for scores in forced]
                 best[f"best_{name}"], best[f"best_{name}_thresh"] = best_threshold(
-                    values, predictions=predictions, answerable=answerable, no_answer_scores=no_answer_scores
+                    values, predictions=answers, answerable=costly, no_answer_scores=no_answer_scores
                 )
         corpus = _means(each, "")
         for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
             corpus |= _means(
                 [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
             )
-        return Scores(corpus | best, each)
+        return Scores(corpus | best, each, _resampler(each, answerable))
 
     @staticmethod
-    def _abstain(scores: dict[str, float], has_answer: bool) -> dict[str, float]:
-        return dict.fromkeys(scores, 0 if has_answer else 1)
+    def _abstain(scores: dict[str, float], costs: bool) -> dict[str, float]:
+        return dict.fromkeys(scores, 0 if costs else 1)
 
 
 def best_threshold(
@@ -121,11 +130,38 @@ def _f1(predicted: str, gold: str) -> float:
     return token_f1(predicted.split(), gold.split())
 
 
+def _leanings(details: Sequence[Details] | None) -> list[float] | None:
+    found = [detail.get("no_answer_score") for detail in details or ()]
+    known = [leaning for leaning in found if leaning is not None]
+    return known if known and len(known) == len(found) else None
+
+
 def _means(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
     if not each:
         return {}
     means = {f"{prefix}{name}": percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")}
     return {**means, f"{prefix}total": len(each)}
+
+
+def _resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Callable[[Any], dict[str, float]]:
+    """Scores of drawn questions, over all and over each kind of which some were drawn; the best_* are left out."""
+    import numpy as np
+
+    has_answer = np.array(answerable)
+    columns = {name: np.array([scores[name] for scores in each], dtype=float) for name in ("exact", "f1")}
+
+    def resample(rows: Any) -> dict[str, float]:
+        every = np.asarray(rows)
+        answered = has_answer[every]
+        kinds = {"": every, "HasAns_": every[answered], "NoAns_": every[~answered]}
+        return {
+            f"{prefix}{name}": 100 * float(column[drawn].mean())
+            for prefix, drawn in kinds.items()
+            if len(drawn)
+            for name, column in columns.items()
+        }
+
+    return resample
 
 
 _MIXED = (("France",), ("10th and 11th centuries", "the 10th century"), ("",), ("",))
@@ -150,7 +186,7 @@ CASES = (
     Case(
         predictions=("France", "in the 10th century", "", "Rollo"),
         references=_MIXED,
-        no_answer_scores=(0.1, 0.2, 0.9, 1.5),
+        details=tuple({"no_answer_score": leaning} for leaning in (0.1, 0.2, 0.9, 1.5)),
         expected={
             "exact": 75.0,
             "f1": 95.0,
@@ -164,9 +200,16 @@ CASES = (
         source="by hand: 1.5 is above the threshold 1.0; best: 2 abstentions + 1 (exact) or + 1.8 (f1)",
     ),
     Case(
+        predictions=("", "Rollo"),
+        references=(("Rhine",), ("",)),
+        details=({"no_answer_score": 0.6, "answer": "Rhine"}, {"no_answer_score": 0.9, "answer": "Rollo"}),
+        expected={"exact": 0.0, "best_exact": 100.0, "best_exact_thresh": 0.6},
+        source="by hand: at 0.6 the answer that was held back is let through, Rollo is not",
+    ),
+    Case(
         predictions=("Rollo", "Seine"),
         references=(("",), ("Rhine",)),
-        no_answer_scores=(0.3, 0.4),
+        details=({"no_answer_score": 0.3}, {"no_answer_score": 0.4}),
         expected={"exact": 0.0, "f1": 0.0, "best_exact": 50.0, "best_exact_thresh": 0.0, "best_f1_thresh": 0.0},
         source="by hand: nothing is gained by answering, so the threshold stays at its start, 0.0",
     ),

@@ -1,1 +1,1 @@
-"""The model: load.py (folder to model, checked), forward.py (batch to nats), save.py (model to folder)."""
+"""The model: load.py (folder to model, checked), flat.py and forward.py (batch to nats), save.py (model to folder)."""

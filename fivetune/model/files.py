@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,17 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
     if name == CHECKPOINT.name:
         return CHECKPOINT
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists():
-        raise ModelError(f"{name}: no such model folder. Give a local folder, a hub name (org/name), or t5-nano.")
+        raise ModelError(
+            f"{name}: no such model folder.{_near(path)} Give a local folder, a hub name (org/name), or t5-nano."
+        )
     return _download(name, revision)
+
+
+def _near(path: Path) -> str:
+    """A question after the name that is likely meant: t5-nano, or a folder beside."""
+    beside = [str(folder) for folder in path.parent.glob("*/") if folder.is_dir()]
+    close = get_close_matches(str(path), [CHECKPOINT.name, *beside], n=1, cutoff=0.7)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -44,15 +54,17 @@ def _download(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=5))
     except HFValidationError:
-        raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).") from None
+        raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).{_near(Path(name))}") from None
     except HfHubHTTPError as error:
         raise EnvironmentProblem(
-            f"{name}: the hub answers: {str(error).splitlines()[0]} Check the name, or log in for a gated model."
+            f"{name}: the hub answers: {str(error).splitlines()[0]}{_near(Path(name))} "
+            "Check the name, or log in for a gated model."
         ) from None
     except (LocalEntryNotFoundError, OSError) as error:
         raise EnvironmentProblem(
             f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}). Download it where there is a network and give the folder as model.path; "
+            f"({type(error).__name__}).{_near(Path(name))} "
+            "Download it where there is a network and give the folder as model.path; "
             "HF_HOME names the cache, HF_HUB_OFFLINE=1 keeps the hub out."
         ) from None
 

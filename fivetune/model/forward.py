@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivetune.data.batch import NOT_SCORED, PaddedBatch
+from fivetune.model.spans import span_nats
 
 
 def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
@@ -28,8 +29,10 @@ def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
 def label_nats(model: Any, batch: PaddedBatch, *, encoder_outputs: Any = None) -> Tensor:
     """Negative log-likelihood of every label, teacher-forced.
 
-    Returns: [B, T] fp32, in nats; 0 at labels of -100.
+    Returns: [B, T] fp32, in nats; 0 at labels of -100; of a model with a span head [B, 2].
     """
+    if hasattr(model, "qa_outputs"):
+        return span_nats(model, batch)
     config = model.config
     output = model(
         input_ids=None if encoder_outputs is not None else batch.input_ids,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fivetune.errors import ModelError
-from fivetune.model import selfcheck
+from fivetune.model import selfcheck, spans
 from fivetune.model.files import find_folder, read_config, refuse_pointer, weight_files
 
 FAMILIES = ("t5", "mt5", "umt5")
@@ -40,12 +40,15 @@ def load(
     init: str = "pretrained",
     revision: str | None = None,
     dropout: float | None = None,
+    head: str = "generate",
 ) -> Loaded:
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
+    `head` "extractive" puts a new span head onto a model that writes, or loads one that has its head already.
+
     Raises ModelError when the folder is damaged, of another family, or loads into something else than it holds.
     """
-    source = find_folder(path, revision=revision) if init == "pretrained" and path else _config_source(config or path)
+    source = find_source(path, config=config, init=init, revision=revision)
     raw = read_config(source)
     if raw.get("model_type") not in FAMILIES:
         raise ModelError(
@@ -54,12 +57,24 @@ def load(
     settings = _settings(source, raw, dropout)
     words = load_tokenizer(tokenizer, source)
     _refuse_other_ids(words, settings, source)
+    if init == "pretrained" and spans.has_span_head(raw):
+        spans.refuse_other_head(head, source)
+        return Loaded(spans.load_span_model(source, settings), words)
     if init == "pretrained":
         loaded = Loaded(_pretrained(source, settings, raw), words)
     else:
         loaded = Loaded(_random(settings, raw), words)
     _fit_vocabulary(loaded, source)
+    if head == "extractive":
+        loaded.model = spans.with_span_head(loaded.model)
     return loaded
+
+
+def find_source(path: str | None, *, config: str | None, init: str, revision: str | None) -> Path:
+    """The folder, or config.json, that a model is made from. Raises ModelError if it is not there."""
+    if init == "pretrained" and path:
+        return find_folder(path, revision=revision)
+    return _config_source(config or path)
 
 
 def load_tokenizer(tokenizer: str | None, source: Path) -> Any:

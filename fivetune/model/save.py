@@ -54,6 +54,8 @@ def replace_folder(staging: Path, folder: Path) -> None:
 
 def _state_tie(model: Any, path: Path) -> None:
     """Say in config.json whether the head is tied: transformers 5 always writes true."""
+    if not hasattr(model, "lm_head"):  # a span head has nothing to tie
+        return
     config = json.loads(path.read_text())
     tied = model.lm_head.weight is model.get_input_embeddings().weight
     config["tie_word_embeddings"] = tied

@@ -1,8 +1,9 @@
-"""Adafactor (Shazeer and Stern 2018), transformers' implementation, with presets that say what they are.
+"""Adafactor (Shazeer and Stern 2018), the steps that transformers takes, with presets that say what they are.
 
 Two recipes share the name "Adafactor, 1e-3" and take very different steps:
 `t5-paper` multiplies the rate with each tensor's root mean square (t5x: multiply_by_parameter_scale=True),
 `hf` does not (the usual forum advice for transformers). The step that was really taken is logged.
+How it is computed: `_batched_adafactor.py`. State: a row and a column per matrix, everything again for vectors.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class Adafactor(Options):
         return self
 
     def build(self, groups: list[dict[str, Any]]) -> Optimizer:
-        from transformers.optimization import Adafactor as Implementation
+        from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 
-        return Implementation(
+        return BatchedAdafactor(
             groups,
             lr=None if self.relative_step else (self.lr or 1e-3),
             clip_threshold=self.clip_threshold,
@@ -72,12 +73,5 @@ class Adafactor(Options):
         )
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
-        """Mean over all parameters of the rate that transformers' Adafactor applies to each tensor."""
-        total, count = 0.0, 0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter)
-                if state:
-                    total += float(optimizer._get_lr(group, state)) * parameter.numel()  # type: ignore[attr-defined]
-                    count += parameter.numel()
-        return total / count if count else None
+        """Mean over all parameters of the rate that the last step multiplied with; None before the first."""
+        return optimizer.mean_rate()  # type: ignore[attr-defined]

@@ -12,8 +12,11 @@ from itertools import pairwise
 from math import log10
 from typing import Any
 
+from fivetune.analysis.calibration import Bin, RiskCoverage
+from fivetune.analysis.labels import Confusion
+from fivetune.analysis.slices import Slice
 from fivetune.report.series import Series, known, quantile, smooth, thin, window
-from fivetune.report.wording import number, visible, whole
+from fivetune.report.wording import amount, number, visible, whole
 from fivetune.types import Chart
 
 HEIGHT = 280
@@ -323,3 +326,85 @@ def _error_bars(values: Series, ranges: Sequence[tuple[float, float] | None], co
         "thickness": 1.5,
         "width": 4,
     }
+
+
+def reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
+    """Share of right predictions per bin of confidence as bars, beside the diagonal of perfect calibration."""
+    hover = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions<extra></extra>"
+    bars = {
+        "type": "bar",
+        "name": "Predictions",
+        "x": [50 * (one.low + one.high) for one in bins],
+        "y": [100 * one.accuracy for one in bins],
+        "width": [90 * (one.high - one.low) for one in bins],
+        "customdata": [[100 * one.confidence, one.num] for one in bins],
+        "text": [amount(one.num) for one in bins],
+        "textposition": "outside",
+        "textfont": {"color": MUTED, "size": 11},
+        "cliponaxis": False,
+        "marker": {"color": COLORS[0], "opacity": 0.75},
+        "hovertemplate": hover,
+    }
+    diagonal = line("Perfectly calibrated", [0, 100], [0.0, 100.0], MUTED, mode="lines", line={"dash": "dash"})
+    axis = {"range": [0, 100]}
+    look = layout("confidence (%)", "right (%)", height=320, hovermode="closest", xaxis=axis, yaxis={"range": [0, 108]})
+    return Chart(caption, (bars, {**diagonal, "hoverinfo": "skip", "hovertemplate": None}), look, wide=False)
+
+
+def risk_chart(curve: RiskCoverage, ideal: RiskCoverage, caption: str) -> Chart:
+    """Mean loss of the surest predictions over the share that is answered, and of a perfect order."""
+    traces = [
+        line(name, (100 * one.coverage).tolist(), (100 * one.risk).tolist(), color, mode="lines", line={"dash": dash})
+        for name, one, color, dash in (
+            ("Sorted by confidence", curve, COLORS[0], "solid"),
+            ("Sorted perfectly", ideal, MUTED, "dash"),
+        )
+    ]
+    axis = {"range": [0, 101]}
+    look = layout("answered (%)", "lost (points)", height=320, xaxis=axis, yaxis={"rangemode": "tozero"})
+    return Chart(caption, tuple(traces), look, wide=False)
+
+
+def slices_chart(found: Sequence[Slice], mean: float, caption: str) -> Chart:
+    """One line per slice with its interval, in one colour per kind of slice, and the mean of all as a line."""
+    rows = [label(f"{one.name}: {one.value}") for one in found]
+    kinds = list(dict.fromkeys(one.name for one in found))
+    colors = [COLORS[kinds.index(one.name) % len(COLORS)] for one in found]
+    traces: list[Trace] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [one.score],
+            "y": [row],
+            "marker": {"color": color, "size": 9},
+            "error_x": _error_bars([one.score], [(one.low, one.high)], color),
+            "hovertemplate": f"%{{x:.2f}}, {amount(one.num)} examples<extra></extra>",
+        }
+        for one, row, color in zip(found, rows, colors, strict=True)
+    ]
+    look = layout(
+        "score (%)", "", height=90 + 24 * len(rows), hovermode="closest", showlegend=False,
+        xaxis={"range": [-2, 102], "showgrid": True, "showline": False},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": True, "ticksuffix": "  ", "dtick": 1},
+        shapes=[{**_level(mean), "xref": "x", "yref": "paper", "x0": mean, "x1": mean, "y0": 0, "y1": 1}],
+    )  # fmt: skip
+    return Chart(caption, tuple(traces), look)
+
+
+def confusion_chart(found: Confusion, names: Sequence[str], caption: str) -> Chart:
+    """Gold labels down, predicted ones across; the colour is the share of the row, the number the count."""
+    counts = [[found.counts[gold, said] for said in names] for gold in names]
+    shares = [[100 * num / max(found.support(gold), 1) for num in row] for gold, row in zip(names, counts, strict=True)]
+    shown = [label(name) or "(empty)" for name in names]
+    cells = {
+        "type": "heatmap", "x": shown, "y": shown, "z": shares, "text": counts, "texttemplate": "%{text:,}",
+        "colorscale": [[0, "var(--soft)"], [1, COLORS[0]]], "zmin": 0, "zmax": 100,
+        "showscale": False, "xgap": 2, "ygap": 2,
+        "hovertemplate": "gold %{y}, predicted %{x}: %{text:,} (%{z:.1f} % of the row)<extra></extra>",
+    }  # fmt: skip
+    axis = {"type": "category", "dtick": 1, "showgrid": False, "showline": False}
+    look = layout(
+        "predicted", "gold", height=150 + 34 * len(names), showlegend=False, hovermode="closest",
+        xaxis=axis, yaxis={**axis, "autorange": "reversed", "ticksuffix": "  "},
+    )  # fmt: skip
+    return Chart(caption, (cells,), look)

@@ -1,6 +1,6 @@
 """Predictions -> the examples that a reader should see, and counts of what went wrong.
 
-In: prediction tables ({"id", "inputs", "prediction", "references", "scores", "hit_cap"}). Out: Examples and Tables.
+In: prediction lines as evaluate.py writes them. Out: Examples, Tables, and the section that holds them.
 The choice is deterministic: it depends on the ids alone, not on their order.
 """
 
@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from fivetune.report.wording import dig, fixed, number, percent, plain, share, whole
-from fivetune.types import Example, Table
+from fivetune.analysis.slices import DIMENSIONS
+from fivetune.report.scores import baseline_eval, best_eval, predictions_of
+from fivetune.report.wording import dig, fixed, number, percent, plain, plural, share, whole
+from fivetune.types import Example, Run, Section, Table, Text
 
-NUM_SHOWN = 8
-MAX_INPUT_CHARS = 8000
+NUM_WORST, NUM_RANDOM = 200, 100
+MAX_INPUT_CHARS = 2000
+TAGS = ("truncation", "answerable", "language", "source task")
 KINDS = (
     ("right", "right"),
     ("near", "near miss (F1 of 0.5 or more)"),
@@ -25,6 +28,25 @@ KINDS = (
 )
 
 Prediction = dict[str, Any]
+
+
+def examples_section(run: Run, lines: Sequence[Prediction]) -> Section:
+    """What came out, by kind, and predictions to browse: the worst and random others."""
+    best, baseline = best_eval(run), baseline_eval(run)
+    if not lines:
+        reason = (
+            "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
+        )
+        return Section("Examples", (Text(f"{reason}, so there are no examples to show."),))
+    before = predictions_of(run, baseline) if baseline and baseline is not best else []
+    tables = [table for table in (kinds_table(lines), moves_table(before, lines)) if table is not None]
+    lowest = worst(lines)
+    others = sample(lines, lowest)
+    words = f"{plural(len(others), 'prediction')} drawn by chance, of {whole(len(lines))} at the best evaluation."
+    if lowest:
+        words = f"The {whole(len(lowest))} lowest scored that are not right, and {words}"
+    chosen = [shown(line, "lowest scores") for line in lowest] + [shown(line, "random") for line in others]
+    return Section("Examples", (*tables, Text("Single predictions", "heading"), Text(words), *chosen))
 
 
 def quality(prediction: Prediction) -> float | None:
@@ -37,13 +59,13 @@ def quality(prediction: Prediction) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def worst(predictions: Sequence[Prediction], num: int = NUM_SHOWN) -> list[Prediction]:
+def worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> list[Prediction]:
     """The lowest scored that are not right, equal ones in an order drawn from their ids."""
     scored = [(value, _draw(p, "worst"), p) for p in predictions if (value := quality(p)) is not None and value < 1]
     return [p for _, _, p in sorted(scored, key=lambda row: row[:2])[:num]]
 
 
-def sample(predictions: Sequence[Prediction], without: Sequence[Prediction], num: int = NUM_SHOWN) -> list[Prediction]:
+def sample(predictions: Sequence[Prediction], without: Sequence[Prediction], num: int = NUM_RANDOM) -> list[Prediction]:
     """Random ones, drawn by their ids, that are not shown already."""
     shown = {str(p.get("id")) for p in without}
     return sorted((p for p in predictions if str(p.get("id")) not in shown), key=lambda p: _draw(p, "sample"))[:num]
@@ -72,10 +94,12 @@ def gold(prediction: Prediction) -> tuple[str, ...]:
     return tuple(str(reference) for reference in prediction.get("references") or [] if reference)
 
 
-def shown(prediction: Prediction) -> Example:
-    """One prediction as the page shows it."""
+def shown(prediction: Prediction, chosen: str) -> Example:
+    """One prediction as the page shows it; `chosen` says why it is among those shown."""
     value = quality(prediction)
     scores = [f"{key} {fixed(dig(prediction, 'scores', key))}" for key in dig(prediction, "scores") or {}]
+    sure = number(prediction.get("confidence"))
+    scores += [] if sure is None else [f"confidence {fixed(sure)}"]
     cut = ["cut off at the length cap"] if prediction.get("hit_cap") else []
     verdict = "unscored" if value is None else "right" if value == 1 else "near" if value >= 0.25 else "wrong"
     return Example(
@@ -85,6 +109,7 @@ def shown(prediction: Prediction) -> Example:
         references=tuple(_shortened(reference) for reference in gold(prediction)),
         verdict=verdict,
         remark=", ".join([*scores, *cut]) or "not scored",
+        tags={"chosen": chosen, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},
     )
 
 

@@ -11,12 +11,12 @@ from itertools import groupby
 from typing import Any
 
 from fivetune.report.lengths import num_rows
+from fivetune.report.rates import rate_warnings
 from fivetune.report.scores import Eval, baseline_eval, best_eval, label, main_evals, main_score, points, score
 from fivetune.report.series import by_step, column
 from fivetune.report.wording import change, dig, duration, fixed, number, percent, plain, plural, share, whole
 from fivetune.types import Run
 
-CAP_HIT_LIMIT = 0.01
 UNKNOWN_LIMIT = 0.001
 FROZEN_STEPS = 5
 BASELINE = "before fine-tuning"
@@ -81,7 +81,7 @@ def warnings(run: Run, beside: Sequence[Run] = ()) -> list[str]:
     return [
         *_numeric_warnings(run.steps),
         *_abstaining(run, best),
-        *_generation_warnings(best),
+        *rate_warnings(best),
         *_size_warnings(run, best, beside),
         *_data_warnings(run.data or {}),
     ]
@@ -141,21 +141,6 @@ def _abstaining(run: Run, best: Eval | None) -> list[str]:
         f"from {fixed(had, 1)} to {fixed(answered, 1)}, on unanswerable ones it rose from {fixed(abstained, 1)} to "
         f"{fixed(left_out, 1)}."
     ]
-
-
-def _generation_warnings(best: Eval | None) -> list[str]:
-    if best is None or best["step"] == 0:
-        return []
-    cap_hit, sentinel = number(dig(best, "rates", "cap_hit")), number(dig(best, "rates", "sentinel"))
-    sentences = []
-    if cap_hit is not None and cap_hit > CAP_HIT_LIMIT:
-        sentences.append(
-            f"{percent(cap_hit)} of the predictions were cut off at {plural(dig(best, 'max_new_tokens'), 'token')}. "
-            "Raise eval.max_new_tokens, or look for repetition in them."
-        )
-    if sentinel:
-        sentences.append(f"{percent(sentinel)} of the predictions hold sentinel tokens (<extra_id_N>) of pre-training.")
-    return sentences
 
 
 def _size_warnings(run: Run, best: Eval | None, beside: Sequence[Run]) -> list[str]:

@@ -81,6 +81,11 @@ def _truncation_words(splits: Mapping[str, Mapping[str, Any]]) -> str:
         cost = f"truncation shortened {plural(clipped, 'input')} ({percent(share(clipped, num_rows(facts)))})"
         loss = "and cut no answer away" if lost == 0 else f"and cut the answer away in {whole(lost)}"
         sentences.append(f"{name}: {cost} {loss}." if clipped else f"{name}: no input was too long.")
+    for name, facts in splits.items():
+        if num := number(facts.get("num_not_learnt")):
+            sentences.append(
+                f"{name}: nothing is learnt from {plural(num, 'example')} without the answer in the input."
+            )
     sources = "; ".join(f"{name}: {plain(facts.get('source'))}" for name, facts in splits.items())
     return f"{' '.join(sentences) or 'What truncation cost is not known.'} Sources: {discreet(sources)}."
 

@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fivetune.report import charts, examples, findings
+from fivetune.report import charts, findings
+from fivetune.report.confidence import confidence_section
 from fivetune.report.curves import learning_section, speed_section, tokens_per_second
+from fivetune.report.examples import examples_section
 from fivetune.report.lengths import data_section, num_rows
 from fivetune.report.provenance import about, definitions_section, machine_section, settings_section
+from fivetune.report.rates import rates_table
 from fivetune.report.scores import (
     Eval,
     baseline_eval,
     best_eval,
-    is_mean,
+    interval,
     label,
     main_evals,
-    num_scored,
     points,
     predictions_of,
     score,
     score_keys,
+    score_of_lines,
 )
-from fivetune.report.series import by_step, column, known, quantile, smooth, wilson, window
+from fivetune.report.series import by_step, column, known, quantile, smooth, window
+from fivetune.report.slices import labels_section, slices_section
 from fivetune.report.wording import (
     UNKNOWN,
     amount,
@@ -56,14 +60,19 @@ def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = (
         notes: what went wrong while reading; shown among the warnings.
     """
     doubts = [*notes, *findings.warnings(run, beside), *findings.grouped(run.warnings)]
+    lines = predictions_of(run, best_eval(run))
+    key = score_of_lines(run, lines)
     sections = (
         verdict_section(run, beside),
         figures_section(run),
-        _warnings_section(doubts),
+        _warnings_section(run, doubts),
         learning_section(run, beside),
         speed_section(run),
         data_section(run),
-        examples_section(run),
+        confidence_section(lines, key),
+        slices_section(lines, key),
+        labels_section(lines),
+        examples_section(run, lines),
         settings_section(run),
         machine_section(run),
         definitions_section(score_keys(main_evals(run))),
@@ -95,8 +104,8 @@ def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
         return Section("Verdict", tuple(parts))
     keys = score_keys([best])
     parts += [_headline(key, best, baseline) for key in keys[:6]]
-    parts += _dots(keys, best, baseline, beside)
-    columns = [(findings.BASELINE, baseline), *((other.name, best_eval(other)) for other in beside)]
+    parts += _dots(keys, best, baseline, _others(run, beside))
+    columns = [(findings.BASELINE, baseline), *_others(run, beside).items()]
     header = (
         "score",
         f"this run, step {whole(best['step'])}",
@@ -127,31 +136,27 @@ def _headline(key: str, best: Eval, baseline: Eval | None) -> Figure:
     return Figure(label(key), points(score(best, key), 1), was)
 
 
-def _interval(record: Eval, key: str) -> tuple[float, float] | None:
-    """95 % interval in points, for the scores that are a mean of values in [0, 1] over examples."""
-    value, num = score(record, key), num_scored(record, key)
-    if value is None or not num or not is_mean(key) or not 0 <= value <= 100:
-        return None
-    low, high = wilson(value / 100, num)
-    return 100 * low, 100 * high
-
-
 def _interval_text(record: Eval, key: str) -> str:
-    edges = _interval(record, key)
+    edges = interval(record, key)
     return "" if edges is None else f"{fixed(edges[0], 1)} to {fixed(edges[1], 1)}"
 
 
-def _dots(keys: Sequence[str], best: Eval, baseline: Eval | None, beside: Sequence[Run]) -> list[Chart]:
+def _others(run: Run, beside: Sequence[Run]) -> dict[str, Eval | None]:
+    """Column -> scores of what stands beside the run: other runs, and published figures (report.expected)."""
+    others = {other.name: best_eval(other) for other in beside}
+    expected = dig(run.config, "report", "expected")
+    return others | {"published": {"scores": expected}} if expected else others
+
+
+def _dots(keys: Sequence[str], best: Eval, baseline: Eval | None, others: dict[str, Eval | None]) -> list[Chart]:
     if not keys:
         return []
     columns = {findings.BASELINE: baseline} if baseline and baseline is not best else {}
-    columns |= {other.name: best_eval(other) for other in beside}
+    columns |= others
     columns["this run"] = best
     series = {name: [score(record, key) for key in keys] for name, record in columns.items()}
-    caption = (
-        "This run's best evaluation (filled, with 95 % intervals from the number of questions) beside its baselines."
-    )
-    return [charts.dots_chart([label(key) for key in keys], series, [_interval(best, key) for key in keys], caption)]
+    caption = "This run's best evaluation (filled, with 95 % intervals of the evaluation) beside its baselines."
+    return [charts.dots_chart([label(key) for key in keys], series, [interval(best, key) for key in keys], caption)]
 
 
 def figures_section(run: Run) -> Section:
@@ -189,30 +194,13 @@ def _phase_share(run: Run, name: str) -> float | None:
     return share(dig(run.status, "seconds_by_phase", name), dig(run.status, "seconds"))
 
 
-def _warnings_section(doubts: Sequence[str]) -> Section:
+def _warnings_section(run: Run, doubts: Sequence[str]) -> Section:
+    table = rates_table(best_eval(run), baseline_eval(run))
+    rates = () if table is None else (table,)
     if not doubts:
         text = (
-            "Nothing to warn about. Looked for: losses that are not finite or frozen, predictions cut off at the cap, "
+            "Nothing to warn about. Looked for: losses that are not finite or frozen, the rates of a broken run, "
             "scores gained by abstaining, answers lost to truncation, skipped records, evaluations of different size."
         )
-        return Section("Warnings", (Text(text, "good"),))
-    return Section("Warnings", tuple(Text(text, "warning") for text in doubts))
-
-
-def examples_section(run: Run) -> Section:
-    """What came out, by kind, and single predictions: the worst and random ones."""
-    best, baseline = best_eval(run), baseline_eval(run)
-    predictions = predictions_of(run, best)
-    if not predictions:
-        reason = (
-            "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
-        )
-        return Section("Examples", (Text(f"{reason}, so there are no examples to show.", "note"),))
-    before = predictions_of(run, baseline) if baseline and baseline is not best else []
-    tables = (examples.kinds_table(predictions), examples.moves_table(before, predictions))
-    lowest = examples.worst(predictions)
-    parts: list[Part] = [table for table in tables if table is not None]
-    if lowest:
-        parts += [Text("Lowest scores", "heading"), *map(examples.shown, lowest)]
-    parts += [Text("Random others", "heading"), *map(examples.shown, examples.sample(predictions, lowest))]
-    return Section("Examples", tuple(parts))
+        return Section("Warnings", (Text(text, "good"), *rates))
+    return Section("Warnings", (*(Text(text, "warning") for text in doubts), *rates))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
@@ -22,7 +23,7 @@ from fivetune.errors import FiveTuneError
 from fivetune.report.pages import build_page
 from fivetune.report.wording import UNKNOWN, dig, visible
 from fivetune.rundir import read, write_text
-from fivetune.types import Chart, Page, Run, Section, Table
+from fivetune.types import Chart, Example, Page, Run, Section, Table
 
 _NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
 
@@ -103,6 +104,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "blocks": blocks, "figure_json": figure_json, "slug": slug, "align": align, "unbroken": unbroken,
+        "choices": choices, "chosen_by": chosen_by,
     }  # fmt: skip
     return environment
 
@@ -129,6 +131,18 @@ def _kind(part: Any) -> str:
     if isinstance(part, Table) and not part.folded and len(part.header) <= 3:
         return "small"
     return type(part).__name__.lower()
+
+
+def choices(examples: Sequence[Example]) -> dict[str, list[str]]:
+    """What examples can be chosen by: each tag in which they differ, with its values, the most frequent first."""
+    names = dict.fromkeys(name for example in examples for name in ("verdict", *example.tags))
+    found = {name: Counter(chosen_by(example, name) for example in examples) for name in names}
+    return {name: [value for value, _ in counts.most_common()] for name, counts in found.items() if len(counts) > 1}
+
+
+def chosen_by(example: Example, name: str) -> str:
+    """The value of one of `choices`: an example's tag or its verdict, "unknown" if it has none."""
+    return example.verdict if name == "verdict" else example.tags.get(name, "unknown")
 
 
 def align(table: Table) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fivetune import rundir
+from fivetune.analysis.bootstrap import wilson
 from fivetune.report.wording import dig, fixed, number
 from fivetune.types import Run
 
@@ -117,6 +118,26 @@ def predictions_of(run: Run, record: Eval | None) -> list[dict[str, Any]]:
     if record is None:
         return []
     return run.predictions.get(f"{record.get('split')}-{record.get('step')}", [])
+
+
+def score_of_lines(run: Run, lines: Sequence[dict[str, Any]]) -> str | None:
+    """Which score of each prediction counts: the main one, where predictions have it, else the first that they have."""
+    present = {key: None for line in lines for key in (dig(line, "scores") or {})}
+    key = main_score(run)
+    return key if key in present else next(iter(present), None)
+
+
+def interval(record: Eval, key: str) -> tuple[float, float] | None:
+    """95 % interval of a score in points: the bootstrap one that the evaluation wrote, else Wilson's for a mean."""
+    written = dig(record, "intervals", key)
+    edges = [number(edge) for edge in written] if isinstance(written, list | tuple) else []
+    if len(edges) == 2 and edges[0] is not None and edges[1] is not None:
+        return edges[0], edges[1]
+    value, num = score(record, key), num_scored(record, key)
+    if value is None or not num or not is_mean(key) or not 0 <= value <= 100:
+        return None
+    low, high = wilson(value / 100, num)
+    return 100 * low, 100 * high
 
 
 def summary(run: Run, *, beside: Sequence[Run] = ()) -> dict[str, Any]:

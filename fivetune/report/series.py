@@ -1,4 +1,4 @@
-"""Arithmetic on the columns of a run: gaps, smoothing, thinning, quantiles, intervals.
+"""Arithmetic on the columns of a run: gaps, smoothing, thinning, quantiles.
 
 A series is a list of numbers in which None stands for a value that is missing or was not finite.
 """
@@ -105,17 +105,3 @@ def evenly(num_items: int, num_wanted: int) -> list[int]:
     if num_items <= num_wanted:
         return list(range(num_items))
     return [round(i * (num_items - 1) / (num_wanted - 1)) for i in range(num_wanted)]
-
-
-def wilson(fraction: float, num: float) -> tuple[float, float]:
-    """95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
-
-    Exact match is 0 or 1 per example; F1 lies between, for which this interval is on the wide side.
-
-    >>> [round(edge, 4) for edge in wilson(0.5, 100)]
-    [0.4038, 0.5962]
-    """
-    z = 1.959963984540054
-    spread = z * math.sqrt(fraction * (1 - fraction) / num + z * z / (4 * num * num))
-    centre, scale = fraction + z * z / (2 * num), 1 + z * z / num
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -1,14 +1,22 @@
 """Tasks, one per file: a raw record in, a TextExample out, and back from the model's text to an answer.
 
-A task's file has a docstring with source, licence and one real record, one frozen options class and its `SAMPLE`:
+A task's file has a docstring with source, licence and one real record, one frozen options class (a `TaskOptions`) and
+its `SAMPLE`:
 
     version                  class variable, raised whenever the same record would give another example
-    metrics, main_metric     metric plugins that score it; the score that chooses the best checkpoint
+    metrics, main_metric     metrics that score it; the score that chooses the best checkpoint
     no_answer_text           target text of an unanswerable question, None where there are none
-    to_text(record, *, labelled=True) -> TextExample or None
+    labels                   label -> target text, None for free text; labels are scored, nothing is generated
+    head                     an option of extractive tasks: "extractive" lets the model point at the answer
+    extractive               whether answers are parts of `inputs[slice(*clippable)]`
+    merging                  how the answers of examples with the same `group` become one: the "best", or "ranked"
+    to_text(record, *, labelled=True) -> TextExample, several of them (one for each snippet), or None
                              None: skipped on purpose. A bad record raises DataError with record.where and the column.
                              labelled=False (prediction) lets the answers be absent: references (), targets "".
     from_text(text)          the model's text as an answer
+    to_score(record)         question and right answers for `fivetune score`; what only the model reads may lack
+    from_answer(text)        a prediction of a file in the form of the references; the text itself unless there are
+                             several ways to write it
     train_targets(example)   one training example for each
     SAMPLE                   (RawRecord, TextExample) that it must convert to
 
@@ -19,15 +27,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Mapping
+from html import unescape
 from string import Formatter
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, nearest
+from fivetune.metrics import Spec
+from fivetune.metrics.mlqa import language_code
+from fivetune.plugins import Options
 from fivetune.types import RawRecord, TextExample
 
+SEPARATOR = " \\n "  # a backslash and an n: what UnifiedQA saw between the parts of a question
 QA_FIELDS = ("question", "context", "title")
 TrainAnswers = Literal["first", "all", "random"]
+Head = Literal["generate", "extractive"]
+Merging = Literal["best", "ranked"]
+Converted = TextExample | tuple[TextExample, ...] | None
 
 
 class Task(Protocol):
@@ -39,14 +59,126 @@ class Task(Protocol):
     def plugin_name(cls) -> str: ...
     def model_dump(self, *, mode: str = ...) -> dict[str, Any]: ...
     @property
-    def metrics(self) -> tuple[str, ...]: ...
+    def metrics(self) -> tuple[Spec, ...]: ...
     @property
     def main_metric(self) -> str: ...
     @property
     def no_answer_text(self) -> str | None: ...
-    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None: ...
+    @property
+    def labels(self) -> Mapping[str, str] | None: ...
+    @property
+    def extractive(self) -> bool: ...
+    @property
+    def merging(self) -> Merging: ...
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> Converted: ...
     def from_text(self, text: str) -> str: ...
+    def to_score(self, record: RawRecord) -> Converted: ...
+    def from_answer(self, text: str) -> str: ...
     def train_targets(self, example: TextExample) -> tuple[str, ...]: ...
+
+
+class _Defaults(Options):
+    """What most tasks have in common, whatever they answer with."""
+
+    @property
+    def no_answer_text(self) -> str | None:
+        return None
+
+    @property
+    def extractive(self) -> bool:
+        return False
+
+    @property
+    def merging(self) -> Merging:
+        return "best"
+
+    def from_text(self, text: str) -> str:
+        """The model's text without surrounding space."""
+        return text.strip()
+
+    def to_score(self: Task, record: RawRecord) -> Converted:
+        """The question with its right answers."""
+        return self.to_text(record)
+
+    def from_answer(self, text: str) -> str:
+        """The prediction as it stands."""
+        return text
+
+    def train_targets(self, example: TextExample) -> tuple[str, ...]:
+        """The example's target."""
+        if not example.targets:
+            raise DataError(f"{example.id}: there is no target to learn. Train on records that have targets.")
+        return (example.targets,)
+
+
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Return a label set if it has two labels at least, each with a word of its own; else raise ValueError."""
+    words = [_squeezed(word) for word in labels.values()]
+    if len(labels) < 2 or not all(words) or len(set(words)) < len(words) or len({*map(_squeezed, labels)}) < len(words):
+        raise ValueError(f"{labels} is no label set. It needs two labels or more, each with a word of its own, such as "
+                         "{HQ: high, LQ: low}; upper and lower case are the same")  # fmt: skip
+    return labels
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+class TaskOptions(_Defaults):
+    """Base of most tasks: free text, every question has an answer, the target is learnt."""
+
+    @property
+    def labels(self) -> Mapping[str, str] | None:
+        return None
+
+
+class LabelOptions(_Defaults):
+    """Base of classification: the target is the word of a label, references and answers hold the label itself."""
+
+    metrics: ClassVar[tuple[Spec, ...]] = ("classification",)
+    main_metric: ClassVar[str] = "accuracy"
+
+    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+        default={}, description="label as the data has it: word that the model learns for it"
+    )
+
+    def from_text(self, text: str) -> str:
+        """The label whose word the model wrote, else the text; case and space do not count."""
+        words = {_squeezed(word): label for label, word in self.labels.items()}
+        return words.get(_squeezed(text), text.strip())
+
+    def from_answer(self, text: str) -> str:
+        """The label that a text names, itself or by the word that is learnt for it, in any case; else the text."""
+        return self._label(text) or self.from_text(text)
+
+    def example(
+        self, record: RawRecord, name: str, inputs: str, clippable: tuple[int, int], *, labelled: bool
+    ) -> TextExample:
+        """The example of a record whose label stands in the column `name`.
+
+        Raises DataError for a label outside the set; one that need not be there is then not looked at.
+        """
+        meta = {"labels": list(self.labels)}
+        value = column(record, name) if labelled else record.fields.get(name)
+        given = "" if value is None else str(value).strip()
+        label = self._label(given)
+        if label is not None:
+            return TextExample(record_id(record), inputs, self.labels[label], (label,), clippable, meta)
+        if not labelled:
+            return TextExample(record_id(record), inputs, "", (), clippable, meta)
+        raise DataError(
+            f"{record.where}: {name} is {_shown(given)}, which is no label. Labels: {', '.join(self.labels)}. Set "
+            "task.labels to those of the data, as {label: word}, or data.on_bad_record: skip."
+        )
+
+    def _label(self, text: str) -> str | None:
+        """The label that a text is, None for any other and for a blank one."""
+        return {_squeezed(own): own for own in self.labels if own.strip()}.get(_squeezed(text))
+
+
+def head_of(task: Task) -> Head:
+    """Whether the model writes the answer or points at it: the task's option `head`, if it has one."""
+    return getattr(task, "head", "generate")
 
 
 # --- templates ---
@@ -86,6 +218,12 @@ def template_columns(template: str) -> list[str]:
     if twice:
         raise ValueError(f"template {template!r} names {{{twice[0]}}} twice. Keep one")
     return columns
+
+
+def check_template(template: str) -> str:
+    """Return the template if it names columns; else raise ValueError."""
+    template_columns(template)
+    return template
 
 
 def check_qa_template(template: str) -> str:
@@ -135,6 +273,12 @@ def text_column(record: RawRecord, name: str) -> str:
     return value
 
 
+def is_blank(record: RawRecord, name: str) -> bool:
+    """Whether a column is absent or holds nothing: null, blank text, an empty list."""
+    value = record.fields.get(name)
+    return value is None or value == [] or (isinstance(value, str) and not value.strip())
+
+
 def record_id(record: RawRecord) -> str:
     """The column `id` as text; where there is none, the record's place in its file."""
     value = record.fields.get("id")
@@ -142,7 +286,7 @@ def record_id(record: RawRecord) -> str:
 
 
 def _missing(record: RawRecord, name: str) -> str:
-    existing = ", ".join(map(str, record.fields)) or "none"
+    existing = ", ".join(str(key) for key in record.fields if key != "id" or record.has_own_id) or "none"
     return (
         f"{record.where}: there is no column {name!r}. Columns: {existing}. "
         f"If one of them is meant, say so with data.columns: {{{name}: its name}}."
@@ -157,14 +301,77 @@ def _shown(value: object) -> str:
 # --- questions and answers ---
 
 
-def qa_inputs(record: RawRecord, template: str) -> tuple[str, tuple[int, int]]:
-    """Fill a question-answering template from a record; with the span of the context, (0, 0) if it has none."""
+def find_text(text: str, wanted: str, low: int = 0, high: int | None = None) -> tuple[int, int] | None:
+    """The characters [start, end) of `text[low:high]` where `wanted` stands first, upper and lower case apart.
+
+    None if it does not stand there; the empty text stands nowhere.
+
+    >>> find_text("Die Straße in Köln", "köln"), find_text("Die Straße in Köln", "köln", high=17)
+    ((14, 18), None)
+    """
+    if not wanted:
+        return None
+    found = re.compile(re.escape(wanted), re.IGNORECASE).search(text, low, len(text) if high is None else high)
+    return found.span() if found else None
+
+
+def qa_inputs(record: RawRecord, template: str, *, padded: bool = False) -> tuple[str, tuple[int, int]]:
+    """Fill a question-answering template from a record; with the span of the context, (0, 0) if it has none.
+
+    `padded`: with the punctuation of every column set apart (`pad_punctuation`), single spaces between the columns.
+    """
     names = template_columns(template)
     values = {name: text_column(record, name) for name in names if name != "title"}
     if "title" in names:
         values["title"] = str(column(record, "title") or "")
+    if padded:
+        values = {name: pad_punctuation(value).strip() for name, value in values.items()}
     inputs, spans = fill(template, values)
     return inputs, spans.get("context", (0, 0))
+
+
+def pad_punctuation(text: str) -> str:
+    """Spaces around everything but letters, numbers, marks and the underscore, runs of space as one.
+
+    What the T5 paper's models of SQuAD read and write. Source: the SQuAD preprocessor of
+    google-research/text-to-text-transfer-transformer.
+
+    >>> pad_punctuation("the U.S. (1776)")
+    'the U . S . ( 1776 ) '
+    """
+    spaced = re.sub(r"[^\w\s]", lambda m: m[0] if unicodedata.category(m[0])[0] == "M" else f" {m[0]} ", text)
+    return re.sub(r"\s+", " ", spaced)
+
+
+def qa_meta(record: RawRecord, language: str | None) -> dict[str, Any]:
+    """What reports and metrics want to know of a question; the record's own `language` goes before the set's.
+
+    Raises DataError where the set has a language, so that MLQA's rules apply, and the record's own is no code.
+    """
+    meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
+    spoken = record.fields.get("language") or language
+    if not spoken:
+        return meta
+    try:
+        return {**meta, "language": language_code(str(spoken)) if language else str(spoken)}
+    except ValueError as error:
+        raise DataError(f"{record.where}: {error}. Correct it, or drop task.language.") from None
+
+
+def told_span(record: RawRecord, context: tuple[int, int], *, head: Head) -> dict[str, list[int]]:
+    """For the extractive head: where in the inputs the source says that the first answer stands, if it does.
+
+    >>> told_span(RawRecord({"answers": {"text": ["Rollo"], "answer_start": [3]}}, "a.json:1"), (10, 50),
+    ...           head="extractive")
+    {'answer_span': [13, 18]}
+    """
+    answers = record.fields.get("answers")
+    if head != "extractive" or not isinstance(answers, Mapping):
+        return {}
+    starts, texts = answers.get("answer_start"), answers.get("text")
+    if not starts or not texts or not isinstance(starts[0], int) or not isinstance(texts[0], str):
+        return {}
+    return {"answer_span": [context[0] + starts[0], context[0] + starts[0] + len(texts[0])]}
 
 
 def gold_answers(record: RawRecord) -> tuple[str, ...] | None:
@@ -258,3 +465,30 @@ def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[s
         digest = hashlib.blake2b(example.id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return (golds[int.from_bytes(digest, "big") % len(golds)],)
     return (golds[0],)
+
+
+# --- posts ---
+
+_MARKUP = re.compile(
+    r"</?(?:a|b|blockquote|br|code|dd|del|div|dl|dt|em|h[1-6]|hr|i|img|kbd|li|ol|p|pre|s|span|strike|strong|sub|sup|"
+    r"table|tbody|td|th|thead|tr|ul)(?:\s+[\w-]+(?:=(?:\"[^\"]*\"|'[^']*'))?)*\s*/?>",
+    re.IGNORECASE,
+)
+
+
+def plain_text(text: str) -> str:
+    """A post without the tags that Stack Overflow writes, entities resolved, space squeezed; code in it stays.
+
+    >>> plain_text("<p>Is <code>a&lt;b</code> <a href='x.html'>so</a>?</p> vector<int> a; a<b && c>d")
+    'Is a<b so ? vector<int> a; a<b && c>d'
+    """
+    return " ".join(unescape(_MARKUP.sub(" ", text)).split())
+
+
+def post_inputs(record: RawRecord, template: str, *, markup: bool) -> tuple[str, tuple[int, int]]:
+    """Fill a template from the text columns of a post; all of it may be cut, so that head and tail are those of all."""
+    values = {name: text_column(record, name) for name in template_columns(template)}
+    if not markup:
+        values = {name: plain_text(value) for name, value in values.items()}
+    inputs, _ = fill(template, values)
+    return inputs, (0, len(inputs))

@@ -4,32 +4,36 @@ Source: the user's own JSONL, CSV, TSV or Parquet file. Licence: the file's. A r
 
     {"id": "7", "inputs": "translate English to German: a tree", "targets": "ein Baum"}
 
-With other columns: task: {name: jsonl, inputs: "summarize: {article}", targets: "{summary}"}.
+With other columns: task: {name: jsonl, inputs: "summarize: {article}", targets: "{summary}"}. With other metrics, each
+perhaps with options: task: {name: jsonl, metrics: [squad, {name: rouge, stemmer: true}], main_metric: rougeL_f1}.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fivetune import plugins
-from fivetune.errors import DataError, nearest
-from fivetune.metrics import score_names
-from fivetune.plugins import Options
-from fivetune.tasks import column, fill, record_id, template_columns, template_pieces
+from fivetune.errors import ConfigError, DataError, nearest
+from fivetune.metrics import Spec, load_metric, score_names
+from fivetune.tasks import (
+    TaskOptions,
+    check_template,
+    column,
+    fill,
+    is_blank,
+    record_id,
+    template_columns,
+    template_pieces,
+)
 from fivetune.types import RawRecord, TextExample
 
-
-def _check(template: str) -> str:
-    template_columns(template)
-    return template
+Template = Annotated[str, AfterValidator(check_template)]
 
 
-Template = Annotated[str, AfterValidator(_check)]
-
-
-class Jsonl(Options):
+class Jsonl(TaskOptions):
     """Any text to any text, columns and metrics chosen in the config."""
 
     version: ClassVar[int] = 1
@@ -43,17 +47,18 @@ class Jsonl(Options):
         default=None,
         description="column of the inputs that may be cut when too long; default: all but the first fixed words",
     )
-    metrics: tuple[str, ...] = Field(default=("exact_match",), description="metrics that score it")
+    metrics: tuple[Spec, ...] = Field(
+        default=("exact_match",), description="metrics that score it, perhaps with options"
+    )
     main_metric: str = Field(default="exact_match", description="score that chooses the best checkpoint")
 
     @model_validator(mode="after")
     def _known_names(self) -> Jsonl:
-        for metric in self.metrics:
-            if metric not in plugins.names("metrics"):
-                raise ValueError(f"metrics: there is no {metric!r}. {nearest(metric, plugins.names('metrics'))}")
+        for spec in self.metrics:
+            _check_metric(spec)
         scores = score_names(self.metrics)
         if self.main_metric not in scores:
-            metrics = ", ".join(self.metrics) or "no metric"
+            metrics = ", ".join(map(str, self.metrics)) or "no metric"
             raise ValueError(
                 f"main_metric: {metrics} gives no score {self.main_metric!r}. {nearest(self.main_metric, scores)}"
             )
@@ -62,17 +67,13 @@ class Jsonl(Options):
             raise ValueError(f"clip: {self.clip!r} is not in inputs {self.inputs!r}. {columns}")
         return self
 
-    @property
-    def no_answer_text(self) -> None:
-        return None
-
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One pair of texts. Raises DataError for a missing or empty column."""
         inputs, spans = _filled(record, self.inputs)
         start = len(template_pieces(self.inputs)[0][0])
         needed = [*template_columns(self.targets), *([self.references] if self.references else [])]
         targets, references = "", ()
-        if labelled or all(record.fields.get(name) is not None for name in needed):
+        if labelled or not any(is_blank(record, name) for name in needed):
             targets, _ = _filled(record, self.targets)
             references = self._references(record) or (targets,)
         return TextExample(
@@ -82,16 +83,6 @@ class Jsonl(Options):
             references=references,
             clippable=spans[self.clip] if self.clip else (start, len(inputs)),
         )
-
-    def from_text(self, text: str) -> str:
-        """The model's text without surrounding space."""
-        return text.strip()
-
-    def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The filled `targets` template."""
-        if not example.targets:
-            raise DataError(f"{example.id}: there is no target to learn. Train on records that have targets.")
-        return (example.targets,)
 
     def _references(self, record: RawRecord) -> tuple[str, ...]:
         if self.references is None:
@@ -103,6 +94,22 @@ class Jsonl(Options):
                 f"{record.where}: {self.references} is {value!r}. It must be a text or a list of texts, none empty."
             )
         return tuple(texts)
+
+
+def _check_metric(spec: Spec) -> None:
+    """Raise ValueError with one sentence for a metric that does not exist, or an option that it does not take."""
+    try:
+        load_metric(spec)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        assert isinstance(spec, Mapping)
+        option = str(wrong["loc"][0])
+        if wrong["type"] == "extra_forbidden":
+            options = nearest(option, plugins.load("metrics", spec["name"]).model_fields)
+            raise ValueError(f"metrics: {spec['name']} has no option {option!r}. {options}") from None
+        raise ValueError(f"metrics: {spec['name']}: {option} {spec[option]!r}: {wrong['msg']}") from None
 
 
 def _filled(record: RawRecord, template: str) -> tuple[str, dict[str, tuple[int, int]]]:

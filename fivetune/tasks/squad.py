@@ -16,27 +16,31 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError
-from fivetune.plugins import Options
+from fivetune.metrics import Spec
+from fivetune.metrics.mlqa import Language
 from fivetune.tasks import (
+    Head,
+    TaskOptions,
     TrainAnswers,
     check_qa_template,
     choose_targets,
     gold_answers,
     no_gold,
+    pad_punctuation,
     qa_inputs,
+    qa_meta,
     record_id,
     said_impossible,
+    told_span,
 )
 from fivetune.types import RawRecord, TextExample
 
 
-class Squad(Options):
+class Squad(TaskOptions):
     """SQuAD v1.1: extractive questions, each with an answer."""
 
     version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[str, ...]] = ("squad",)
     main_metric: ClassVar[str] = "f1"
-    no_answer_text: ClassVar[str | None] = None
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",
@@ -46,10 +50,19 @@ class Squad(Options):
         default="first",
         description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
     )
+    language: Language | None = Field(
+        default=None, description="language of the set (es, de, zh ...): also scores by MLQA's rules for it"
+    )
+    head: Head = Field(
+        default="generate", description="generate writes the answer; extractive points at it in the context"
+    )
+    pad_punctuation: bool = Field(
+        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
+    )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
-        inputs, clippable = qa_inputs(record, self.template)
+        inputs, clippable = qa_inputs(record, self.template, padded=self.pad_punctuation)
         answers = gold_answers(record)
         if labelled and (answers == () or said_impossible(record)):
             raise DataError(
@@ -58,18 +71,24 @@ class Squad(Options):
             )
         if answers is None and labelled:
             raise no_gold(record)
+        if self.pad_punctuation and answers:
+            answers = tuple(map(pad_punctuation, answers))
         return TextExample(
             id=record_id(record),
             inputs=inputs,
             targets=next(filter(None, answers or ()), ""),
             references=answers or (),
             clippable=clippable,
-            meta={"title": str(record.fields.get("title") or ""), "question": record.fields["question"]},
+            meta=qa_meta(record, self.language) | told_span(record, clippable, head=self.head),
         )
 
-    def from_text(self, text: str) -> str:
-        """The model's text without surrounding space."""
-        return text.strip()
+    @property
+    def metrics(self) -> tuple[Spec, ...]:
+        return ("squad", "mlqa") if self.language else ("squad",)
+
+    @property
+    def extractive(self) -> bool:
+        return True
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
         """The targets to train on, at least one."""

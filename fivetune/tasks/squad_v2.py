@@ -18,9 +18,23 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError
-from fivetune.plugins import Options
-from fivetune.tasks import TrainAnswers, check_qa_template, choose_targets, gold_answers, no_gold, qa_inputs, record_id
-from fivetune.tasks import said_impossible as read_impossible
+from fivetune.metrics import Spec
+from fivetune.metrics.mlqa import Language
+from fivetune.tasks import (
+    Head,
+    TaskOptions,
+    TrainAnswers,
+    check_qa_template,
+    choose_targets,
+    gold_answers,
+    no_gold,
+    pad_punctuation,
+    qa_inputs,
+    qa_meta,
+    record_id,
+    said_impossible,
+    told_span,
+)
 from fivetune.types import RawRecord, TextExample
 
 _FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width marks
@@ -49,11 +63,10 @@ def _visible(phrase: str) -> str:
     return phrase
 
 
-class SquadV2(Options):
+class SquadV2(TaskOptions):
     """SQuAD v2.0: extractive questions, some unanswerable."""
 
     version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[str, ...]] = ("squad_v2",)
     main_metric: ClassVar[str] = "f1"
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
@@ -67,20 +80,39 @@ class SquadV2(Options):
         default="first",
         description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
     )
+    language: Language | None = Field(
+        default=None, description="language of the set (es, de, zh ...): also scores by MLQA's rules for it"
+    )
+    head: Head = Field(
+        default="generate", description="generate writes the answer; extractive points at it in the context"
+    )
+    pad_punctuation: bool = Field(
+        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
+    )
 
     @property
     def no_answer_text(self) -> str | None:
         return self.no_answer
 
+    @property
+    def metrics(self) -> tuple[Spec, ...]:
+        return ("squad_v2", "mlqa") if self.language else ("squad_v2",)
+
+    @property
+    def extractive(self) -> bool:
+        return True
+
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
-        inputs, clippable = qa_inputs(record, self.template)
+        inputs, clippable = qa_inputs(record, self.template, padded=self.pad_punctuation)
         answers = self._answers(record, labelled)
         if answers is None and labelled:
             raise no_gold(record)
-        meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
+        meta = qa_meta(record, self.language) | told_span(record, clippable, head=self.head)
         if answers is None:
             return TextExample(record_id(record), inputs, "", (), clippable, meta)
+        if self.pad_punctuation:
+            answers = tuple(map(pad_punctuation, answers))
         return TextExample(
             id=record_id(record),
             inputs=inputs,
@@ -104,7 +136,7 @@ class SquadV2(Options):
 
     def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
         """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""
-        answers, impossible = gold_answers(record), read_impossible(record)
+        answers, impossible = gold_answers(record), said_impossible(record)
         if answers and impossible:
             raise DataError(
                 f"{record.where}: is_impossible is true, but there is the answer {answers[0]!r}. Correct one."

@@ -57,6 +57,8 @@ def peak_bytes(device: str) -> int | None:
     """Most memory used so far: allocated on a CUDA device, resident for a CPU process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
+    if (status := Path("/proc/self/status")).is_file():  # ru_maxrss of a child begins with its parent's peak
+        return 1024 * int(status.read_text().partition("VmHWM:")[2].split()[0])
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -67,13 +69,24 @@ def reset_peak(device: str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device: torch.OutOfMemoryError is a RuntimeError, the CPU raises a plain one.
+
+    >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    if isinstance(error, RuntimeError):
+        return any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)
+
+
 @contextmanager
 def enough_memory() -> Iterator[None]:
     """Turn an allocation that failed, on any device, into an EnvironmentProblem that says what to lower."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError, the CPU raises a plain one
-        if not (isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         raise EnvironmentProblem(
             f"device: out of memory: {(str(error) or 'no details').splitlines()[0]} "

@@ -23,8 +23,8 @@ from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
 from fivetune.training.loop import Training, fit, resume_command, score, timed, warn
 from fivetune.training.preflight import check_before_training
-from fivetune.training.resume import changed_schedule, refuse_changes, refuse_other_data
-from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up
+from fivetune.training.resume import as_begun, changed_schedule, refuse_changes, refuse_other_data
+from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up, with_batch_size
 from fivetune.training.signals import StopNow, StopRequest
 from fivetune.types import Run
 
@@ -63,6 +63,7 @@ def train(
         progress = Progress(folder / "log.txt", log_every_steps=config.train.log_every_steps, quiet=quiet)
         try:
             if resume:
+                config = as_begun(folder, config)
                 refuse_changes(folder, config)
             with _told(run, progress, stop):
                 training = _prepare(config, run, progress, stop, resume=resume, preflight=preflight, command=command)
@@ -89,7 +90,11 @@ def _prepare(
     setup = set_up(config, count=progress.count)
     if resume:
         refuse_other_data(run.path, setup.stream.store.fingerprint)
+        setup.batch_size = run.past("batch_size", setup.batch_size)
         _begin(config, run)
+    if setup.fit:
+        write_text(run.path / CONFIG, with_batch_size(config, setup.batch_size).as_yaml())
+        progress.say(str(setup.fit))
     for message in (*setup.loaded.warnings, *_changed_length(setup, run)):
         run.warn(message)
         progress.warn(message)
@@ -113,7 +118,7 @@ def _finish(training: Training) -> None:
         for name in setup.config.report.sinks:
             sink = plugins.load("sinks", name)()
             training.sinks.append(sink.open(run.path, setup.config.as_dict(), first_step=state.step + 1))
-        run.status(state="running", begun=True)
+        run.status(state="running", begun=True, batch_size=setup.batch_size)
         fit(training)
         with timed(state, "checkpoint"):
             incomplete = _export(training)
@@ -191,7 +196,7 @@ def _headline(setup: Setup, state: Progression) -> str:
     return (
         f"{setup.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
         f"({len(store):,} in the set), {num_parameters(setup.plain):,} parameters, "
-        f"{setup.place.precision} on {setup.place.device}"
+        f"{setup.place.precision} on {setup.place.device}, {setup.forward.kind} forward ({setup.forward.why})"
     )
 
 

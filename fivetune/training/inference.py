@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
-from fivetune.data.encode import Limits
+from fivetune.config_layers import ALIASES
 from fivetune.data.store import Source, TokenStore, prepare
-from fivetune.decode import generate, to_text
-from fivetune.errors import DataError, RunDirError
+from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluate import Evaluator
 from fivetune.model.load import load
 from fivetune.progress import Count, uncounted
+from fivetune.tasks import head_of
 from fivetune.tasks.jsonl import Jsonl
 from fivetune.telemetry.devices import enough_memory
-from fivetune.training.setup import Place, find_place, make_evaluator, prepare_split
+from fivetune.training.mixture import alone, refuse_whole
+from fivetune.training.setup import Place, find_place, limits_of, make_evaluator, prepare_split
 
 FALLBACK_P99 = 64  # target length, for a run directory without data.json
+HARDWARE = ("device", "train.precision", "train.num_threads")
+TRAINING_ONLY = (
+    "data.train", "data.max_train_examples", "data.bucket_pool",
+    "eval.every_steps", "eval.at_start", "eval.max_examples", "eval.metric",
+)  # fmt: skip
+PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap")
 
 
 @dataclass(slots=True)
@@ -49,29 +57,19 @@ class TrainedRun:
     def answers(
         self, *, source: str | None, texts: Sequence[str] | None, count: Count = uncounted
     ) -> list[dict[str, Any]]:
-        """One line per record of `source` or per text, in their order: id, prediction, hit_cap."""
+        """One line per question of `source` or per text, in their order; PREDICTED says what is in it."""
+        refuse_whole(self.config)
         lines: dict[int, dict[str, Any]] = {}
         with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder, enough_memory():
             store = self._store(source, texts, Path(folder), count)
             evaluator = make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
-            generated = generate(
-                self.model, store, range(len(store)), evaluator.decoding,
-                device=self.place.device, autocast=self.place.autocast,
-            )  # fmt: skip
-            for done, one in enumerate(generated, start=1):
-                written = to_text(self.tokenizer, one.token_ids, keep_special=evaluator.keep_special)
-                lines[one.row] = {
-                    "id": store.id(one.row),
-                    "prediction": self.config.task.from_text(written),
-                    "hit_cap": one.hit_cap,
-                }
-                count("answering", done, len(store))
-        return [lines[row] for row in sorted(lines)]
+            evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
+            for line in evaluator.lines(self.model, progress=partial(count, "answering")):
+                lines[line["question"]] = {key: line[key] for key in PREDICTED if key in line}
+        return [lines[question] for question in sorted(lines)]
 
     def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path, count: Count) -> TokenStore:
-        limits = Limits(
-            self.config.data.max_input_tokens, self.config.data.max_target_tokens, self.config.data.overlong
-        )
+        limits = limits_of(self.config)
         if source is not None:
             described = Source(
                 paths=(source,), task=self.config.task, limits=limits, columns=self.config.data.columns,
@@ -88,17 +86,25 @@ class TrainedRun:
         )
 
 
-def open_run(folder: Path, overrides: Mapping[str, Any] | None = None) -> TrainedRun:
-    """Load model/ of a run. Raises RunDirError if the run has none yet."""
+def open_run(folder: Path, overrides: Mapping[str, Any] | None = None, *, without: Sequence[str] = ()) -> TrainedRun:
+    """Load model/ of a run.
+
+    Args:
+        overrides: settings that are others than in the run.
+        without: settings that have no effect for the caller, besides those that only training reads.
+
+    Raises RunDirError if the run has no model yet, ConfigError for an override without effect.
+    """
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
         raise RunDirError(
             f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume"
         )
-    config = load_config(folder / rundir.CONFIG, overrides)
+    config = alone(load_config(folder / rundir.CONFIG, overrides), overrides or ())
+    _refuse_idle(overrides or (), without)
     status = rundir.read_status(folder)
     place = find_place(config)
-    loaded = load(str(folder / "model"))
+    loaded = load(str(folder / "model"), head=head_of(config.task))
     best = status.get("best") or {}
     return TrainedRun(
         config=config,
@@ -108,6 +114,18 @@ def open_run(folder: Path, overrides: Mapping[str, Any] | None = None) -> Traine
         target_p99=rundir.read_data(folder).get("train", {}).get("target_p99", FALLBACK_P99),
         step=best.get("step", status.get("step", 0)),
     )
+
+
+def _refuse_idle(overrides: Iterable[str], without: Sequence[str]) -> None:
+    """Raise ConfigError for a setting that would change nothing."""
+    for given in overrides:
+        key = ALIASES.get(given.replace("-", "_"), given)
+        used = key in HARDWARE or key.partition(".")[0] in ("data", "eval", "task")
+        if not used or key in TRAINING_ONLY or key in without:
+            raise ConfigError(
+                f"--{given}: has no effect here: the model is trained. Allowed: {', '.join(HARDWARE)}, and of data.*, "
+                "eval.* and task.* what decides how it answers. Leave it out."
+            )
 
 
 def _as_line(index: int, text: str) -> str:

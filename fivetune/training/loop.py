@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fivetune.data.batch import pad
+from fivetune.data.batch import halves, pad
 from fivetune.errors import ConfigError, Interrupted, NumericError, RunDirError
 from fivetune.evaluate import subset
 from fivetune.metrics import higher_is_better
 from fivetune.model.forward import first_bad_module, label_nats
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
+from fivetune.telemetry.devices import enough_memory, is_out_of_memory, peak_bytes, reset_peak
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import Progression
 from fivetune.training.setup import Setup
@@ -95,10 +96,14 @@ def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
     started = time.perf_counter()
     group = next(groups)
     fetched = time.perf_counter()
-    lr = setup.lr(state.step)
+    lr, batch_size = setup.lr(state.step), setup.batch_size
     with enough_memory():
         update = update_weights(setup, group, lr=lr, step=state.step + 1)
     state.step += 1
+    if setup.batch_size < batch_size:
+        training.run.status(batch_size=setup.batch_size)
+        warn(training, f"step {state.step}: memory ran out with {batch_size} examples in a forward pass. The step was "
+                       f"repeated with {setup.batch_size}, and so are all later ones made.")  # fmt: skip
     num_inputs = sum(batch.num_input_tokens for batch in group)
     num_targets = sum(batch.num_target_tokens for batch in group)
     logged = state.step % setup.config.train.log_every_steps == 0
@@ -131,20 +136,10 @@ def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: 
 
     loss = sum of nats of all scored tokens / number of scored tokens of the whole group, so that any way of
     cutting the group into micro-batches gives the same gradient (the mean of means does not).
+    Where memory runs out on the way to the gradient, `setup.batch_size` is halved and the step begins again.
     Raises NumericError before the weights are touched.
     """
-    scored = sum(batch.num_target_tokens for batch in group)
-    setup.model.train()
-    nats = torch.zeros((), device=setup.place.device)
-    num_positions = 0
-    for index, batch in enumerate(group):
-        padded = pad(batch, pad_id=setup.plain.config.pad_token_id).to(setup.place.device)
-        num_positions += padded.num_positions
-        with setup.config.strategy.accumulate(setup.model, is_last=index == len(group) - 1):
-            with setup.place.autocast():
-                loss = label_nats(setup.model, padded).sum() / scored
-            setup.scaler.scale(loss).backward()
-        nats += loss.detach()
+    nats, num_positions = _fitting_gradients(setup, group)
     setup.scaler.unscale_(setup.optimizer)
     norm = float(setup.config.strategy.clip(setup.model, setup.config.train.max_grad_norm))
     fp16_overflow = setup.scaler.is_enabled() and math.isfinite(float(nats)) and not math.isfinite(norm)
@@ -157,6 +152,44 @@ def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: 
     setup.scaler.update()
     setup.optimizer.zero_grad(set_to_none=True)
     return Update(float(nats), norm, num_positions)
+
+
+def _fitting_gradients(setup: Setup, group: list[Batch]) -> tuple[Tensor, int]:
+    """`_gradients` of a group, cut to `setup.batch_size`, which is halved until memory is enough for it."""
+    before = checkpoint.random_states()
+    while True:
+        while any(len(batch.ids) > setup.batch_size for batch in group):
+            group = [half for batch in group for half in _cut(batch, setup.batch_size)]
+        try:
+            return _gradients(setup, group)
+        except (RuntimeError, MemoryError) as error:
+            largest = max(len(batch.ids) for batch in group)
+            if largest == 1 or not is_out_of_memory(error):
+                raise
+        setup.batch_size = -(-largest // 2)
+        setup.optimizer.zero_grad(set_to_none=True)
+        checkpoint.set_random_states(before)
+
+
+def _cut(batch: Batch, size: int) -> tuple[Batch, ...]:
+    return halves(batch) if len(batch.ids) > size else (batch,)
+
+
+def _gradients(setup: Setup, group: list[Batch]) -> tuple[Tensor, int]:
+    """Leave the gradient of the loss in the parameters; the loss and the positions computed."""
+    scored = sum(batch.num_target_tokens for batch in group)
+    setup.model.train()
+    nats = torch.zeros((), device=setup.place.device)
+    num_positions = 0
+    for index, batch in enumerate(group):
+        with setup.config.strategy.accumulate(setup.model, is_last=index == len(group) - 1):
+            with setup.place.autocast():
+                each, positions = setup.forward.nats(setup.model, batch, device=setup.place.device)
+                loss = each.sum() / scored
+            num_positions += positions
+            setup.scaler.scale(loss).backward()
+        nats += loss.detach()
+    return nats, num_positions
 
 
 def evaluate(training: Training) -> None:
@@ -182,8 +215,8 @@ def score(training: Training, *, step: int, limit: int | None = None) -> EvalRec
     """One evaluation of the weights as they are, recorded as of `step`: split "eval", or "subset" if limited."""
     setup = training.setup
     assert setup.evaluator is not None
-    rows = subset(len(setup.evaluator.store), limit)
-    split = "eval" if rows is None else "subset"
+    questions = subset(setup.evaluator.num_questions, limit)
+    split = "eval" if questions is None else "subset"
 
     def count(done: int, total: int) -> None:
         training.progress.count("evaluating", done, total)
@@ -195,7 +228,7 @@ def score(training: Training, *, step: int, limit: int | None = None) -> EvalRec
             setup.plain,
             step=step,
             split=split,
-            rows=rows,
+            questions=questions,
             write=lambda lines: training.run.new_predictions(split, step, lines),
             progress=count,
         )

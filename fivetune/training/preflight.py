@@ -20,15 +20,17 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from fivetune import plugins
 from fivetune.data.batch import PaddedBatch, collate, pad
+from fivetune.data.characters import lossy_characters
 from fivetune.data.store import TokenStore
 from fivetune.errors import ConfigError, EnvironmentProblem, FiveTuneError
+from fivetune.evaluate import subset
 from fivetune.model.forward import label_nats
 from fivetune.model.load import load, num_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, duration
 from fivetune.rundir import CONFIG, RunDir, occupied
+from fivetune.tasks import head_of
 from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
 from fivetune.training.loop import update_weights
 from fivetune.training.setup import Setup, build_optimizer, seed_everything
@@ -103,6 +105,8 @@ def _data(setup: Setup) -> Outcome:
         parts.append(
             f"{name}: {facts['num_read']:,} read = {facts['num_kept']:,} kept + {facts['num_skipped']:,} skipped"
         )
+        if facts["num_not_learnt"]:
+            parts.append(f"{facts['num_not_learnt']:,} examples do not hold their answer: nothing is learnt from them")
         if facts["num_skipped"]:
             first = facts["skips"][0]
             parts.append(f"first skipped: {first['where']}: {first['reason'].rstrip('.')}")
@@ -127,8 +131,8 @@ def _characters(setup: Setup) -> Outcome:
         step = max(1, len(store) // NUM_PROBED)
         texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
         num_probed += len(texts)
-        lossy = _lossy_characters(setup.loaded.tokenizer, set("".join(texts)))
-        hit = [text for text in texts if lossy.intersection(text)]
+        lossy = lossy_characters(setup.loaded.tokenizer, "".join(texts))
+        hit = [text for text in texts if lossy.keys() & set(text)]
         if not hit:
             continue
         share = len(hit) / len(texts)
@@ -140,16 +144,6 @@ def _characters(setup: Setup) -> Outcome:
         return "pass", f"all characters of {num_probed} examples survive the tokenizer"
     advice = "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
     return state, f"{'; '.join(parts)}. {advice}"
-
-
-def _lossy_characters(tokenizer: Any, characters: set[str]) -> set[str]:
-    """Characters that do not come back from a round trip."""
-    lossy = set()
-    for character in characters - {" "}:
-        ids = tokenizer(f"a{character}a", add_special_tokens=False, verbose=False)["input_ids"]
-        if tokenizer.decode(ids, skip_special_tokens=True) != f"a{character}a":
-            lossy.add(character)
-    return lossy
 
 
 def _truncation(setup: Setup) -> Outcome:
@@ -168,7 +162,7 @@ def _truncation(setup: Setup) -> Outcome:
             state = "warn"
     if not parts:
         return "pass", "no input and no target is cut"
-    advice = ". Raise data.max_input_tokens (T5 has no fixed limit) or use data.overlong: head_tail"
+    advice = ". Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows"
     return state, "; ".join(parts) + (advice if state == "warn" else "")
 
 
@@ -183,7 +177,7 @@ def _learning_rate(setup: Setup) -> Outcome:
 def _train_step(setup: Setup) -> Outcome:
     """One optimizer step on the longest examples, so that trouble with memory shows now."""
     lengths = setup.stream.store.inputs.lengths
-    rows = lengths.argsort()[::-1][: setup.config.train.batch_size].tolist()
+    rows = lengths.argsort()[::-1][: setup.batch_size].tolist()
     probe = next(iter(setup.plain.parameters()))
     before = probe.detach().clone()
     reset_peak(setup.place.device)
@@ -193,6 +187,11 @@ def _train_step(setup: Setup) -> Outcome:
     seconds = time.perf_counter() - started
     if not math.isfinite(update.grad_norm):
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
+    if setup.batch_size < len(rows):
+        return (
+            "warn",
+            f"memory ran out with {len(rows)} examples in a forward pass, {setup.batch_size} are taken instead",
+        )
     if torch.equal(before, probe):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
@@ -205,13 +204,11 @@ def _generation(setup: Setup) -> Outcome:
     if setup.evaluator is None:
         return "warn", "no data.eval, nothing to generate for"
     lines: list[dict[str, Any]] = []
-    rows = range(min(NUM_GENERATED, len(setup.evaluator.store)))
+    questions = subset(setup.evaluator.num_questions, NUM_GENERATED)
     with enough_memory():
-        record = setup.evaluator.run(setup.plain, step=0, rows=rows, write=lines.extend)
+        record = setup.evaluator.run(setup.plain, step=0, questions=questions, write=lines.extend)
     if setup.metric not in record.scores:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
-    for name in setup.config.task.metrics:
-        plugins.load("metrics", name)
     return (
         "pass",
         f"{len(lines)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, "
@@ -226,7 +223,7 @@ def _reload(setup: Setup) -> Outcome:
     batch = pad(collate(setup.stream.store, [0]), pad_id=setup.plain.config.pad_token_id)
     with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
         save_model(setup.plain, setup.loaded.tokenizer, Path(folder) / "model")
-        again = load(str(Path(folder) / "model")).model
+        again = load(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
     error = (_probe(again, batch) - _probe(setup.plain.to("cpu"), batch)).abs().max().item()
     setup.plain.to(setup.place.device)
     if error > 1e-5:

@@ -9,8 +9,9 @@ import yaml
 
 from fivetune import rundir
 from fivetune.config import RunConfig
-from fivetune.errors import RunDirError
+from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir import CONFIG
+from fivetune.training.setup import with_batch_size
 
 FREE = (  # what may change; the number of steps too, so that a run can be made longer
     "run.dir", "report", "eval", "checkpoint", "launch", "data.cache_dir", "data.eval", "data.max_eval_examples",
@@ -18,13 +19,21 @@ FREE = (  # what may change; the number of steps too, so that a run can be made 
 )  # fmt: skip
 
 
+def as_begun(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with the batch size that the run found when it began, where it says auto."""
+    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["train"]["batch_size"]
+    if config.train.batch_size != "auto" or before == "auto":
+        return config
+    return with_batch_size(config, before)
+
+
 def refuse_changes(folder: Path, config: RunConfig) -> None:
-    """Raise RunDirError, listing what differs, if `config` would train something else than the run did so far."""
+    """Raise ConfigError, listing what differs, if `config` would train something else than the run did so far."""
     before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     changed = differences(before, config.as_dict())
     if changed:
         listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
-        raise RunDirError(
+        raise ConfigError(
             f"{folder}: the run was started with other settings: {listed}. "
             f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir."
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
@@ -16,18 +16,26 @@ import torch
 from torch import nn
 
 from fivetune.config import RunConfig
+from fivetune.data.batch import collate
 from fivetune.data.encode import Limits
+from fivetune.data.mixture import JoinedStore
 from fivetune.data.store import Source, TokenStore, cache_folder, prepare
 from fivetune.data.stream import Order, TrainingStream
 from fivetune.decode import Decoding, cap_from_lengths
 from fivetune.errors import ConfigError, nearest
 from fivetune.evaluate import Evaluator
 from fivetune.metrics import score_names
+from fivetune.model.backend import Forward, choose_forward
 from fivetune.model.load import Loaded, load, num_parameters, sentinel_ids
 from fivetune.progress import Count, uncounted
+from fivetune.tasks import head_of
+from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import enough_memory, machine_facts, num_cores, pick_device, pick_precision
+from fivetune.training.micro_batch import Fit, largest_fit
+from fivetune.training.mixture import alone, draw_of, joined, part_configs
 
 EVALUATIONS_PER_RUN = 10
+PROVISIONAL = 8  # examples per forward pass until train.batch_size auto is known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -54,6 +62,8 @@ class Setup:
 
     Args:
         model: as the strategy wraps it; `plain` is the transformers model inside.
+        batch_size: examples per forward pass; halved when memory runs out in a step.
+        fit: how the batch size was found, where it is auto.
         num_steps: optimizer steps of the whole run.
         eval_every_steps, checkpoint_every_steps: at least 1; the last step has both anyway.
     """
@@ -67,6 +77,9 @@ class Setup:
     plain: Any
     optimizer: torch.optim.Optimizer
     scaler: Any
+    forward: Forward
+    batch_size: int
+    fit: Fit | None
     num_steps: int
     eval_every_steps: int
     checkpoint_every_steps: int
@@ -85,6 +98,7 @@ class Setup:
 
 def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
     """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache."""
+    config = alone(config)
     _refuse_unknown_metric(config)
     place = find_place(config)
     seed_everything(config.run.seed)
@@ -93,7 +107,7 @@ def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
     if train is None:
         raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
     evaluation = prepare_split(config, loaded.tokenizer, "eval", count=count)
-    stream = TrainingStream(train, _order(config))
+    stream = TrainingStream(train, _order(config), draw_of(config, train))
     num_steps = _num_steps(config, stream)
     with enough_memory():
         model = config.strategy.wrap(loaded.model, place.device)
@@ -102,11 +116,31 @@ def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
     if evaluation is not None:
         evaluator = make_evaluator(config, loaded.tokenizer, evaluation, place, target_p99=train.summary["target_p99"])
     every = config.eval.every_steps or ceil(num_steps / EVALUATIONS_PER_RUN)
+    plain = config.strategy.unwrap(model)
+    sample = [collate(train, rows.tolist()) for rows in stream.rows(0)[:2]]
+    forward = choose_forward(
+        config.train.forward, plain, place.device, sample, autocast=place.autocast, recompute=config.train.recompute
+    )
+    forward.prepare(plain)
+    fit = None
+    if config.train.batch_size == "auto":
+        fit = largest_fit(
+            plain, forward, train, total=config.train.examples_per_step, device=place.device, autocast=place.autocast,
+            state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
+        )  # fmt: skip
+        config = with_batch_size(config, fit.batch_size)
+        stream.order = _order(config)
     return Setup(
         config=config, loaded=loaded, place=place, stream=stream, evaluator=evaluator, model=model,
-        plain=config.strategy.unwrap(model), optimizer=optimizer, scaler=place.scaler(), num_steps=num_steps,
+        plain=plain, optimizer=optimizer, scaler=place.scaler(), forward=forward,
+        batch_size=stream.order.batch_size, fit=fit, num_steps=num_steps,
         eval_every_steps=every, checkpoint_every_steps=config.checkpoint.every_steps or every,
     )  # fmt: skip
+
+
+def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
+    """The config with a number for train.batch_size."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
 
 
 def _refuse_unknown_metric(config: RunConfig) -> None:
@@ -132,7 +166,7 @@ def load_model(config: RunConfig) -> Loaded:
     section = config.model
     return load(
         section.path, config=section.config, tokenizer=section.tokenizer, init=section.init,
-        revision=section.revision, dropout=section.dropout,
+        revision=section.revision, dropout=section.dropout, head=head_of(config.task),
     )  # fmt: skip
 
 
@@ -142,20 +176,33 @@ def prepare_split(
     """The tokenised "train" or "eval" data; None if there is none."""
     data = config.data
     training = split == "train"
+    if isinstance(config.task, Mixture):
+        parts = part_configs(config)
+        return joined({name: prepare_split(part, tokenizer, split, count=count, labelled=labelled)
+                       for name, part in parts.items()}, split)  # fmt: skip
     paths = data.train if training else data.eval
     if not paths:
         return None
     source = Source(
         paths=paths, task=config.task, columns=data.columns, on_bad_record=data.on_bad_record,
         max_examples=data.max_train_examples if training else data.max_eval_examples,
-        limits=Limits(data.max_input_tokens, data.max_target_tokens, data.overlong),
+        limits=limits_of(config),
         for_training=training, labelled=labelled,
     )  # fmt: skip
     return prepare(source, tokenizer, cache=cache_folder(data.cache_dir), progress=count)
 
 
+def limits_of(config: RunConfig) -> Limits:
+    data = config.data
+    return Limits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
+
+
 def make_evaluator(config: RunConfig, tokenizer: Any, store: TokenStore, place: Place, *, target_p99: int) -> Evaluator:
-    """How a store is evaluated; the generation cap comes from the training targets."""
+    """How a store is evaluated, that of a mixture part by part; the generation cap comes from the training targets."""
+    parts = {}
+    if isinstance(store, JoinedStore):
+        parts = {name: make_evaluator(part, tokenizer, store.parts[name], place, target_p99=target_p99)
+                 for name, part in part_configs(config).items()}  # fmt: skip
     phrase = config.task.no_answer_text
     phrase_ids = tokenizer(phrase, verbose=False)["input_ids"] if phrase else []
     suppress = config.eval.suppress_sentinels
@@ -164,11 +211,31 @@ def make_evaluator(config: RunConfig, tokenizer: Any, store: TokenStore, place: 
         suppressed_ids=tuple(sentinel_ids(tokenizer)) if suppress else (),
         batch_size=config.eval.batch_size,
         phrase_ids=tuple(phrase_ids),
+        label_ids=_label_ids(config, tokenizer),
+        min_new_tokens=config.eval.min_new_tokens,
+        num_beams=config.eval.num_beams,
+        num_candidates=config.eval.num_candidates,
+        length_penalty=config.eval.length_penalty,
+        repetition_penalty=config.eval.repetition_penalty,
     )
     return Evaluator(
         task=config.task, tokenizer=tokenizer, store=store, decoding=decoding,
-        device=place.device, keep_special=not suppress, autocast=place.autocast,
+        device=place.device, keep_special=not suppress, limits=limits_of(config), autocast=place.autocast, parts=parts,
     )  # fmt: skip
+
+
+def _label_ids(config: RunConfig, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token ids of every label's target text; () where answers are free text. Raises ConfigError for equal ones."""
+    if not config.task.labels or not config.eval.score_labels:
+        return ()
+    texts = list(config.task.labels.values())
+    ids = [tuple(row) for row in tokenizer(texts, verbose=False)["input_ids"]]
+    for i, row in enumerate(ids):
+        if row in ids[:i]:
+            other = texts[ids.index(row)]
+            raise ConfigError(f"task.labels: the tokenizer makes the same of {other!r} and {texts[i]!r}. "
+                              "Choose other words for the labels.")  # fmt: skip
+    return tuple(ids)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -189,6 +256,8 @@ def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
     return {
         **machine_facts(setup.place.device),
         "precision": setup.place.precision,
+        "forward": {"kind": setup.forward.kind, "why": setup.forward.why, "recompute": setup.forward.recompute},
+        "batch_size_auto": asdict(setup.fit) if setup.fit else None,
         "attention": getattr(setup.plain.config, "_attn_implementation", None),
         "num_threads": torch.get_num_threads(),
         "num_parameters": num_parameters(setup.plain),
@@ -197,11 +266,11 @@ def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
 
 
 def _order(config: RunConfig) -> Order:
-    return Order(config.train.examples_per_step, config.train.batch_size, config.data.bucket_pool, config.run.seed)
+    size = config.train.batch_size if config.train.batch_size != "auto" else PROVISIONAL
+    return Order(config.train.examples_per_step, size, config.data.bucket_pool, config.run.seed)
 
 
 def _num_steps(config: RunConfig, stream: TrainingStream) -> int:
     if config.train.num_steps:
         return config.train.num_steps
-    per_epoch = stream.order.steps_per_epoch(len(stream.store))
-    return max(1, round((config.train.num_epochs or 3) * per_epoch))
+    return max(1, round((config.train.num_epochs or 3) * stream.steps_per_epoch))

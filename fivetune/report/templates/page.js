@@ -49,6 +49,41 @@
     draw();
   }
 
+  // Rows stay where all words of the search and all choices fit; without script every row is shown.
+  function makeBrowsable(browser) {
+    const rows = [...browser.querySelectorAll("tbody tr")].map((row) => ({
+      row,
+      text: row.textContent.toLowerCase(),
+      choices: row.dataset.choices.trim().split(" "),
+    }));
+    const bar = browser.querySelector(".filters");
+    const search = bar.querySelector("input");
+    const selects = [...bar.querySelectorAll("select")];
+    const told = bar.querySelector("output");
+
+    function filter() {
+      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      for (const { row, text, choices } of rows) {
+        const fits =
+          words.every((word) => text.includes(word)) &&
+          selects.every((select, i) => select.value === "" || select.value === choices[i]);
+        row.hidden = !fits;
+        shown += fits;
+      }
+      told.textContent = `${shown} of ${rows.length} shown`;
+    }
+
+    bar.querySelector("button").addEventListener("click", () => {
+      for (const field of [search, ...selects]) field.value = "";
+      filter();
+    });
+    bar.addEventListener("input", filter);
+    bar.hidden = false;
+    filter();
+  }
+
+  document.querySelectorAll(".browser").forEach(makeBrowsable);
   draw();
   dark.addEventListener("change", draw);
   addEventListener("beforeprint", drawForPaper);

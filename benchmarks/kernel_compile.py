@@ -1,0 +1,106 @@
+"""Every Triton kernel compiled for Hopper (sm_90) on a machine without a GPU: registers, spilled bytes, shared memory.
+
+In: the kernels and tiles of fivetune.model.kernels. Out: a table. It says that a kernel compiles, not that it is fast.
+    python -m benchmarks.kernel_compile
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource
+
+from benchmarks.harness import table
+from fivetune.model.kernels import attention_kernels, norm, optimizer, pointwise
+from fivetune.model.kernels.tiles import TILES, Tile, attention_tile
+
+HOPPER = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+FP32 = {"lse", "delta", "parts", "factors", "master", "mean", "square", "lr", "grad_bias", "bias"}
+INT64 = {"seed", "cu_q", "cu_k"}
+FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
+COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "rate", "tiles_q", "tiles_k", "size"} | {
+    "num_sequences",
+    "rows",
+    "num_decayed",
+}
+
+
+def main() -> None:
+    rows = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes"]]
+    for name, kernel, kind, constants, tile in cases():
+        rows.append([name, kind, *compiled(kernel, kind.partition(",")[0], constants, tile)])
+    print(table(rows))
+
+
+def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
+    """Name, kernel, what of, constants, tile: each kernel at the sizes of t5-base and with all that it can do."""
+    for kind, num_bytes in (("bf16", 2), ("fp32", 4)):
+        for head_size in (64, 128):
+            for name in ("forward", "grad_q", "grad_kv", "grad_bias"):
+                tile = attention_tile(name, head_size, num_bytes=num_bytes)
+                constants = {"CAUSAL": True, "D": head_size, "M": tile.rows, "N": tile.cols}
+                yield f"attention {name}", getattr(attention_kernels, name), f"{kind}, {head_size}", constants, tile
+        side = {"SIDE": attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
+        yield (
+            "attention sum_diagonals",
+            attention_kernels.sum_diagonals,
+            kind,
+            side,
+            attention_tile("grad_bias", 64, num_bytes=num_bytes),
+        )
+        yield "norm forward", norm._forward, kind, {"BLOCK": 1024}, TILES["norm", ""]
+        yield "norm backward", norm._backward, kind, {"BLOCK": 1024}, TILES["norm", ""]
+        pointwise_tile = TILES["pointwise", ""]
+        block = {"BLOCK": pointwise_tile.cols}
+        gate = {"GELU": True, "GATED": True, **block}
+        yield "dropout and sum", pointwise._dropped, kind, block, pointwise_tile
+        yield "activation", pointwise._activated, kind, gate, pointwise_tile
+        yield "activation backward", pointwise._activated_backward, kind, gate, pointwise_tile
+        tile = TILES["optimizer", ""]
+        betas = {"BETA1": 0.9, "BETA2": 0.999}
+        yield "square sums", optimizer._square_sums, kind, {"BLOCK": tile.cols}, tile
+        yield "clip", optimizer._decide, kind, {**betas, "BLOCK": tile.rows}, tile
+        yield "adamw", optimizer._update, kind, {**betas, "EPS": 1e-8, "BLOCK": tile.cols}, tile
+
+
+def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile) -> list[str]:
+    """Registers per thread, spilled bytes per thread, shared memory bytes."""
+    signature, fixed, aligned = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], fixed[(place,)] = "constexpr", constants[name]
+            continue
+        signature[name] = argument_type(name, kind, kernel)
+        if signature[name][0] == "*" or name.endswith("stride"):
+            aligned[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, fixed, aligned)
+    done = triton.compile(source, HOPPER, {"num_warps": tile.warps, "num_stages": tile.stages})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(done.asm["cubin"])
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert used is not None, text
+    return [used[1], used[2], str(done.metadata.shared)]
+
+
+def argument_type(name: str, kind: str, kernel: Any) -> str:
+    """How Triton writes the type of an argument, by its name."""
+    if name in COUNTS:
+        return "i32"
+    if name in FLOATS:
+        return "fp32"
+    if name == "state":
+        return "*fp64"
+    return "*i64" if name in INT64 else "*fp32" if name in FP32 else f"*{kind}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""The Triton kernels on a GPU: first against plain torch in fp64, then timed against what torch offers for the same.
+
+In: nothing. Out: a table of errors, a table of microseconds and ratios, results/kernels.json. Both sides of a pair are
+replayed as CUDA graphs, as a training step is, so that launching from Python is not what is measured.
+    python -m benchmarks.kernels
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import Spread, Work, facts, interleaved, rates, ratio, table, write_result
+from fivetune.errors import EnvironmentProblem
+from fivetune.model.kernels.attention import attention
+from fivetune.model.kernels.norm import rms_norm
+from fivetune.model.kernels.optimizer import FlatAdamW
+from fivetune.model.kernels.pointwise import activate, add_dropout
+
+DEVICE, HEADS, HEAD_SIZE, WIDTH, DROPOUT = "cuda", 12, 64, 768, 0.1  # t5-base
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest error relative to the largest value or 1
+NUM_CALLS, NUM_WINDOWS = 50, 6
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        raise EnvironmentProblem("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
+    torch.manual_seed(0)
+    errors = [(name, dtype, error) for dtype in ALLOWED for name, error in checks(dtype)]
+    print(
+        table(
+            [
+                ["check", "type", "error", "allowed"],
+                *([n, _kind(d), f"{e:.1e}", f"{ALLOWED[d]:g}"] for n, d, e in errors),
+            ]
+        )
+    )
+    bad = [name for name, dtype, error in errors if not error <= ALLOWED[dtype]]
+    if bad:
+        sys.exit(f"wrong: {', '.join(bad)}. Not timed.")
+    timed = {name: compared(ours, theirs) for name, ours, theirs in pairs()}
+    rows = [
+        [name, *(f"{1e6 / each.median:.1f}" for each in both[:2]), f"{both[2].median:.2f}"]
+        for name, both in timed.items()
+    ]
+    print(table([["forward and backward, bf16", "us", "us, torch", "ratio"], *rows]))
+    speeds = {name: [each.as_list() for each in both] for name, both in timed.items()}
+    named = [[name, _kind(dtype), error] for name, dtype, error in errors]
+    write_result("kernels", {"errors": named, "calls_per_second_and_ratio": speeds, **facts(DEVICE)})
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# --- right? ---
+
+
+def checks(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
+    """Name and largest error, outputs and gradients alike."""
+    for name, causal, longest in (("encoder", False, 512), ("decoder", True, 200), ("one token", True, 1)):
+        lengths = _lengths(8, longest)
+        yield f"attention, {name}", _attention_error(lengths, lengths, dtype, bias=_bias(longest), causal=causal)
+    yield "attention, cross", _attention_error(_lengths(8, 100), _lengths(8, 300), dtype, bias=None, causal=False)
+    yield "attention, dropout", _dropout_error(dtype)
+    x, weight = _random(4000, WIDTH, dtype=dtype), _random(WIDTH, dtype=dtype)
+    definition = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
+    yield "norm", _error(rms_norm(x, weight, 1e-6), [x, weight], definition)
+    yield "relu", _error(activate(x, "relu", gated=False), [x], torch.relu)
+    gelu = lambda x: F.gelu(x[:, : WIDTH // 2], approximate="tanh") * x[:, WIDTH // 2 :]  # noqa: E731
+    yield "gated gelu", _error(activate(x, "gelu_new", gated=True), [x], gelu)
+    yield "adamw", _optimizer_error(dtype)
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, cu_q: Tensor, cu_k: Tensor, causal: bool) -> Tensor:
+    """Attention of one sequence after the other, all scores at hand."""
+    outs = []
+    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
+        rows, cols = (torch.arange(n, device=q.device) for n in (end_q - start_q, end_k - start_k))
+        distance = cols - rows[:, None]
+        if bias is not None:
+            scores = scores + bias[:, distance + bias.shape[1] // 2]
+        weights = (scores.masked_fill(distance > 0, -torch.inf) if causal else scores).softmax(-1)
+        outs.append(torch.einsum("hij,jhd->ihd", weights, v[start_k:end_k]))
+    return torch.cat(outs)
+
+
+def _error(ours: Tensor, leaves: Sequence[Tensor], definition: Callable[..., Tensor]) -> float:
+    """Largest error of output and gradients against the definition in fp64, relative to the largest value or 1."""
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = definition(*doubles)
+    grad = torch.randn_like(ours)
+    mine = [ours, *torch.autograd.grad(ours, leaves, grad)]
+    theirs = [exact, *torch.autograd.grad(exact, doubles, grad.double())]
+    errors = [(a.double() - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(mine, theirs, strict=True)]
+    return max(error.item() for error in errors)
+
+
+def _attention_error(
+    lengths: list[int], keys: list[int], dtype: torch.dtype, *, bias: Tensor | None, causal: bool
+) -> float:
+    q, k, v = _qkv(lengths, keys, dtype)
+    cu_q, cu_k = _starts(lengths), _starts(keys)
+    ours = attention(q, k, v, cu_q, cu_k, max(lengths), max(keys), bias, causal)
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return eager(q, k, v, bias, cu_q, cu_k, causal)
+
+    return _error(ours, [q, k, v] if bias is None else [q, k, v, bias], definition)
+
+
+def _dropout_error(dtype: torch.dtype) -> float:
+    """Outputs are linear in v: <grad, f(v)> must be <grad of v, v> if forward and backward drop the same weights."""
+    lengths = _lengths(8, 512)
+    q, k, v = _qkv(lengths, lengths, dtype)
+    cu, seed = _starts(lengths), torch.tensor([7], device=DEVICE)
+    out = attention(q, k, v, cu, cu, 512, 512, dropout=DROPOUT, seed=seed)
+    grad = torch.randn_like(out)
+    (grad_v,) = torch.autograd.grad(out, [v], grad)
+    products = (grad.double() * out.double()), (grad_v.double() * v.double())
+    return ((products[0].sum() - products[1].sum()).abs() / products[0].norm()).item()
+
+
+def _optimizer_error(dtype: torch.dtype) -> float:
+    """Masters after three steps, against torch's AdamW on the same gradients."""
+    ours, theirs = (nn.Parameter(torch.ones(300_000, device=DEVICE)) for _ in range(2))
+    optimizer, reference = (
+        FlatAdamW([ours], [], lr=1e-2, dtype=dtype),
+        torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0),
+    )
+    for _ in range(3):
+        grad = torch.randn_like(theirs).to(dtype)
+        optimizer.grads[: grad.numel()] = grad
+        theirs.grad = grad.float()
+        optimizer.step()
+        reference.step()
+    return (optimizer.master[: theirs.numel()] - theirs).abs().max().item()
+
+
+# --- fast? ---
+
+
+@dataclass(slots=True)
+class Calls:
+    """One side of a comparison: a call, recorded as a CUDA graph."""
+
+    name: str
+    call: Callable[[], Any]
+
+    def work(self, num_units: int) -> Work:
+        for _ in range(num_units):
+            self.call()
+        return Work(num_units)
+
+
+def compared(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Spread, Spread, Spread]:
+    """Calls per second of both, and the ratio of the medians."""
+    sides = [Calls("ours", _graph(ours)), Calls("torch", _graph(theirs))]
+    windows = interleaved(sides, NUM_CALLS, NUM_WINDOWS, device=DEVICE)
+    mine, other = windows["ours"], windows["torch"]
+    return rates(mine, "units"), rates(other, "units"), ratio(mine, other, "units")
+
+
+def _graph(call: Callable[[], Any]) -> Callable[[], None]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph.replay
+
+
+def pairs() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
+    """What is timed: our call and torch's, forward and backward, in bf16."""
+    for name, lengths in (("175 of up to 512", _lengths(32, 512)), ("512", [512] * 32), ("2048", [2048] * 8)):
+        for dropout in (0.0, DROPOUT):
+            yield f"attention, {name}, dropout {dropout:g}", *_attention_pair(lengths, dropout)
+    x, residual = (_random(32 * 175, WIDTH, dtype=torch.bfloat16) for _ in range(2))
+    weight, wide = _random(WIDTH, dtype=torch.bfloat16), _random(32 * 175, 4096, dtype=torch.bfloat16)
+    yield (
+        "norm",
+        _step(lambda: rms_norm(x, weight, 1e-6), [x, weight]),
+        _step(lambda: F.rms_norm(x, (WIDTH,), weight, 1e-6), [x, weight]),
+    )
+    yield (
+        "residual and dropout",
+        _step(lambda: add_dropout(residual, x, DROPOUT), [x, residual]),
+        _step(lambda: residual + F.dropout(x, DROPOUT), [x, residual]),
+    )
+    yield (
+        "gated gelu and dropout",
+        _step(lambda: activate(wide, "gelu_new", gated=True, probability=DROPOUT), [wide]),
+        _step(lambda: F.dropout(F.gelu(wide[:, :2048], approximate="tanh") * wide[:, 2048:], DROPOUT), [wide]),
+    )
+    yield "clip and adamw, 220 million", *_optimizer_pair()
+
+
+def _step(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Callable[[], Any]:
+    """Forward and backward as one call."""
+    grad = torch.randn_like(forward())
+    return lambda: torch.autograd.grad(forward(), leaves, grad)
+
+
+def _attention_pair(lengths: list[int], dropout: float) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Ours on flat tokens; torch's on rectangles with a mask that carries the bias, as transformers calls it."""
+    longest, cu = max(lengths), _starts(lengths)
+    q, k, v = _qkv(lengths, lengths, torch.bfloat16)
+    bias = _bias(longest)
+    ours = _step(lambda: attention(q, k, v, cu, cu, longest, longest, bias, False, dropout), [q, k, v, bias])
+    shape = (len(lengths), HEADS, longest, HEAD_SIZE)
+    padded = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    places = torch.arange(longest, device=DEVICE)
+    index = places - places[:, None] + longest - 1
+    hidden = (places >= torch.tensor(lengths, device=DEVICE)[:, None])[:, None, None]
+
+    def masked() -> Tensor:
+        mask = torch.where(hidden, -torch.inf, bias[:, index]).to(torch.bfloat16)
+        return F.scaled_dot_product_attention(*padded, attn_mask=mask, dropout_p=dropout, scale=1.0)
+
+    return ours, _step(masked, [*padded, bias])
+
+
+def _optimizer_pair() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Ours; torch's clip, fused AdamW on fp32 masters, and the copy to bf16."""
+    tensors = [nn.Parameter(torch.randn(2048, 1024, device=DEVICE)) for _ in range(105)]
+    optimizer = FlatAdamW([nn.Parameter(t.detach().clone()) for t in tensors], [], lr=1e-4, max_norm=1.0)
+    reference = torch.optim.AdamW(tensors, lr=1e-4, fused=True, capturable=True)
+    copies = [t.detach().bfloat16() for t in tensors]
+    for tensor in tensors:
+        tensor.grad = torch.randn_like(tensor)
+
+    def theirs() -> None:
+        nn.utils.clip_grad_norm_(tensors, 1.0)
+        reference.step()
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor.detach())
+
+    return optimizer.step, theirs
+
+
+# --- inputs ---
+
+
+def _lengths(count: int, longest: int) -> list[int]:
+    """Lengths like those of question answering inputs: lognormal, mean about 175; the first is the longest allowed."""
+    drawn = torch.randn(count).mul(0.36).add(5.1).exp().long().clamp(1, longest)
+    drawn[0] = longest
+    return drawn.tolist()
+
+
+def _starts(lengths: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
+
+
+def _random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype).requires_grad_()
+
+
+def _qkv(lengths: Sequence[int], keys: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """Queries, keys, values; queries scaled so that the softmax is neither flat nor a single one."""
+    q, k, v = (torch.randn(sum(n), HEADS, HEAD_SIZE, device=DEVICE) for n in (lengths, keys, keys))
+    return [x.to(dtype).requires_grad_() for x in (q * HEAD_SIZE**-0.5, k, v)]
+
+
+def _bias(longest: int) -> Tensor:
+    return _random(HEADS, 2 * longest - 1, dtype=torch.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""The peers of the training benchmark: transformers' Seq2SeqTrainer in several set-ups, and a plain loop.
+
+transformers' Trainer runs its own `train()`, unchanged, in a thread of its own; a callback holds it between windows.
+So what is timed is its whole loop: loader, collator, step, optimizer, schedule, callbacks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    PrinterCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+)
+
+from benchmarks.harness import Work
+from benchmarks.sides import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
+from benchmarks.workloads import WORKLOADS, Examples
+from fivetune.data.batch import NOT_SCORED
+from fivetune.model.load import load_tokenizer, quiet
+
+ATTENTIONS = ("eager", "sdpa")
+WORKERS = {"cpu": 1, "cuda": 4}
+
+
+class Peer:
+    """transformers' Seq2SeqTrainer as its users run it: random batches, each padded to its longest example.
+
+    Args:
+        arguments: of Seq2SeqTrainingArguments, over those that all have alike.
+        attention: name of transformers' implementation; None leaves the choice to transformers.
+        pad_to: lengths of inputs and labels that every example is padded to beforehand.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        arguments: dict[str, Any] | None = None,
+        attention: str | None = None,
+        pad_to: tuple[int, int] | None = None,
+    ) -> None:
+        self.name = name
+        self._plan = plan
+        self.model = pretrained(plan, attention)
+        self._hold = _Hold()
+        common: dict[str, Any] = {
+            "output_dir": str(plan.folder / name), "per_device_train_batch_size": plan.batch_size,
+            "max_steps": MAX_STEPS, "learning_rate": LR, "lr_scheduler_type": "constant",
+            "max_grad_norm": MAX_GRAD_NORM, "gradient_accumulation_steps": 1, "save_strategy": "no",
+            "report_to": "none", "disable_tqdm": True, "use_cpu": not plan.on_gpu, "bf16": plan.on_gpu,
+            "dataloader_pin_memory": plan.on_gpu,
+        }  # fmt: skip
+        self._trainer = _CountingTrainer(
+            model=self.model,
+            args=Seq2SeqTrainingArguments(**common | (arguments or {})),
+            train_dataset=features(plan.examples, pad_to),  # type: ignore[arg-type]
+            data_collator=collator(plan, self.model),
+            callbacks=[self._hold],
+        )
+        self._trainer.remove_callback(PrinterCallback)
+        self._thread = threading.Thread(target=self._train, name=name, daemon=True)
+        self._thread.start()
+        self._hold.wait()
+
+    def work(self, num_units: int) -> Work:
+        self._trainer.done.clear()
+        self._hold.orders.put(num_units)
+        self._hold.wait()
+        return counted(self._plan, self._trainer.done)
+
+    def close(self) -> None:
+        self._hold.orders.put(None)
+        self._thread.join()
+
+    def _train(self) -> None:
+        try:
+            with quiet():
+                self._trainer.train()
+            self._hold.reports.put(None)
+        except BaseException as error:
+            self._hold.reports.put(error)
+
+
+class _CountingTrainer(Seq2SeqTrainer):
+    """The Trainer, remembering the size of what it was given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.done: list[Done] = []
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        mask, labels = inputs["attention_mask"], inputs["labels"]
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.done.append(Done(mask.sum(1), (labels != NOT_SCORED).sum(1), mask.numel() + labels.numel(), loss))
+        return loss
+
+
+class _Hold(TrainerCallback):
+    """Lets the Trainer do as many steps as are ordered, and holds it at the end of the last of them."""
+
+    def __init__(self) -> None:
+        self.orders: queue.Queue[int | None] = queue.Queue()
+        self.reports: queue.Queue[BaseException | None] = queue.Queue()
+        self._left = 0
+
+    def wait(self) -> None:
+        """Until the Trainer is held. Raises what it raised."""
+        if error := self.reports.get():
+            raise error
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._hold(control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._hold(control)
+
+    def _hold(self, control: Any) -> None:
+        self.reports.put(None)
+        order = self.orders.get()
+        control.should_training_stop = order is None
+        self._left = order or 0
+
+
+class PlainLoop:
+    """The loop of nanoT5 and its like: shuffled batches, dynamic padding, autocast and compile on a GPU, AdamW."""
+
+    name = "plain"
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.model = pretrained(plan, None).to(plan.device)
+        self._forward = torch.compile(self.model) if plan.on_gpu else self.model
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=0.0, fused=True)
+        self._batches = self._endless()
+
+    def work(self, num_units: int) -> Work:
+        done = []
+        self.model.train()
+        for _ in range(num_units):
+            batch = {name: tensor.to(self._plan.device) for name, tensor in next(self._batches).items()}
+            with torch.autocast("cuda", torch.bfloat16) if self._plan.on_gpu else nullcontext():
+                loss = self._forward(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            mask, labels = batch["attention_mask"], batch["labels"]
+            positions = mask.numel() + labels.numel()
+            done.append(Done(mask.sum(1), (labels != NOT_SCORED).sum(1), positions, loss.detach()))
+        return counted(self._plan, done)
+
+    def close(self) -> None:
+        self._batches.close()  # type: ignore[attr-defined]
+
+    def _endless(self) -> Iterator[dict[str, Tensor]]:
+        loader = torch.utils.data.DataLoader(
+            features(self._plan.examples, None),  # type: ignore[arg-type]
+            batch_size=self._plan.batch_size,
+            shuffle=True,
+            collate_fn=collator(self._plan, self.model),
+            num_workers=WORKERS["cuda"] if self._plan.on_gpu else 0,
+        )
+        while True:
+            yield from loader
+
+
+def features(examples: Examples, pad_to: tuple[int, int] | None) -> list[dict[str, list[int]]]:
+    """The examples as transformers takes them, padded beforehand or not."""
+    made = []
+    for i in range(len(examples)):
+        inputs, labels = examples.inputs[i].tolist(), examples.labels[i].tolist()
+        rest = (pad_to[0] - len(inputs), pad_to[1] - len(labels)) if pad_to else (0, 0)
+        made.append({
+            "input_ids": inputs + [0] * rest[0],
+            "attention_mask": [1] * len(inputs) + [0] * rest[0],
+            "labels": labels + [NOT_SCORED] * rest[1],
+        })  # fmt: skip
+    return made
+
+
+def collator(plan: Plan, model: Any) -> DataCollatorForSeq2Seq:
+    tokenizer = load_tokenizer(None, plan.model)
+    return DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8 if plan.on_gpu else None)
+
+
+def pretrained(plan: Plan, attention: str | None) -> Any:
+    """The plan's weights as `from_pretrained` loads them."""
+    chosen = {"attn_implementation": attention} if attention else {}
+    with quiet():
+        return AutoModelForSeq2SeqLM.from_pretrained(plan.model, dtype=torch.float32, **chosen)
+
+
+def best_attention(plan: Plan) -> str:
+    """The attention of transformers with which a forward and backward pass is fastest here."""
+    seconds = {}
+    for attention in ATTENTIONS:
+        model = pretrained(plan, attention).to(plan.device).train()
+        few = collator(plan, model)(features(plan.examples, None)[: max(1, plan.batch_size // 4)])
+        batch = {name: tensor.to(plan.device) for name, tensor in few.items()}
+        for _ in range(2):
+            started = time.perf_counter()
+            model(**batch).loss.backward()
+            if plan.on_gpu:
+                torch.cuda.synchronize()
+            seconds[attention] = time.perf_counter() - started
+    return min(seconds, key=lambda attention: seconds[attention])
+
+
+def make_peer(name: str, plan: Plan, *, attention: str | None = None) -> Any:
+    """The peer of that name. Raises KeyError for an unknown one."""
+    tuned = {
+        "train_sampling_strategy": "group_by_length", "optim": "adamw_torch_fused", "logging_nan_inf_filter": False,
+        "dataloader_num_workers": WORKERS["cuda" if plan.on_gpu else "cpu"], "dataloader_persistent_workers": True,
+    }  # fmt: skip
+    source, target = WORKLOADS[plan.workload]
+    made = {
+        "default": lambda: Peer("default", plan),
+        "tuned": lambda: Peer("tuned", plan, arguments=tuned, attention=attention),
+        "compiled": lambda: Peer("compiled", plan, arguments={**tuned, "torch_compile": True}, attention=attention),
+        "padded": lambda: Peer("padded", plan, pad_to=(source.cap, target.cap)),
+        "plain": lambda: PlainLoop(plan),
+    }
+    return made[name]()

@@ -1,0 +1,127 @@
+"""Models by their shapes and examples by their lengths: what is trained in the benchmarks.
+
+In: names. Out: a model folder with random weights from a seed, and examples of random ids.
+Speed depends on shapes and lengths, not on what the words mean; so no weights and no corpus are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fivetune.config import load_config
+from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.model.load import load, load_tokenizer
+from fivetune.model.save import save_model
+from fivetune.nano import CHECKPOINT
+from fivetune.progress import uncounted
+from fivetune.training.setup import prepare_split
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SQUAD, SQUAD_TOKENIZER = SHARED / "squad_v1.1" / "dev-v1.1.json.gz", SHARED / "tokenizers" / "t5-small"
+FIRST_ID = 3  # pad, end and unknown stand before it
+
+_T5 = {"model_type": "t5", "d_kv": 64, "vocab_size": 32128, "feed_forward_proj": "relu"}
+_V1_1 = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+MODELS: dict[str, dict[str, Any]] = {
+    "t5-tiny": {**_T5, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096},
+    "t5-small": {**_T5, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-base": {**_T5, "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+    "flan-t5-base": {**_V1_1, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12},
+    "mt5-small": {
+        **_V1_1, "model_type": "mt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+        "vocab_size": 250112,
+    },
+}  # fmt: skip
+COMMON: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "dropout_rate": 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """Log-normal lengths with this mean and standard deviation, in tokens, cut off at `cap`."""
+
+    mean: float
+    deviation: float
+    cap: int
+
+    def draw(self, random: np.random.Generator, num: int) -> NDArray[np.int64]:
+        """
+        >>> lengths = Law(175, 65, 512).draw(np.random.default_rng(0), 10_000)
+        >>> round(lengths.mean()), round(lengths.std()), int(lengths.max())
+        (175, 64, 512)
+        """
+        variance = math.log(1 + (self.deviation / self.mean) ** 2)
+        lengths = random.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance), num)
+        return np.clip(np.rint(lengths), 2, self.cap).astype(np.int64)
+
+
+WORKLOADS = {
+    "squad": (Law(175, 65, 512), Law(5, 3, 32)),
+    "summarisation": (Law(440, 160, 512), Law(64, 20, 128)),
+    "translation": (Law(40, 20, 128), Law(40, 20, 128)),
+    "long": (Law(1800, 600, 2048), Law(200, 60, 256)),
+}
+
+
+class Examples:
+    """Examples that `write_examples` wrote: what of a TokenStore a training stream needs, in the same files.
+
+    `lengths_from` says where the lengths come from.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.lengths_from = (folder / "lengths_from.txt").read_text()
+        self.inputs = Ragged(folder, "inputs", np.uint32)
+        self.labels = Ragged(folder, "labels", np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def id(self, row: int) -> str:
+        return str(row)
+
+
+def write_examples(folder: Path, workload: str, num: int, *, vocab_size: int, seed: int = 0) -> None:
+    """`num` examples of a workload: random ids and an end token. SQuAD has its real lengths where its files are."""
+    random = np.random.default_rng(seed)
+    if workload == "squad" and SQUAD.is_file():
+        source, target = _squad_lengths()
+        chosen = random.choice(len(source), num, replace=num > len(source))
+        source, target, words = source[chosen], target[chosen], "SQuAD 1.1 dev, T5 tokenizer"
+    else:
+        laws = WORKLOADS[workload]
+        source, target = (law.draw(random, num) for law in laws)
+        words = " / ".join(f"log-normal mean {law.mean:g} sd {law.deviation:g} cap {law.cap}" for law in laws)
+    (folder / "lengths_from.txt").write_text(words)
+    for name, lengths in (("inputs", source), ("labels", target)):
+        writer = RaggedWriter(folder, name, np.uint32)
+        for length in lengths.tolist():
+            writer.append([*random.integers(FIRST_ID, vocab_size, length - 1).tolist(), COMMON["eos_token_id"]])
+        writer.close()
+
+
+def _squad_lengths() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    config = load_config(
+        {"model": {"path": str(SQUAD_TOKENIZER)}, "task": {"name": "squad"}, "data": {"train": str(SQUAD)}}
+    )
+    store = prepare_split(config, load_tokenizer(None, SQUAD_TOKENIZER), "train", count=uncounted)
+    assert store is not None
+    return store.inputs.lengths, store.labels.lengths
+
+
+def make_model(name: str, folder: Path, *, seed: int = 0) -> Path:
+    """A folder with the model of that name in random weights, and a small tokenizer that nothing is encoded with."""
+    shape = folder / "shape"
+    shape.mkdir(parents=True)
+    (shape / "config.json").write_text(json.dumps({**COMMON, **MODELS[name]}))
+    torch.manual_seed(seed)
+    loaded = load(None, config=str(shape), tokenizer=str(CHECKPOINT), init="random")
+    save_model(loaded.model, loaded.tokenizer, folder / name)
+    return folder / name

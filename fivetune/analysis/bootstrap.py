@@ -1,0 +1,110 @@
+"""How sure a score is: intervals from resampled examples, of one set of predictions or of two on the same examples.
+
+In: Scores. Out: 95 % intervals and differences in the units of the corpus scores (points of 0-100).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.metrics import means_of
+from fivetune.types import Scores
+
+EDGES = (2.5, 97.5)  # percentiles between which 95 % lie
+Z = 1.959963984540054  # the normal distribution's 97.5th percentile
+
+
+class Difference(NamedTuple):
+    """How much higher the first of two scores is, in points, with its 95 % interval and two-sided p-value."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+def intervals(
+    scores: Scores, *, names: Sequence[str] | None = None, num_samples: int = 1000, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """95 % percentile interval of corpus scores (Efron and Tibshirani 1993, chapter 13).
+
+    Args:
+        names: which scores; None for all. A score that cannot be resampled is left out, a count always is.
+
+    >>> low, high = intervals(Scores({"exact": 50.0}, [{"exact": i % 2} for i in range(400)]))["exact"]
+    >>> 44 < low < 46, 54 < high < 56  # 50 -+ 1.96 * 2.5
+    (True, True)
+    """
+    (samples,) = _samples([scores], names, num_samples, seed)
+    return {name: _edges(values) for name, values in samples.items()}
+
+
+def paired(
+    a: Scores, b: Scores, *, names: Sequence[str] | None = None, num_samples: int = 1000, seed: int = 0
+) -> dict[str, Difference]:
+    """a - b on the same examples in the same order; each resample draws the same examples for both.
+
+    p = (1 + number of resamples with |d* - d| >= |d|) / (1 + resamples): how often resampling alone moves the
+    difference d* as far from the one observed, d, as that is from 0 (Efron and Tibshirani 1993, section 16.4).
+    """
+    assert len(a.each) == len(b.each), "both must score the same examples"
+    found, others = _samples([a, b], names, num_samples, seed)
+    return {
+        name: _difference(a.corpus[name] - b.corpus[name], found[name] - others[name])
+        for name in found
+        if name in others
+    }
+
+
+def wilson(fraction: float, num: float) -> tuple[float, float]:
+    """95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
+
+    Exact match is 0 or 1 per example; F1 lies between, for which this interval is on the wide side.
+
+    >>> [round(edge, 4) for edge in wilson(0.5, 100)]
+    [0.4038, 0.5962]
+    """
+    spread = Z * math.sqrt(fraction * (1 - fraction) / num + Z * Z / (4 * num * num))
+    centre, scale = fraction + Z * Z / (2 * num), 1 + Z * Z / num
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def _samples(
+    several: Sequence[Scores], names: Sequence[str] | None, num_samples: int, seed: int
+) -> list[dict[str, NDArray[Any]]]:
+    """[num_samples] values of each score, for each of `several`; NaN where none of a score's examples was drawn."""
+    num_examples = len(several[0].each)
+    if not num_examples:
+        return [{} for _ in several]
+    resamplers = [scores.resample or means_of(scores) for scores in several]
+    drawn: list[list[dict[str, float]]] = [[] for _ in several]
+    generator = np.random.default_rng(seed)
+    for _ in range(num_samples):
+        rows = generator.integers(num_examples, size=num_examples)
+        for values, resample in zip(drawn, resamplers, strict=True):
+            values.append(resample(rows))
+    return [_columns(values, scores, names) for values, scores in zip(drawn, several, strict=True)]
+
+
+def _columns(drawn: Sequence[dict[str, float]], scores: Scores, names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+    resampled = {name for values in drawn for name in values}
+    wanted = [name for name in names or scores.corpus if name in resampled and not name.endswith("total")]
+    return {
+        name: np.array([values.get(name, math.nan) for values in drawn]) for name in wanted if name in scores.corpus
+    }
+
+
+def _edges(values: NDArray[Any]) -> tuple[float, float]:
+    low, high = np.nanpercentile(values, EDGES)
+    return float(low), float(high)
+
+
+def _difference(observed: float, samples: NDArray[Any]) -> Difference:
+    samples = samples[~np.isnan(samples)]
+    as_far = int(np.sum(np.abs(samples - observed) >= abs(observed) - 1e-9))
+    return Difference(observed, *_edges(samples), (1 + as_far) / (1 + len(samples)))

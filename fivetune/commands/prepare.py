@@ -1,0 +1,85 @@
+"""Tokenise the data of a recipe into the cache, where its run will find it.
+
+In: a recipe. Out: one line for data.train and data.eval each: records, examples, tokens, time. Nothing is trained, and of
+the model only the tokenizer is loaded. Stopped half-way, it goes on from the last part that was complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from typing import Any
+
+from fivetune.commands import print_json
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Any setting can follow: --data.train train.json --data.max_input_tokens 1024"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.data.store import cache_folder
+    from fivetune.errors import ConfigError
+    from fivetune.progress import Progress
+
+    config = load_config(args.recipe, parse_overrides(args.settings))
+    progress = Progress(quiet=args.quiet)
+    progress.start()
+    try:
+        found = _splits(config, progress)
+    finally:
+        progress.close()
+    if not found:
+        raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
+    cache = cache_folder(config.data.cache_dir)
+    print(*(_line(name, facts) for name, facts in found.items()), sep="\n")
+    print(f"cache   {cache}")
+    print(f"The run finds it there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
+    if args.json:
+        print_json({"cache": str(cache), **found})
+    return 0
+
+
+def _splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
+    """Counts and seconds of "train" and "eval", as far as the recipe has them."""
+    from fivetune.model.load import find_source, load_tokenizer
+    from fivetune.training.mixture import alone
+    from fivetune.training.setup import prepare_split
+
+    config, model = alone(config), config.model
+    source = find_source(model.path, config=model.config, init=model.init, revision=model.revision)
+    tokenizer = load_tokenizer(model.tokenizer, source)
+    found = {}
+    for split in ("train", "eval"):
+        tokenised = []
+
+        def count(what: str, done: int, total: int | None = None, seen: list[int] = tokenised) -> None:
+            seen.append(done)
+            progress.count(what, done, total)
+
+        started = time.perf_counter()
+        store = prepare_split(config, tokenizer, split, count=count)
+        if store is not None:
+            names = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
+            facts = {name: store.summary[name] for name in names}
+            found[split] = {**facts, "seconds": time.perf_counter() - started, "was_there": not tokenised}
+    return found
+
+
+def _line(split: str, facts: dict[str, Any]) -> str:
+    from fivetune.progress import duration
+
+    tokens = facts["num_input_tokens"] + facts["num_target_tokens"]
+    took = f"in {duration(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
+    return (
+        f"{split:<6}  {facts['num_read']:,} records read, {facts['num_skipped']:,} skipped; "
+        f"{facts['num_examples']:,} examples of {tokens:,} tokens {'were there' if facts['was_there'] else took}"
+    )

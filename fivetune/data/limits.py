@@ -1,0 +1,148 @@
+"""How long texts are in tokens, and what every length limit would cut and cost.
+
+In: TextExamples and a transformers tokenizer. Out: lengths before any cut, and plain tables of what limits do to them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.data.encode import Pieces, pieces_of
+from fivetune.data.store import NUM_BINS
+from fivetune.types import TextExample
+
+INPUT_LIMITS = (128, 192, 256, 384, 512, 768, 1024, 2048)
+TARGET_LIMITS = (8, 16, 32, 64, 128, 256, 512)
+COST_LIMIT = 512  # whose cost is 1
+ATTENTION = 3072  # tokens from which attention costs as much as all the rest: 6 * d_model of t5-small
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+CHUNK = 1_000  # examples tokenised at once
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Lengths in tokens, end token included, but for contexts: they are only a part.
+
+    Args:
+        inputs, contexts: [N] of each example; the context is the part that may be cut.
+        needed: [N] shortest limit with which a reference is still in the inputs, cut at the end; 0 if none ever is.
+        targets: [M] of each target that is learnt or scored.
+    """
+
+    inputs: Lengths
+    contexts: Lengths
+    needed: Lengths
+    targets: Lengths
+
+
+def measured(
+    tokenizer: Any, examples: Sequence[TextExample], targets: Sequence[str], *, answers_can_be_lost: bool = True
+) -> Measured:
+    """Tokenise examples and targets, and keep their lengths only.
+
+    Args:
+        answers_can_be_lost: false where references are labels, which stand in the inputs by chance only.
+    """
+    rows: list[tuple[int, int, int]] = []
+    for first in range(0, len(examples), CHUNK):
+        chunk = examples[first : first + CHUNK]
+        for example, pieces in zip(chunk, pieces_of(tokenizer, chunk), strict=True):
+            rows.append(
+                (
+                    len(pieces.ids) + 1,
+                    pieces.stop - pieces.start,
+                    _needed(example, pieces) if answers_can_be_lost else 0,
+                )
+            )
+    inputs, contexts, needed = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return Measured(inputs, contexts, needed, np.array(_target_lengths(tokenizer, targets), dtype=np.int64))
+
+
+def _target_lengths(tokenizer: Any, targets: Sequence[str]) -> list[int]:
+    lengths: dict[str, int] = {}
+    different = list(dict.fromkeys(targets))
+    for first in range(0, len(different), CHUNK):
+        chunk = different[first : first + CHUNK]
+        encoded = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+        lengths |= {target: len(ids) + 1 for target, ids in zip(chunk, encoded, strict=True)}
+    return [lengths[target] for target in targets]
+
+
+def _needed(example: TextExample, pieces: Pieces) -> int:
+    """Tokens up to the end of the first answer, and those behind the context, which is cut before they are."""
+    ends = [found.end() for r in example.references if r and (found := _search(r, example.inputs))]
+    if not ends or pieces.offsets is None:
+        return 0
+    last = bisect_left([low for low, _ in pieces.offsets], min(ends)) - 1
+    behind = len(pieces.ids) - pieces.stop
+    if last < pieces.start:
+        return last + 2
+    if last >= pieces.stop:
+        return pieces.start + behind + 2
+    return last + 1 + behind + 1
+
+
+def _search(answer: str, text: str) -> re.Match[str] | None:
+    return re.search(re.escape(answer), text, re.IGNORECASE)
+
+
+def input_limits(lengths: Measured, own: int | None) -> list[dict[str, Any]]:
+    """What each input limit, and the one that is set, cuts, and what it costs beside COST_LIMIT.
+
+    An example of n tokens, cut to the limit, costs n + n² / ATTENTION: what its encoder computes, in the token-wise
+    layers and in attention, for t5-small and up to a factor. Padding is not counted.
+    """
+    base = max(_cost(lengths.inputs, COST_LIMIT), 1.0)
+    return [
+        {
+            "limit": limit,
+            "num_cut": int((lengths.inputs > limit).sum()),
+            "num_answers_lost": int((lengths.needed > limit).sum()),
+            "cost": round(_cost(lengths.inputs, limit) / base, 4),
+        }
+        for limit in _with(INPUT_LIMITS, own)
+    ]
+
+
+def _cost(lengths: Lengths, limit: int) -> float:
+    kept = np.minimum(lengths, limit).astype(float)
+    return float((kept + kept**2 / ATTENTION).sum())
+
+
+def target_limits(lengths: Measured, own: int | None) -> list[dict[str, int]]:
+    """How many targets each limit, and the one that is set, cuts."""
+    limits = _with(TARGET_LIMITS, own)
+    return [{"limit": limit, "num_cut": int((lengths.targets > limit).sum())} for limit in limits]
+
+
+def _with(limits: Sequence[int], own: int | None) -> list[int]:
+    return sorted({*limits, *([own] if own else [])})
+
+
+def distribution(lengths: Lengths) -> dict[str, Any] | None:
+    """Number, mean, quantiles, longest, and a histogram; None of nothing.
+
+    >>> distribution(np.array([3, 4, 5]))["quantiles"]
+    {'0.05': 3, '0.25': 3, '0.5': 4, '0.75': 5, '0.95': 5, '0.99': 5}
+    """
+    if not len(lengths):
+        return None
+    counts, edges = np.histogram(lengths, bins=NUM_BINS, range=(0, max(int(lengths.max()), NUM_BINS)))
+    quantiles = np.quantile(lengths, QUANTILES, method="inverted_cdf")
+    return {
+        "num": len(lengths),
+        "num_tokens": int(lengths.sum()),
+        "mean": round(float(lengths.mean()), 2),
+        "quantiles": {str(q): int(value) for q, value in zip(QUANTILES, quantiles, strict=True)},
+        "longest": int(lengths.max()),
+        "histogram": {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]},
+    }

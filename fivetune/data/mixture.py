@@ -1,0 +1,164 @@
+"""Several stores mixed: how much of each an epoch holds, which examples these are, and the stores seen as one.
+
+In: the stores of the parts and their rates. Out: rows of an epoch as a function of (seed, epoch) alone.
+
+An epoch of a mixture has as many examples as the parts together, each counted up to the limit. A part with rate r gives
+round(r * that) of them, one at least. Its examples come in one endless sequence of seeded permutations, of which each
+epoch takes the next piece: so no example is seen a second time before all the others of its part were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.data.ragged import flattened
+from fivetune.data.store import NUM_BINS, TokenStore
+from fivetune.types import TextExample
+
+Rows = NDArray[np.int64]
+
+
+def mixing_rates(sizes: Sequence[int], *, limit: int | None = None, temperature: float = 1.0) -> list[float]:
+    """min(n, limit)^(1 / temperature) of each part over the sum of all (Raffel et al. 2020, section 3.5.2).
+
+    >>> mixing_rates([900, 100]), mixing_rates([900, 100], temperature=2), mixing_rates([900, 100], limit=300)
+    ([0.9, 0.1], [0.75, 0.25], [0.75, 0.25])
+    """
+    weights = [min(size, limit or size) ** (1 / temperature) for size in sizes]
+    return [weight / sum(weights) for weight in weights]
+
+
+class Draw:
+    """Which rows of the joined stores an epoch takes.
+
+    Args:
+        sizes: examples of each part; their rows follow one another.
+        rates: share of each part, summing to 1.
+        num_examples: of an epoch, before the shares are rounded.
+    """
+
+    def __init__(self, sizes: Sequence[int], rates: Sequence[float], num_examples: int, *, seed: int) -> None:
+        self.shares = [max(1, round(rate * num_examples)) for rate in rates]
+        self._sizes = sizes
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return sum(self.shares)
+
+    def __call__(self, epoch: int) -> Rows:
+        """[len(self)] rows, those of one part after those of another.
+
+        >>> draw = Draw([4, 2], [0.5, 0.5], 6, seed=0)
+        >>> [sorted(draw(epoch).tolist()) for epoch in range(2)]
+        [[0, 1, 2, 4, 5, 5], [1, 3, 3, 4, 4, 5]]
+        """
+        first, pieces = 0, []
+        for part, (size, share) in enumerate(zip(self._sizes, self.shares, strict=True)):
+            pieces.append(first + self._piece(part, size, epoch * share, (epoch + 1) * share))
+            first += size
+        return np.concatenate(pieces)
+
+    def _piece(self, part: int, size: int, start: int, stop: int) -> Rows:
+        """Places [start, stop) of a part's endless sequence."""
+        rounds = range(start // size, -(-stop // size))
+        drawn = [np.random.default_rng([self._seed, part, number]).permutation(size) for number in rounds]
+        return np.concatenate(drawn)[start - rounds.start * size : stop - rounds.start * size]
+
+
+class _JoinedRows:
+    """The rows of several ragged arrays, one array after the other."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, row: int) -> NDArray[np.generic]:
+        part, inner = _place(self._ends, row)
+        return self._parts[part][inner]
+
+    def gather(self, rows: Sequence[int] | Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return flattened([self[row] for row in rows])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.concatenate([part.lengths for part in self._parts])
+
+
+def _place(ends: NDArray[Any], row: int) -> tuple[int, int]:
+    """The part that a row belongs to, and its row there."""
+    part = int(np.searchsorted(ends, row, side="right"))
+    return part, int(row - (ends[part - 1] if part else 0))
+
+
+class JoinedStore(TokenStore):
+    """Several stores, one after the other, used as one; ids begin with the name of the part.
+
+    `summary` counts all parts together and holds the summary of each under `parts`.
+    """
+
+    def __init__(self, parts: Mapping[str, TokenStore]) -> None:
+        self.parts = dict(parts)
+        stores = list(self.parts.values())
+        self.inputs: Any = _JoinedRows([store.inputs for store in stores])
+        self.labels: Any = _JoinedRows([store.labels for store in stores])
+        self._ends = np.cumsum([len(store) for store in stores])
+        first_groups = np.cumsum([0, *(store.num_groups for store in stores)])
+        self.groups = np.concatenate([s.groups + first for s, first in zip(stores, first_groups, strict=False)])
+        self.num_clipped = np.concatenate([store.num_clipped for store in stores])
+        self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
+        self.summary = joined_summary({name: store.summary for name, store in self.parts.items()})
+
+    def id(self, row: int) -> str:
+        name, store, inner = self._at(row)
+        return f"{name}/{store.id(inner)}"
+
+    def text(self, row: int) -> TextExample:
+        _, store, inner = self._at(row)
+        return store.text(inner)
+
+    def _at(self, row: int) -> tuple[str, TokenStore, int]:
+        part, inner = _place(self._ends, row)
+        name = list(self.parts)[part]
+        return name, self.parts[name], inner
+
+
+def joined_summary(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts added up, the largest of limits and percentiles, and the summary of every part under its name."""
+    every = list(summaries.values())
+    joined: dict[str, Any] = {name: sum(one[name] for one in every) for name in every[0] if name.startswith("num_")}
+    for name in ("input", "target"):
+        limits = [one[f"max_{name}_tokens"] for one in every]
+        joined[f"max_{name}_tokens"] = None if None in limits else max(limits)
+        for key in (f"{name}_p99", f"longest_{name}"):
+            joined[key] = max(one[key] for one in every)
+        joined[f"{name}_lengths"] = _joined_histogram([one[f"{name}_lengths"] for one in every])
+    digest = blake2b(
+        "".join(f"{name} {one['fingerprint']} " for name, one in summaries.items()).encode(), digest_size=16
+    )
+    return {
+        **joined,
+        "fingerprint": digest.hexdigest(),
+        "dtype": max((one["dtype"] for one in every), key=lambda name: np.dtype(name).itemsize),
+        "skips": [skip for one in every for skip in one["skips"]],
+        "first_bad": next((one["first_bad"] for one in every if one["first_bad"]), None),
+        "source": [path for one in every for path in one["source"]],
+        "parts": {name: dict(one) for name, one in summaries.items()},
+    }
+
+
+def _joined_histogram(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Bins over all lengths; a bin of a part counts where its middle lies."""
+    edges = np.linspace(0, max(one["edges"][-1] for one in histograms), NUM_BINS + 1)
+    counts = np.zeros(NUM_BINS, dtype=int)
+    for one in histograms:
+        own = np.array(one["edges"])
+        counts += np.histogram((own[1:] + own[:-1]) / 2, bins=edges, weights=one["counts"])[0].astype(int)
+    return {"edges": edges.tolist(), "counts": counts.tolist()}

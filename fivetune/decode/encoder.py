@@ -1,0 +1,81 @@
+"""The encoder on flat tokens: no padding, no mask.
+
+ids 7 8 1 9 1, lengths [3, 2]  ->  hidden states of those 5 tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CPU_TOKENS = 2_048  # tokens at once: what a layer makes of them stays in the cache
+
+
+def slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
+    """Consecutive rows (first, end) of at most `max_tokens` together, one row at least; None: all at once.
+
+    >>> list(slices([5, 4, 3, 9], 9))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    first = tokens = 0
+    for row, length in enumerate(lengths):
+        if max_tokens is not None and row > first and tokens + length > max_tokens:
+            yield first, row
+            first, tokens = row, 0
+        tokens += length
+    if len(lengths):
+        yield first, len(lengths)
+
+
+def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Neighbours of equal length: (first row, rows, length).
+
+    >>> list(runs([5, 5, 3]))
+    [(0, 2, 5), (2, 1, 3)]
+    """
+    row = 0
+    for length, group in groupby(lengths):
+        count = len(list(group))
+        yield row, count, length
+        row += count
+
+
+def encode(stack: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Hidden states of flat inputs; attention runs over neighbours of equal length together.
+
+    Args:
+        stack: encoder of a T5, mT5 or umT5 model of transformers.
+        ids: [N], the inputs one after the other.
+        lengths: tokens of each input; they sum to N.
+
+    Returns: [N, d_model].
+    """
+    hidden = stack.embed_tokens(ids)
+    longest = max(lengths)
+    bias = None
+    for block in stack.block:
+        layer = block.layer[0]
+        if layer.SelfAttention.has_relative_attention_bias:
+            bias = layer.SelfAttention.compute_bias(longest, longest, device=ids.device)
+        hidden = hidden + _attend(layer.SelfAttention, layer.layer_norm(hidden), bias, lengths)
+        hidden = block.layer[-1](hidden)
+    return stack.final_layer_norm(hidden)
+
+
+def _attend(attention: Any, hidden: Tensor, bias: Any, lengths: Sequence[int]) -> Tensor:
+    query, key, value = attention.q(hidden), attention.k(hidden), attention.v(hidden)
+    out = torch.empty_like(query)
+    start = 0
+    for _, count, length in runs(lengths):
+        end = start + count * length
+        shape = (count, length, attention.n_heads, attention.key_value_proj_dim)
+        q, k, v = (part[start:end].view(shape).transpose(1, 2) for part in (query, key, value))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :length, :length], scale=1.0)
+        out[start:end].view(shape).copy_(mixed.transpose(1, 2))
+        start = end
+    return attention.o(out)

@@ -1,0 +1,151 @@
+"""Scores of given token sequences: targets, phrases and label sets in one pass of the decoder, nothing generated.
+
+start -> yes -> end         The sequences of a row form a tree from the start token. Tokens that several share are
+      -> no -> end          computed once: a set of one-token labels costs 1 + labels positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fivetune.decode.records import Decoding
+from fivetune.decode.rules import Rules
+from fivetune.decode.steps import Decoder
+
+CHUNK = 512  # positions whose logits are there at once
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Scores of what was given, for B rows; None for what was not.
+
+    Args:
+        target_nats, target_correct: [B] fp32 and bool.
+        phrase_nats: [B] fp32.
+        label_logprobs, left_label_set: [B, labels] fp32 and [B] bool.
+    """
+
+    target_nats: Tensor | None = None
+    target_correct: Tensor | None = None
+    phrase_nats: Tensor | None = None
+    label_logprobs: Tensor | None = None
+    left_label_set: Tensor | None = None
+
+
+def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: Rules) -> Given:
+    """Score targets ([B, T], negative behind their ends), phrase and labels, as far as `decoding` wants them."""
+    tree = Tree(len(targets), decoder.config.decoder_start_token_id)
+    target = tree.add_rows(targets) if decoding.score_targets else []
+    phrase = tree.add(decoding.phrase_ids)
+    labels = [tree.add(ids) for ids in decoding.label_ids]
+    if not (target or phrase or labels):
+        return Given()
+    nats, is_best = tree.score(decoder, rules)
+    return Given(
+        nats[:, target].sum(1) if target else None,
+        is_best[:, target].all(1) if target else None,
+        nats[:, phrase].sum(1) if phrase else None,
+        torch.stack([-nats[:, edges].sum(1) for edges in labels], 1) if labels else None,
+        ~torch.stack([is_best[:, edges].all(1) for edges in labels], 1).any(1) if labels else None,
+    )
+
+
+class Tree:
+    """Sequences to be scored, the same for all rows or one for each.
+
+    >>> tree = Tree(2, start=0)
+    >>> tree.add((7, 1)), tree.add((8, 1)), tree.add((7, 9, 1))
+    ([0, 1], [2, 3], [0, 4, 5])
+    >>> tree.num_nodes
+    4
+    """
+
+    def __init__(self, num_rows: int, start: int) -> None:
+        self._num_rows = num_rows
+        self._ids: list[Tensor] = [torch.full((num_rows,), start)]
+        self._parents = [-1]
+        self._edges: list[tuple[int, Tensor]] = []  # node, and the tokens that are scored after it; -1 for none
+        self._known: dict[tuple[int, int], int] = {}  # node and token -> edge
+        self._child: dict[int, int] = {}  # edge -> node
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._ids)
+
+    def add(self, tokens: Sequence[int]) -> list[int]:
+        """A sequence that every row has. Returns its edges, by which `score` finds it."""
+        edges, node = [], 0
+        for i, token in enumerate(tokens):
+            edge = self._known.get((node, token))
+            if edge is None:
+                edge = self._known[node, token] = self._add_edge(node, torch.full((self._num_rows,), token))
+            edges.append(edge)
+            if i + 1 < len(tokens):
+                node = self._node_after(edge)
+        return edges
+
+    def add_rows(self, tokens: Tensor) -> list[int]:
+        """A sequence of each row: [B, T], negative behind its end. Returns its edges."""
+        edges, node = [], 0
+        for i in range(tokens.shape[1]):
+            edges.append(self._add_edge(node, tokens[:, i].clamp_min(-1)))
+            if i + 1 < tokens.shape[1]:
+                node = self._node_after(edges[-1])
+        return edges
+
+    def _add_edge(self, node: int, tokens: Tensor) -> int:
+        self._edges.append((node, tokens))
+        return len(self._edges) - 1
+
+    def _node_after(self, edge: int) -> int:
+        if edge not in self._child:
+            parent, tokens = self._edges[edge]
+            self._child[edge] = len(self._ids)
+            self._ids.append(tokens.clamp_min(0))
+            self._parents.append(parent)
+        return self._child[edge]
+
+    def score(self, decoder: Decoder, rules: Rules) -> tuple[Tensor, Tensor]:
+        """-log p of every edge, [B, E] fp32, and whether it is what greedy decoding would write there."""
+        device = decoder.device
+        depth, visible = self._shape()
+        hidden = decoder.tree(torch.stack(self._ids, 1).to(device), depth.to(device), visible.to(device))
+        nodes = torch.tensor([node for node, _ in self._edges], device=device)
+        tokens = torch.stack([tokens for _, tokens in self._edges], 1).to(device)
+        return _score_edges(decoder, rules, hidden, nodes, tokens)
+
+    def _shape(self) -> tuple[Tensor, Tensor]:
+        """Depth of every node, [N], and which nodes a node sees, [N, N]."""
+        visible = torch.eye(self.num_nodes, dtype=torch.bool)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                visible[node] |= visible[parent]
+        return visible.sum(1) - 1, visible
+
+
+def _score_edges(
+    decoder: Decoder, rules: Rules, hidden: Tensor, nodes: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """-log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the likeliest there.
+
+    What is no token (-1) costs nothing and is always right; nodes that only have such are left out of the head.
+    """
+    real = tokens >= 0
+    used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    rows, edges = real.nonzero(as_tuple=True)
+    used[rows, nodes[edges]] = True
+    position = (used.flatten().cumsum(0) - 1).view_as(used)[:, nodes]  # [B, E], of the node among those used
+    chosen = hidden[used]
+    nats = torch.zeros(tokens.shape, device=hidden.device)
+    is_best = torch.ones_like(real)
+    for first in range(0, len(chosen), CHUNK):
+        logits = decoder.logits(chosen[first : first + CHUNK])
+        here = real & (position >= first) & (position < first + CHUNK)
+        row, token = position[here] - first, tokens[here]
+        nats[here] = -logits.log_softmax(-1)[row, token]
+        is_best[here] = rules.suppress(logits).argmax(-1)[row] == token
+    return nats, is_best

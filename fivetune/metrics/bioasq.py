@@ -1,0 +1,77 @@
+"""BioASQ's measures for factoid questions: strict and lenient accuracy, and mean reciprocal rank.
+
+In: the best answer, all synonyms of the right one, and of the details `candidates`, the ranked answers of which the
+first five count. Upper and lower case are the same. Out: strict_accuracy (the first answer is right), lenient_accuracy
+(one of the five is) and mrr (1 / rank of the first right one), as percentages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from fivetune.metrics import Case, Details, percent
+from fivetune.plugins import Options
+from fivetune.types import Scores
+
+NUM_RANKS = 5
+"""How many answers to a factoid question BioASQ takes."""
+
+
+class Bioasq(Options):
+    """BioASQ factoid questions."""
+
+    main: ClassVar[str] = "mrr"
+    score_names: ClassVar[tuple[str, ...]] = ("strict_accuracy", "lenient_accuracy", "mrr", "total")
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = (
+        "BioASQ Evaluation-Measures, task B phase B (Task1bData.java): strings are equal in lower case"
+    )
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Percentages over all questions. Reads of `details`: candidates, the prediction alone where there are none."""
+        assert predictions, "nothing to score"
+        each = []
+        for i, (prediction, golds) in enumerate(zip(predictions, references, strict=True)):
+            ranked = (details[i] if details else {}).get("candidates") or [prediction]
+            each.append(_score_one(ranked[:NUM_RANKS], golds))
+        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in self.score_names[:3]}
+        return Scores({**corpus, "total": len(each)}, each)
+
+
+def _score_one(ranked: Sequence[str], golds: Sequence[str]) -> dict[str, float]:
+    right = {gold.lower() for gold in golds}
+    rank = next((place for place, answer in enumerate(ranked, start=1) if answer.lower() in right), None)
+    return {
+        "strict_accuracy": int(rank == 1),
+        "lenient_accuracy": int(rank is not None),
+        "mrr": 1 / rank if rank else 0.0,
+    }
+
+
+CASES = (
+    Case(
+        predictions=("dystrophin", "BRCA2", "TP53", "p53"),
+        references=(("dystrophin", "DMD"), ("BRCA1",), ("Tp53",), ("TP53", "p53")),
+        details=(
+            {"candidates": ["dystrophin", "utrophin"]},
+            {"candidates": ["BRCA2", "BRCA1"]},
+            {"candidates": ["TP53"]},
+            {"candidates": ["MDM2", "x", "y", "z", "w", "p53"]},
+        ),
+        expected={"strict_accuracy": 50.0, "lenient_accuracy": 75.0, "mrr": 100 * (1 + 1 / 2 + 1) / 4, "total": 4},
+        source="by hand: ranks 1, 2, 1 (case does not count), none (the sixth does not count)",
+    ),
+    Case(
+        predictions=("Rollo", ""),
+        references=(("Rollo",), ("Seine",)),
+        expected={"strict_accuracy": 50.0, "lenient_accuracy": 50.0, "mrr": 50.0},
+        source="by hand: without a ranking the prediction is all of it",
+    ),
+)

@@ -1,0 +1,92 @@
+"""Accuracy of final numbers, as GSM8K's script reads them and as a lenient reader would.
+
+In: one predicted text and the right number per question, each a bare number or a text with the number after "####".
+Out: accuracy, where the number's digits must be equal after the commas are dropped; and accuracy_lenient, where the
+values must be equal (18.0 is 18, $ and a final full stop do not matter) and the last number of a text without "####"
+counts. What is officially right is right leniently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import ClassVar
+
+from fivetune.metrics import Case, Details, percent
+from fivetune.plugins import Options
+from fivetune.types import Scores
+
+_MARKED = re.compile(r"#### (-?[0-9.,]+)")
+_BARE = re.compile(r"\s*(-?[0-9.,]+)\s*")
+_NUMBER = re.compile(r"(?P<sign>(?<![\w)])[-−])?\$?(?P<digits>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+class Gsm8k(Options):
+    """GSM8K."""
+
+    main: ClassVar[str] = "accuracy"
+    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "accuracy_lenient", "total")
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "dataset.py of openai/grade-school-math (Cobbe et al. 2021); lenient: FiveTune"
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Percentages over all questions; `details` are not read."""
+        assert predictions, "nothing to score"
+        each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
+        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
+        return Scores({**corpus, "total": len(each)}, each)
+
+
+def final_number(text: str) -> str | None:
+    """The number after the first "#### ", or a text that is nothing but a number, without commas; else None.
+
+    >>> final_number("6 * 200 = 1,200 eggs. #### 1,200"), final_number(" -3 "), final_number("18 eggs")
+    ('1200', '-3', None)
+    """
+    found = _MARKED.search(text) or _BARE.fullmatch(text)
+    return (found[1].replace(",", "") or None) if found else None
+
+
+def lenient_number(text: str) -> Decimal | None:
+    """The value of the first number after "####", else of the last number in the text; None without any.
+
+    >>> lenient_number("He has 5-3 = 2, so it costs -$1,018.50."), lenient_number("####18. That is 9 * 2.")
+    (Decimal('-1018.50'), Decimal('18'))
+    """
+    marked = _NUMBER.search(text.partition("####")[2])
+    numbers = [marked] if marked else list(_NUMBER.finditer(text))
+    if not numbers:
+        return None
+    value = Decimal(numbers[-1]["digits"].replace(",", ""))
+    return value.copy_negate() if numbers[-1]["sign"] else value
+
+
+def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """
+    >>> _score_one("18.0", ["18"]), _score_one("#### 18", ["18"])
+    ({'accuracy': 0, 'accuracy_lenient': 1}, {'accuracy': 1, 'accuracy_lenient': 1})
+    """
+    written, value = final_number(prediction), lenient_number(prediction)
+    right = written is not None and written in map(final_number, references)
+    close = value is not None and value in map(lenient_number, references)
+    return {"accuracy": int(right), "accuracy_lenient": int(right or close)}
+
+
+CASES = (
+    Case(
+        predictions=(
+            *("6 * 3 = 18 #### 18", "1,200", "#### -5", "18."),
+            *("It is $18.00", "#### 17 or 18", "no idea", ""),
+        ),
+        references=(("18",), ("1200",), ("-5",), ("18",), ("He needs 18. #### 18",), ("18",), ("18",), ("18",)),
+        expected={"accuracy": 100 * 3 / 8, "accuracy_lenient": 100 * 5 / 8, "total": 8},
+        source="by hand, after openai/grade-school-math: the first three; leniently '18.' and '$18.00' too",
+    ),
+)

@@ -1,0 +1,93 @@
+"""Tags: precision, recall and F1 over sets of tags, and the share of sets that are right as a whole.
+
+In: a list of tags as one text, "python, pandas", predicted and right; of several right lists the one that the
+prediction is most like counts. Case, order, repeats and surplus space do not matter.
+
+    micro_precision = right / predicted    micro_recall = right / gold    micro_f1 = 2 right / (predicted + gold)
+
+with `right`, `predicted` and `gold` tags of all examples together; 0 where nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fivetune.metrics import Case, Details, percent
+from fivetune.plugins import Options
+from fivetune.types import Scores
+
+
+class Tags(Options):
+    """Micro-averaged F1 of tags."""
+
+    main: ClassVar[str] = "micro_f1"
+    score_names: ClassVar[tuple[str, ...]] = ("micro_precision", "micro_recall", "micro_f1", "exact_set", "total")
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "f1_score of scikit-learn on indicator columns, average='micro', zero_division=0"
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Percentages over all examples; each example has its own F1 as micro_f1. `details` are not read."""
+        import numpy as np
+
+        assert predictions, "nothing to score"
+        counts = [_counted(tag_set(p), map(tag_set, right)) for p, right in zip(predictions, references, strict=True)]
+        each: list[dict[str, float]] = [
+            {"micro_f1": _f1(*one), "exact_set": int(one[0] == one[1] == one[2])} for one in counts
+        ]
+        corpus = {
+            **_micro(*map(sum, zip(*counts, strict=True))),
+            "exact_set": percent((one["exact_set"] for one in each), len(each)),
+            "total": len(each),
+        }
+        table = np.array([(*one, scores["exact_set"]) for one, scores in zip(counts, each, strict=True)], dtype=float)
+
+        def resample(rows: Any) -> dict[str, float]:
+            *sums, exact = (np.bincount(rows, minlength=len(table)) @ table).tolist()
+            return {**_micro(*sums), "exact_set": 100 * exact / len(rows)}
+
+        return Scores(corpus, each, resample)
+
+
+def tag_set(text: str) -> frozenset[str]:
+    """The tags of a list.
+
+    >>> sorted(tag_set(" Python, pandas,python,, data  frame"))
+    ['data frame', 'pandas', 'python']
+    """
+    return frozenset(filter(None, (" ".join(part.split()).casefold() for part in text.split(","))))
+
+
+def _counted(predicted: frozenset[str], golds: Any) -> tuple[int, int, int]:
+    """(right, predicted, gold) for the right list that is most like the prediction."""
+    counts = [(len(predicted & gold), len(predicted), len(gold)) for gold in golds]
+    return max(counts, key=lambda one: (_f1(*one), one[0]))
+
+
+def _f1(right: int, predicted: int, gold: int) -> float:
+    """F1 of one example; 1 where both sides are empty."""
+    return 2 * right / (predicted + gold) if predicted + gold else 1.0
+
+
+def _micro(right: float, predicted: float, gold: float) -> dict[str, float]:
+    return {
+        "micro_precision": 100 * right / max(predicted, 1),
+        "micro_recall": 100 * right / max(gold, 1),
+        "micro_f1": 200 * right / max(predicted + gold, 1),
+    }
+
+
+CASES = (
+    Case(
+        predictions=("python, pandas", "Java", "", "c, c++"),
+        references=(("pandas, python",), ("java, repeat",), ("git",), ("c", "c++, c, clang")),
+        expected={"micro_precision": 100.0, "micro_recall": 500 / 8, "micro_f1": 1000 / 13, "exact_set": 25.0},
+        source="by hand: 5 right of 5 predicted and 8 gold; c++, c, clang is most like c, c++ (F1 4/5, not 2/3)",
+    ),
+)

@@ -1,0 +1,60 @@
+"""Accuracy of yes and no.
+
+In: one predicted text and the right word per question. Out: accuracy, over all and over the questions whose right
+answer is yes or no, each by itself: who always says yes gets 100 and 0 there. The first word counts, without case and
+punctuation: "Yes, it is." is yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fivetune.metrics import Case, Details, normalize_answer
+from fivetune.plugins import Options
+from fivetune.types import Scores
+
+
+class YesNo(Options):
+    """Yes or no."""
+
+    main: ClassVar[str] = "accuracy"
+    score_names: ClassVar[tuple[str, ...]] = ("accuracy", "yes_accuracy", "no_accuracy", "total")
+    higher_is_better: ClassVar[bool] = True
+    source: ClassVar[str] = "accuracy as for BoolQ (Clark et al. 2019); reading the first word is FiveTune's"
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Percentages; yes_accuracy and no_accuracy only where there are such questions. `details` are not read."""
+        import numpy as np
+
+        assert predictions, "nothing to score"
+        words = np.array([_word(golds[0]) for golds in references])
+        right = np.array([_word(p) in map(_word, golds) for p, golds in zip(predictions, references, strict=True)])
+
+        def resample(rows: Any) -> dict[str, float]:
+            drawn, asked = right[rows], words[rows]
+            parts = {"accuracy": drawn, "yes_accuracy": drawn[asked == "yes"], "no_accuracy": drawn[asked == "no"]}
+            return {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
+
+        each: list[dict[str, float]] = [{"accuracy": int(one)} for one in right]
+        return Scores({**resample(slice(None)), "total": len(each)}, each, resample)
+
+
+def _word(text: str) -> str:
+    return normalize_answer(text).partition(" ")[0]
+
+
+CASES = (
+    Case(
+        predictions=("Yes, it is.", "yes", "no", "perhaps", "nothing"),
+        references=(("yes",), ("no",), ("no",), ("yes",), ("no",)),
+        expected={"accuracy": 40.0, "yes_accuracy": 50.0, "no_accuracy": 100 / 3, "total": 5},
+        source="by hand: the first and the third",
+    ),
+)

@@ -1,0 +1,268 @@
+"""Attention over sequences that lie one after the other, with a relative bias of one number per distance.
+
+In: flat queries, keys, values [N, H, D], where each sequence starts, a bias table [H, 2 * longest - 1].
+Out: [N, H, D]. Nothing of the size of batch x heads x longest^2 is ever made, and no mask of padding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivetune.model.dropout import blank_, draw, kept_scale, split
+from fivetune.model.precision import without_autocast
+
+PACKED = 64  # rows: as many neighbours share one block, because a block costs about as much as its products
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where the sequences of a flat tensor lie.
+
+    Args:
+        cu_seqlens: [B + 1] int64 on the device of the tokens, where each starts and the last one ends.
+        ends: the same numbers on the host.
+    """
+
+    cu_seqlens: Tensor
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, device: torch.device) -> Spans:
+        """From a tensor on the host."""
+        return cls(cu_seqlens.to(device, non_blocking=True), tuple(cu_seqlens.tolist()))
+
+    @property
+    def lengths(self) -> list[int]:
+        return [b - a for a, b in pairwise(self.ends)]
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def times(self, factor: int) -> Spans:
+        """The spans when every row becomes `factor` rows."""
+        return Spans(self.cu_seqlens * factor, tuple(end * factor for end in self.ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of neighbouring sequences that are computed together.
+
+    Args:
+        queries, keys: its rows, [start, end).
+        distances: [Lq, Lk] int64, key - query, 0 where hidden; None for a block of one sequence.
+        hidden: [Lq, Lk] bool, what must not be seen; None for a block of one sequence.
+    """
+
+    queries: slice
+    keys: slice
+    distances: Tensor | None = None
+    hidden: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
+
+
+@lru_cache(maxsize=8)  # all layers of a step, forward and backward, ask for the same few
+def blocks_of(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> tuple[Block, ...]:
+    """The blocks of sequences that end at these rows: neighbours share one while it stays small."""
+    cuts = [0]
+    for i in range(1, len(queries) - 1):
+        if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > PACKED:
+            cuts.append(i)
+    cuts.append(len(queries) - 1)
+    return tuple(_block(queries[a : b + 1], keys[a : b + 1], causal) for a, b in pairwise(cuts))
+
+
+def _block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> Block:
+    rows = slice(queries[0], queries[-1]), slice(keys[0], keys[-1])
+    if len(queries) == 2:
+        return Block(*rows)
+    owner, place = _places(queries)
+    key_owner, key_place = _places(keys)
+    distances = key_place - place[:, None]
+    hidden = key_owner != owner[:, None]
+    if causal:
+        hidden |= distances > 0
+    return Block(*rows, distances.masked_fill_(hidden, 0), hidden)
+
+
+def _places(ends: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For every row of some sequences, which of them it belongs to and where in it."""
+    lengths = torch.tensor(ends).diff()
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return owner, torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
+
+
+def relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+    """The bucket of every distance key - query from 1 - longest to longest - 1; [2 * longest - 1] int64.
+
+    The rule of Raffel et al. 2020: half of the buckets for single distances, the others grow with the logarithm;
+    a one-sided table sees every key that lies ahead as distance 0.
+    """
+    distance = torch.arange(1 - longest, longest)
+    offset = torch.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        offset = (distance > 0) * num_buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp_min(0)
+    exact = num_buckets // 2
+    far = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    bucket = torch.where(distance < exact, distance, (exact + far.long()).clamp_max(num_buckets - 1))
+    return offset + bucket
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, *,
+    table: Tensor | None = None, causal: bool = False, dropout: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
+
+    Args:
+        q: [Nq, H, D]. k, v: [Nk, H, D].
+        queries, keys: where the same B sequences lie in q and in k.
+        table: [H, 2 * longest - 1], the bias of every distance key - query, the most negative first; None for none.
+        causal: a query sees no key that lies behind it.
+        dropout: rate at which attention weights are dropped.
+
+    Returns: [Nq, H, D] in the type of q.
+    """
+    if q.device.type == "cuda" and find_spec("triton") is not None:
+        from fivetune.model.kernels.attention import attention
+
+        lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
+        return attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
+    with without_autocast(q.device):
+        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, (queries, keys, causal), dropout)
+    return out.to(q.dtype)
+
+
+class Bias:
+    """A table as what is added to the scores of a block, and back: the gradient of the table from those of scores.
+
+    A block of one sequence takes a corner of one big square, because the bias depends on the distance alone.
+    """
+
+    def __init__(self, table: Tensor | None, longest: int, causal: bool, device: torch.device) -> None:
+        self.table, self.longest, self.causal, self.device = table, longest, causal, device
+        self.square: Tensor | None = None
+        self.square_grad: Tensor | None = None
+        self.grad: Tensor | None = None
+
+    def of(self, block: Block) -> Tensor | None:
+        """[H, Lq, Lk] (or [1, Lq, Lk] without a table), -inf where nothing is to be seen; None for all zeros."""
+        if block.distances is None or block.hidden is None:
+            if self.table is None and not self.causal:
+                return None
+            if self.square is None:
+                self.square = self._square()
+            lq, lk = block.shape
+            return self.square[:, :lq, :lk]
+        hidden = block.hidden.to(self.device, non_blocking=True)
+        bias = torch.zeros((1, *hidden.shape), device=self.device) if self.table is None else self._gathered(block)
+        return bias.masked_fill_(hidden, -math.inf)
+
+    def _gathered(self, block: Block) -> Tensor:
+        assert self.table is not None
+        return self.table[:, self._index(block)].view(-1, *block.shape)
+
+    def _index(self, block: Block) -> Tensor:
+        assert block.distances is not None
+        return (block.distances + self.longest - 1).flatten().to(self.device, non_blocking=True)
+
+    def _square(self) -> Tensor:
+        if self.table is None:
+            square = torch.zeros(1, self.longest, self.longest, device=self.device)
+        else:
+            square = self.table.unfold(1, self.longest, 1).flip(1)
+        if self.causal:
+            ahead = torch.ones(self.longest, self.longest, dtype=torch.bool, device=self.device).triu_(1)
+            square.masked_fill_(ahead, -math.inf)
+        return square
+
+    def add_grad(self, block: Block, scores: Tensor) -> None:
+        """Take in the gradient of a block's scores, [H, Lq, Lk]."""
+        if self.table is None:
+            return
+        if block.distances is not None:
+            self.grad = torch.zeros_like(self.table) if self.grad is None else self.grad
+            self.grad.index_add_(1, self._index(block), scores.flatten(1))
+            return
+        if self.square_grad is None:
+            self.square_grad = scores.new_zeros(len(scores), self.longest, self.longest)
+        lq, lk = block.shape
+        self.square_grad[:, :lq, :lk] += scores
+
+    def table_grad(self) -> Tensor | None:
+        """[H, 2 * longest - 1]; the square is summed along its diagonals."""
+        if self.square_grad is None:
+            return self.grad
+        heads, longest, _ = self.square_grad.shape
+        skewed = self.square_grad.new_zeros(heads, longest, 2 * longest)
+        skewed[:, :, :longest] = self.square_grad.flip(1)
+        diagonals = skewed.view(heads, -1)[:, : longest * (2 * longest - 1)].view(heads, longest, 2 * longest - 1)
+        return diagonals.sum(1) if self.grad is None else self.grad + diagonals.sum(1)
+
+
+class BlockAttention(torch.autograd.Function):
+    """`attend` in fp32, one block of rows after the other: what a block needs stays in the cache."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, where: tuple[Spans, Spans, bool], rate: float
+    ) -> Tensor:
+        queries, keys, causal = where
+        blocks = blocks_of(queries.ends, keys.ends, causal)
+        bias = Bias(table, keys.longest, causal, q.device)
+        sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
+        drawn = draw(sum(sizes), rate, q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        weights: list[Tensor] = []
+        for block, dropped in zip(blocks, split(drawn, sizes), strict=True):
+            query, key, value = _heads_first(block, q, k, v)
+            added = bias.of(block)
+            key = key.transpose(1, 2)
+            scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
+            weight = torch.softmax(scores, -1)
+            kept = weight if dropped is None else blank_(scores.copy_(weight), dropped)
+            out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
+            weights.append(weight)
+        ctx.save_for_backward(q, k, v, table, drawn, *weights)
+        ctx.where, ctx.scale = where, kept_scale(rate)
+        return out if drawn is None else out.mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, table, drawn, *weights = ctx.saved_tensors
+        queries, keys, causal = ctx.where
+        blocks = blocks_of(queries.ends, keys.ends, causal)
+        bias = Bias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device)
+        grad = grad if drawn is None else grad * ctx.scale
+        of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
+        for block, weight, dropped in zip(blocks, weights, split(drawn, [w.numel() for w in weights]), strict=True):
+            query, key, value = _heads_first(block, q, k, v)
+            out = grad[block.queries].transpose(0, 1)
+            kept = weight if dropped is None else blank_(weight.clone(), dropped)
+            of_v[block.keys] = torch.bmm(kept.transpose(1, 2), out).transpose(0, 1)
+            of_weight = blank_(torch.bmm(out, value.transpose(1, 2)), dropped)
+            scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, torch.float32)
+            bias.add_grad(block, scores)
+            of_q[block.queries] = torch.bmm(scores, key).transpose(0, 1)
+            of_k[block.keys] = torch.bmm(scores.transpose(1, 2), query).transpose(0, 1)
+        return of_q, of_k, of_v, bias.table_grad(), None, None
+
+
+def _heads_first(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's rows of q, k, v as [H, rows, D], not copied."""
+    return q[block.queries].transpose(0, 1), k[block.keys].transpose(0, 1), v[block.keys].transpose(0, 1)

@@ -1,0 +1,92 @@
+"""BioASQ yes/no questions: yes or no, from the snippets of the articles that experts chose.
+
+Source: http://participants-area.bioasq.org/datasets (Tsatsaronis et al. 2015), Task B; registration is needed.
+Licence: CC BY 2.5. A question of a training or golden file; those of other types are left out:
+
+    {"id": "56c1f00eef6e394741000039", "type": "yesno", "body": "Does RNA polymerase II have RNA cleavage activity?",
+     "snippets": [{"text": "the transcription factor TFIIS ...", ...}], "exact_answer": "yes", ...}
+
+Tables of the columns question, ideal_answer and yesno_label (1 or 0) work too: then the ideal answer, which often
+begins with "Yes", is the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.errors import DataError
+from fivetune.tasks import LabelOptions, check_labels, check_qa_template, qa_inputs
+from fivetune.types import RawRecord, TextExample
+
+
+class BioAsqYesNo(LabelOptions):
+    """BioASQ: yes or no."""
+
+    version: ClassVar[int] = 1
+    main_metric: ClassVar[str] = "macro_f1"
+
+    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
+        default="question: {question} context: {context}",
+        description="the inputs; may use {question} and {context}; without {context} it answers blindly",
+    )
+    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+        default={"yes": "yes", "no": "no"}, description="exact_answer: word that the model learns for it"
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """One question; None for one that is not yes/no. Raises DataError where question, context or answer lack."""
+        if record.fields.get("type", "yesno") != "yesno":
+            return None
+        fields = _fields(record)
+        if labelled and fields.get("exact_answer") is None:
+            raise DataError(
+                f"{record.where}: there is no column 'exact_answer' or 'yesno_label'. Columns: "
+                f"{', '.join(record.fields)}. Test sets of BioASQ come without answers: score on a golden file; "
+                "without answers a file is good for `fivetune predict` only."
+            )
+        flat = replace(record, fields=fields)
+        inputs, clippable = qa_inputs(flat, self.template)
+        return self.example(flat, "exact_answer", inputs, clippable, labelled=labelled)
+
+
+def _fields(record: RawRecord) -> dict[str, Any]:
+    """Both forms as id, question, context and exact_answer; what is absent stays absent."""
+    given = record.fields
+    found = {name: given[name] for name in ("id", "question", "context", "exact_answer") if name in given}
+    if "body" in given:
+        found.setdefault("question", given["body"])
+    if isinstance(given.get("snippets"), list) and given["snippets"]:
+        texts = [snippet.get("text") for snippet in given["snippets"] if isinstance(snippet, dict)]
+        found.setdefault("context", " ".join(text for text in texts if isinstance(text, str)))
+    if "ideal_answer" in given and "snippets" not in given:
+        found.setdefault("context", given["ideal_answer"])
+    if given.get("yesno_label") is not None:
+        answers = {"1": "yes", "0": "no"}
+        found.setdefault("exact_answer", answers.get(str(given["yesno_label"]).strip(), given["yesno_label"]))
+    return found
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "56c1f00eef6e394741000039",
+            "type": "yesno",
+            "body": "Does RNA polymerase II have RNA cleavage activity?",
+            "snippets": [{"text": "TFIIS enhances cleavage."}, {"text": "It is elongation."}],
+            "exact_answer": "Yes",
+        },
+        where="golden.json:1",
+    ),
+    TextExample(
+        id="56c1f00eef6e394741000039",
+        inputs="question: Does RNA polymerase II have RNA cleavage activity? "
+        "context: TFIIS enhances cleavage. It is elongation.",
+        targets="yes",
+        references=("yes",),
+        clippable=(70, 112),
+        meta={"labels": ["yes", "no"]},
+    ),
+)

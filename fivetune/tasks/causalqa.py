@@ -1,0 +1,156 @@
+"""CausalQA: questions about causes and effects, with a passage or without, asked as UnifiedQA was trained to be asked.
+
+Source: Webis-CausalQA-22, https://github.com/webis-de/coling22-benchmark-for-causal-question-answering (Bondarenko et
+al. 2022), gathered from ten sets. Licence: each part's own (SQuAD: CC BY-SA 4.0). A record, several answers with tabs
+between them, the context empty in some parts:
+
+    id,question,question_processed,context,context_processed,answer,answer_processed
+    5733,Why did it rain?,why did it rain?,A front came.,a front came.,a front\tthe front,a front\tthe front
+
+The benchmark reads the processed question and context, and trains on and scores against the plain `answer`. It trained
+on the tab-joined text; here the first answer is learnt, or each of them. The separator is a backslash and an n, which
+UnifiedQA saw, not a line end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from fivetune.errors import DataError
+from fivetune.metrics import Spec
+from fivetune.tasks import (
+    SEPARATOR,
+    TaskOptions,
+    TrainAnswers,
+    choose_targets,
+    column,
+    is_blank,
+    record_id,
+    text_column,
+)
+from fivetune.types import RawRecord, TextExample
+
+Form = Literal["processed", "plain"]
+
+_NO_LETTER = re.compile("[^a-zа-яё0-9]+")
+_RULES = re.compile(
+    "|".join(
+        (
+            r"^why|^(?:if|when).*why | and why | why is \w+ | is \w+ why ",
+            r"^cause.? | cause.? |because of what",
+            r"how (?:come|did) ",
+            r"^(?!.*dopplar).*effect.? | affect? ",
+            r" lead to",
+            r"^(?=.*what (?:happens|will happen|might happen)).*(?:if|when)",
+            r"^what (?:to do|should be done) (?:if|when|to) ",
+        )
+    )
+)
+"""The benchmark's seven rules, for lower-case questions without punctuation. "what happens ... when" counts: in the
+published notebook a line break inside the pattern keeps that half of the sixth rule from matching."""
+
+
+class Causalqa(TaskOptions):
+    """CausalQA in UnifiedQA's form."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Spec, ...]] = (
+        "causalqa",
+        {"name": "rouge", "types": ("rougeL",), "normalize": True},
+        "squad",
+    )
+    main_metric: ClassVar[str] = "f1"
+
+    form: Form = Field(
+        default="processed", description="columns of question and context: question_processed or the plain question"
+    )
+    answer_form: Form = Field(default="plain", description="column of the answers: answer, or answer_processed")
+    lower_case: bool = Field(default=False, description="lower-case inputs and targets, as UnifiedQA was trained")
+    separator: str = Field(default=SEPARATOR, description="between question and context")
+    causal_only: bool = Field(
+        default=False, description="leave out questions that none of the benchmark's seven rules calls causal"
+    )
+    train_answers: TrainAnswers = Field(
+        default="first",
+        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """One question, or None for one that is not causal. Raises DataError for a bad record."""
+        question = text_column(record, _name("question", self.form))
+        if self.causal_only and not is_causal(question):
+            return None
+        context = self._context(record)
+        answers = self._answers(record, labelled)
+        head = self._cased(question + self.separator) if context else ""
+        inputs = head + self._cased(context or question)
+        return TextExample(
+            id=record_id(record),
+            inputs=inputs,
+            targets=next(iter(answers), ""),
+            references=answers,
+            clippable=(len(head), len(inputs)),
+            meta={"question": question},
+        )
+
+    def train_targets(self, example: TextExample) -> tuple[str, ...]:
+        """The targets to train on, at least one."""
+        return choose_targets(example, self.train_answers)
+
+    def _context(self, record: RawRecord) -> str:
+        """The context, "" where the part of the benchmark has none."""
+        name = _name("context", self.form)
+        context = column(record, name)
+        if not isinstance(context, str | None):
+            raise DataError(f"{record.where}: {name} is {context!r}. It must be text, empty if there is none.")
+        return (context or "").strip()
+
+    def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...]:
+        """The answers, in their order; () where nothing is known."""
+        name = _name("answer", self.answer_form)
+        if not labelled and is_blank(record, name):
+            return ()
+        answers = [answer.strip() for answer in text_column(record, name).split("\t")]
+        return tuple(dict.fromkeys(self._cased(answer) for answer in answers if answer))
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self.lower_case else text
+
+
+def is_causal(question: str) -> bool:
+    """Whether one of the benchmark's seven rules matches a question.
+
+    >>> is_causal("What happens to the tide if the moon is full?"), is_causal("Who paints the moon?")
+    (True, False)
+    """
+    return _RULES.search(" ".join(_NO_LETTER.sub(" ", question.lower()).split())) is not None
+
+
+def _name(name: str, form: Form) -> str:
+    return name if form == "plain" else f"{name}_processed"
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "5733",
+            "question": "Why did it rain?",
+            "question_processed": "why did it rain?",
+            "context": "A front came.",
+            "context_processed": "a front came.",
+            "answer": "a front\tthe front",
+        },
+        where="squad2_train_original_split.csv:2",
+    ),
+    TextExample(
+        id="5733",
+        inputs="why did it rain? \\n a front came.",
+        targets="a front",
+        references=("a front", "the front"),
+        clippable=(20, 33),
+        meta={"question": "why did it rain?"},
+    ),
+)

@@ -1,0 +1,118 @@
+"""GSM8K: grade-school arithmetic in words, answered with the number alone or with the reasoning before it.
+
+Source: https://github.com/openai/grade-school-math (Cobbe et al. 2021). Licence: MIT. A record:
+
+    {"question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. ...",
+     "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\\nNatalia sold 48+24 = <<48+24=72>>72 ...\\n#### 72"}
+
+The final number stands after "####". The calculator marks <<48/2=24>> are for models that call one; T5's vocabulary has
+no '<', which would teach it an unknown character, so they are removed by default. Line ends reach T5 as spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from fivetune.errors import DataError
+from fivetune.metrics import Spec
+from fivetune.metrics.gsm8k import final_number
+from fivetune.tasks import TaskOptions, fill, is_blank, record_id, template_columns, text_column
+from fivetune.types import RawRecord, TextExample
+
+PHRASE = "The answer is "
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+
+
+def _question_only(template: str) -> str:
+    if template_columns(template) != ["question"]:
+        raise ValueError(f"template {template!r} must have {{question}} and no other column. Correct it")
+    return template
+
+
+class Gsm8k(TaskOptions):
+    """GSM8K, grade-school arithmetic."""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[Spec, ...]] = ("gsm8k",)
+    main_metric: ClassVar[str] = "accuracy"
+
+    template: Annotated[str, AfterValidator(_question_only)] = Field(
+        default="{question}", description="the inputs; a prefix may stand before {question}"
+    )
+    target: Literal["rationale", "phrase", "number"] = Field(
+        default="rationale",
+        description="what is learnt: the reasoning and #### 72, the phrase The answer is 72, or 72",
+    )
+    calculator: Literal["remove", "keep"] = Field(
+        default="remove", description="the marks <<48/2=24>> of the reasoning; T5's vocabulary cannot write them"
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
+        """One question. Raises DataError for a bad record, or an answer without its final number."""
+        question = text_column(record, "question")
+        inputs, spans = fill(self.template, {"question": question})
+        targets, references = "", ()
+        if labelled or not is_blank(record, "answer"):
+            number = _gold_number(record)
+            targets, references = self._target(record.fields["answer"], number), (number,)
+        return TextExample(
+            id=record_id(record),
+            inputs=inputs,
+            targets=targets,
+            references=references,
+            clippable=spans["question"],
+            meta={"question": question},
+        )
+
+    def from_text(self, text: str) -> str:
+        """The number where the rules find one, else the text as it is, for the lenient score and the reader.
+
+        >>> Gsm8k().from_text("He has 6 * 200 = 1,200 eggs. #### 1,200"), Gsm8k().from_text(" 1200 eggs. ")
+        ('1200', '1200 eggs.')
+        >>> Gsm8k(target="phrase").from_text("The answer is 72")
+        '72'
+        """
+        marked = text.replace(PHRASE, "#### ") if self.target == "phrase" else text
+        return final_number(marked) or text.strip()
+
+    def _target(self, answer: str, number: str) -> str:
+        if self.target == "number":
+            return number
+        if self.target == "phrase":
+            return PHRASE + number
+        return _CALCULATOR.sub("", answer) if self.calculator == "remove" else answer
+
+
+def _gold_number(record: RawRecord) -> str:
+    """The final number of a right answer, without commas."""
+    answer = text_column(record, "answer")
+    number = final_number(answer) if "####" in answer else None
+    if number is None or not re.fullmatch(r"-?[0-9]*\.?[0-9]+", number):
+        raise DataError(
+            f"{record.where}: answer ends in {answer[-40:]!r}, which has no number after '#### '. It must end as in "
+            "'#### 72'. Correct it, or set data.on_bad_record: skip."
+        )
+    return number
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "train-1",
+            "question": "Natalia sold clips to 48 friends in April, and half as many in May. How many altogether?",
+            "answer": "She sold 48/2 = <<48/2=24>>24 clips in May.\nAltogether 48+24 = <<48+24=72>>72.\n#### 72",
+        },
+        where="train.jsonl:1",
+    ),
+    TextExample(
+        id="train-1",
+        inputs="Natalia sold clips to 48 friends in April, and half as many in May. How many altogether?",
+        targets="She sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72.\n#### 72",
+        references=("72",),
+        clippable=(0, 88),
+        meta={"question": "Natalia sold clips to 48 friends in April, and half as many in May. How many altogether?"},
+    ),
+)

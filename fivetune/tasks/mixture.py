@@ -1,0 +1,173 @@
+"""Several tasks learnt by one model, mixed by rate, by size or by temperature; each is scored by its own metrics.
+
+Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+section 3.5.2, of which the three laws are. Licence: those of the parts. A record names its part where it stands alone:
+
+    {"part": "tags", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm ...", "Tags": "<java><repeat>"}
+
+In a run every part has its own files, or those of `data`, and its share of each epoch (n is its number of examples):
+
+    rate         its `rate` over the sum of all                   "set by hand"
+    size         min(n, limit) over the sum of all                "examples-proportional mixing", limit is K
+    temperature  min(n, limit)^(1/temperature) over the sum       "temperature-scaled mixing", T5: 2 and K = 2^21
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from fivetune import plugins
+from fivetune.errors import DataError, nearest
+from fivetune.metrics import Spec, load_metric
+from fivetune.tasks import Converted, Task, TaskOptions, column, head_of
+from fivetune.types import RawRecord, TextExample
+
+
+def _task(value: Any) -> Any:
+    """The options of a task, from its name or from a table of its name and options."""
+    if isinstance(value, plugins.Options):
+        return value
+    table = {"name": value} if isinstance(value, str) else dict(value or {})
+    name = str(table.pop("name", ""))
+    if name not in plugins.names("tasks") or name == "mixture":
+        known = [task for task in plugins.names("tasks") if task != "mixture"]
+        raise ValueError(f"there is no task {name!r} for a part. {nearest(name, known)}")
+    options = plugins.load("tasks", name)
+    return options.model_validate(_known(table, options))
+
+
+def _part(value: Any) -> Any:
+    """A part that is only a name as the table it stands for; settings that no part has are refused."""
+    return {"task": value} if isinstance(value, str) else _known(value, Part) if isinstance(value, dict) else value
+
+
+def _known(table: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    for name in table:
+        if name not in model.model_fields:
+            raise ValueError(f"{name} is not a setting here. {nearest(name, list(model.model_fields))}")
+    return table
+
+
+def _as_table(task: Any) -> dict[str, Any]:
+    return {"name": task.plugin_name(), **task.model_dump(mode="json")}
+
+
+def _files(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Files = Annotated[tuple[str, ...], BeforeValidator(_files)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    """One task of a mixture; what is not given is as in `data`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Annotated[Any, BeforeValidator(_task), PlainSerializer(_as_table)] = Field(
+        description="name of the task, or a table of its name and options"
+    )
+    rate: float | None = Field(default=None, gt=0, description="share of the examples, of the sum of all rates")
+    train: Files = Field(default=(), description="training files; default: data.train")
+    eval: Files = Field(default=(), description="evaluation files; default: data.eval")
+    columns: dict[str, str] = Field(default={}, description="besides those of data.columns")
+    max_input_tokens: Count | None = Field(default=None, description="default: data.max_input_tokens")
+    max_target_tokens: Count | None = Field(default=None, description="default: data.max_target_tokens")
+    max_train_examples: Count | None = Field(default=None, description="default: data.max_train_examples")
+    max_eval_examples: Count | None = Field(default=None, description="default: data.max_eval_examples")
+
+
+class Mixture(TaskOptions):
+    """Several tasks at once: parts, and the law by which they are mixed."""
+
+    version: ClassVar[int] = 1
+
+    parts: Annotated[
+        dict[str, Annotated[Part, BeforeValidator(_part)]],
+        Field(min_length=2),
+    ] = Field(
+        default={"quality": "stackoverflow_quality", "tags": "stackoverflow_tags"},  # type: ignore[dict-item]
+        description="name: a task, or a table of task, rate, train, eval, columns, max_input_tokens, "
+        "max_target_tokens, max_train_examples, max_eval_examples; what is not given is as in data",
+    )
+    by: Literal["rate", "size", "temperature"] = Field(
+        default="temperature", description="a part's share: its rate, its size, or its size to the power 1/temperature"
+    )
+    temperature: float = Field(default=2.0, ge=1, description="1 is by size; the higher, the more equal the parts")
+    limit: Count | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
+    part: str | None = Field(
+        default=None, description="take this part alone: to predict, or to evaluate it on other files"
+    )
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Mixture:
+        if self.part is not None and self.part not in self.parts:
+            raise ValueError(f"part: there is no {self.part!r}. {nearest(self.part, list(self.parts))}")
+        for name, part in self.parts.items():
+            if (part.rate is None) == (self.by == "rate"):
+                advice = "Give every part one" if self.by == "rate" else "Drop it, or take by: rate"
+                raise ValueError(f"parts.{name}.rate is {part.rate} with by: {self.by}. {advice}")
+            if head_of(part.task) != "generate":
+                raise ValueError(
+                    f"parts.{name}.task.head is {head_of(part.task)}. A mixture needs generate in all parts"
+                )
+            if not all(load_metric(spec).higher_is_better for spec in part.task.metrics):
+                raise ValueError(f"parts.{name}: less is better of its scores, which no mean can hold. Leave it out")
+        return self
+
+    @property
+    def metrics(self) -> tuple[Spec, ...]:
+        parts = {name: part.task.metrics for name, part in self.parts.items()}
+        mains = {name: part.task.main_metric for name, part in self.parts.items()}
+        return ({"name": "by_part", "parts": parts, "mains": mains},)
+
+    @property
+    def main_metric(self) -> str:
+        return "mean"
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> Converted:
+        """What the task of the record's part makes of it. Raises DataError if the record names no part."""
+        return self._converted(record, lambda task: task.to_text(record, labelled=labelled))
+
+    def to_score(self, record: RawRecord) -> Converted:
+        """What the task of the record's part scores. Raises DataError if the record names no part."""
+        return self._converted(record, lambda task: task.to_score(record))
+
+    def _converted(self, record: RawRecord, convert: Callable[[Task], Converted]) -> Converted:
+        name = column(record, "part")
+        if name not in self.parts:
+            raise DataError(f"{record.where}: part is {name!r}. {nearest(str(name), list(self.parts))}")
+        converted = convert(self.parts[name].task)
+        if converted is None:
+            return None
+        several = converted if isinstance(converted, tuple) else (converted,)
+        named = tuple(replace(example, meta={**example.meta, "source_task": name}) for example in several)
+        return named if isinstance(converted, tuple) else named[0]
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "34552656",
+            "part": "tags",
+            "Title": "Java: Repeat Task Every Random Seconds",
+            "Body": "<p>I'm already familiar with repeating tasks every n seconds.</p>",
+            "Tags": "<java><repeat>",
+        },
+        where="posts.jsonl:2",
+    ),
+    TextExample(
+        id="34552656",
+        inputs="tags: Java: Repeat Task Every Random Seconds</s>"
+        "I'm already familiar with repeating tasks every n seconds.",
+        targets="java, repeat",
+        references=("java, repeat",),
+        clippable=(0, 106),
+        meta={"source_task": "tags"},
+    ),
+)

@@ -1,0 +1,79 @@
+"""PubMedQA: yes, no or maybe, from the abstract of the article whose title is the question.
+
+Source: https://github.com/pubmedqa/pubmedqa (Jin et al. 2019), ori_pqal.json, an object of records by PubMed id; or
+qiaojin/PubMedQA:pqa_labeled of the hub, with the columns in lower case. Licence: MIT. A record:
+
+    {"QUESTION": "Do mitochondria play a role in remodelling lace plant leaves during programmed cell death?",
+     "CONTEXTS": ["Programmed cell death (PCD) is the regulated death of cells within an organism. ...", ...],
+     "LABELS": ["BACKGROUND", "RESULTS"], "LONG_ANSWER": "Results depicted mitochondrial dynamics in vivo ...",
+     "final_decision": "yes", ...}
+
+The conclusion of the abstract (LONG_ANSWER) is not read: the answer stands in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.tasks import LabelOptions, check_labels, check_qa_template, qa_inputs
+from fivetune.types import RawRecord, TextExample
+
+
+class PubMedQa(LabelOptions):
+    """PubMedQA: yes, no or maybe."""
+
+    version: ClassVar[int] = 1
+
+    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
+        default="question: {question} context: {context}",
+        description="the inputs; may use {question} and {context}; without {context} it answers blindly",
+    )
+    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+        default={"yes": "yes", "no": "no", "maybe": "maybe"},
+        description="final_decision: word that the model learns for it",
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
+        """One question. Raises DataError where question, context or decision lack."""
+        flat = replace(record, fields=_fields(record))
+        inputs, clippable = qa_inputs(flat, self.template)
+        return self.example(flat, "final_decision", inputs, clippable, labelled=labelled)
+
+
+def _fields(record: RawRecord) -> dict[str, Any]:
+    """Both forms as id, question, context and final_decision; what is absent stays absent."""
+    given = {name.lower(): value for name, value in record.fields.items()}
+    found = {name: given[name] for name in ("id", "question", "context", "final_decision") if name in given}
+    if "pubid" in given:
+        found["id"] = given["pubid"]
+    inner = found.get("context")
+    passages = inner.get("contexts") if isinstance(inner, dict) else given.get("contexts")
+    if isinstance(passages, list) and passages:
+        found["context"] = " ".join(map(str, passages))
+    return found
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "21645374",
+            "QUESTION": "Do mitochondria play a role in remodelling lace plant leaves?",
+            "CONTEXTS": ["Programmed cell death (PCD) is regulated.", "The lace plant forms perforations."],
+            "LABELS": ["BACKGROUND", "RESULTS"],
+            "final_decision": "yes",
+        },
+        where="ori_pqal.json:1",
+    ),
+    TextExample(
+        id="21645374",
+        inputs="question: Do mitochondria play a role in remodelling lace plant leaves? "
+        "context: Programmed cell death (PCD) is regulated. The lace plant forms perforations.",
+        targets="yes",
+        references=("yes",),
+        clippable=(81, 157),
+        meta={"labels": ["yes", "no", "maybe"]},
+    ),
+)

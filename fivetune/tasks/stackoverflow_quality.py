@@ -1,0 +1,66 @@
+"""Quality of Stack Overflow questions as one of three labels: good, to be closed, or to be edited.
+
+Source: https://www.kaggle.com/datasets/imoore/60k-stack-overflow-questions-with-quality-rate (Annamoradnejad,
+Habibi and Fazli 2022); files of the same columns with other labels work with `labels`. Licence: posts CC BY-SA. A
+record:
+
+    {"Id": "34552656", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm already familiar with ...",
+     "Tags": "<java><repeat>", "CreationDate": "2016-01-01 00:21:59", "Y": "LQ_CLOSE"}
+
+The bodies of LQ_EDIT are raw text and those of the other two HTML, so that `markup: true` gives the class away: T5 has
+no piece for '<' and writes <unk> for it. A table of one text column: template "quality: {text}", and its label column
+by data.columns: {Y: rating}.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.tasks import LabelOptions, check_labels, check_template, post_inputs
+from fivetune.types import RawRecord, TextExample
+
+
+class StackOverflowQuality(LabelOptions):
+    """Stack Overflow: is this a good question?"""
+
+    version: ClassVar[int] = 1
+
+    template: Annotated[str, AfterValidator(check_template)] = Field(
+        default="quality: {Title}</s>{Body}",
+        description="the inputs, over any text columns; </s> is T5's end token, as between two sentences",
+    )
+    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+        default={"LQ_CLOSE": "none", "LQ_EDIT": "low", "HQ": "high"},
+        description="label in the column Y: word that the model learns for it",
+    )
+    markup: bool = Field(default=False, description="keep HTML tags and entities")
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
+        """One post. Raises DataError for a missing or empty text, and for a label outside the set."""
+        inputs, clippable = post_inputs(record, self.template, markup=self.markup)
+        return self.example(record, "Y", inputs, clippable, labelled=labelled)
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "34552656",
+            "Title": "Java: Repeat Task Every Random Seconds",
+            "Body": "<p>I'm already familiar with repeating tasks every n seconds.</p>",
+            "Tags": "<java><repeat>",
+            "Y": "LQ_CLOSE",
+        },
+        where="train.csv:2",
+    ),
+    TextExample(
+        id="34552656",
+        inputs="quality: Java: Repeat Task Every Random Seconds</s>"
+        "I'm already familiar with repeating tasks every n seconds.",
+        targets="none",
+        references=("LQ_CLOSE",),
+        clippable=(0, 109),
+        meta={"labels": ["LQ_CLOSE", "LQ_EDIT", "HQ"]},
+    ),
+)

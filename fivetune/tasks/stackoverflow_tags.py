@@ -1,0 +1,89 @@
+"""Tags of a Stack Overflow question, written as one text: "java, repeat".
+
+Source: https://www.kaggle.com/datasets/imoore/60k-stack-overflow-questions-with-quality-rate (Annamoradnejad,
+Habibi and Fazli 2022); any table with Title, Body and Tags works. Licence: posts CC BY-SA. A record:
+
+    {"Id": "34552656", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm already familiar with ...",
+     "Tags": "<java><repeat>", "CreationDate": "2016-01-01 00:21:59", "Y": "LQ_CLOSE"}
+
+Tags may also be written as java|repeat, as "java, repeat" or "java repeat", or as a list.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from fivetune.errors import DataError
+from fivetune.tasks import TaskOptions, check_template, column, post_inputs, record_id
+from fivetune.types import RawRecord, TextExample
+
+_SEPARATORS = re.compile(r"[<>|,\s]+")
+
+
+class StackOverflowTags(TaskOptions):
+    """Stack Overflow: which tags does this question have?"""
+
+    version: ClassVar[int] = 1
+    metrics: ClassVar[tuple[str, ...]] = ("tags",)
+    main_metric: ClassVar[str] = "micro_f1"
+
+    template: Annotated[str, AfterValidator(check_template)] = Field(
+        default="tags: {Title}</s>{Body}",
+        description="the inputs, over any text columns; </s> is T5's end token, as between two sentences",
+    )
+    markup: bool = Field(default=False, description="keep HTML tags and entities")
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
+        """One post. Raises DataError for a missing or empty text, and where there are no tags."""
+        inputs, clippable = post_inputs(record, self.template, markup=self.markup)
+        tags = tags_of(column(record, "Tags") if labelled else record.fields.get("Tags"))
+        if labelled and not tags:
+            raise DataError(
+                f"{record.where}: Tags is {record.fields['Tags']!r}, which names no tag. It must be such as "
+                "<java><repeat>, java|repeat or a list of texts. Mend it, or set data.on_bad_record: skip."
+            )
+        targets = ", ".join(tags)
+        return TextExample(record_id(record), inputs, targets, (targets,) if tags else (), clippable)
+
+    def from_answer(self, text: str) -> str:
+        """Tags in the form of the references; the data's own form is understood.
+
+        >>> StackOverflowTags().from_answer("<java><repeat>"), StackOverflowTags().from_answer("java, data frame")
+        ('java, repeat', 'java, data frame')
+        """
+        return ", ".join(tags_of(text)) if text.strip().startswith("<") else text
+
+
+def tags_of(value: Any) -> list[str]:
+    """The tags of any of the known forms, each once; none of what is neither a text nor a list of texts.
+
+    >>> tags_of("<c#><.net-3.5>"), tags_of("python|pandas"), tags_of(["c++", "c"]), tags_of(None)
+    (['c#', '.net-3.5'], ['python', 'pandas'], ['c++', 'c'], [])
+    """
+    parts = value if isinstance(value, list | tuple) else [value]
+    texts = [part for part in parts if isinstance(part, str)]
+    return list(dict.fromkeys(tag for text in texts for tag in _SEPARATORS.split(text) if tag))
+
+
+SAMPLE = (
+    RawRecord(
+        {
+            "id": "34552656",
+            "Title": "Java: Repeat Task Every Random Seconds",
+            "Body": "<p>I'm already familiar with repeating tasks every n seconds.</p>",
+            "Tags": "<java><repeat>",
+        },
+        where="train.csv:2",
+    ),
+    TextExample(
+        id="34552656",
+        inputs="tags: Java: Repeat Task Every Random Seconds</s>"
+        "I'm already familiar with repeating tasks every n seconds.",
+        targets="java, repeat",
+        references=("java, repeat",),
+        clippable=(0, 106),
+    ),
+)

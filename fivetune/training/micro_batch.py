@@ -1,0 +1,110 @@
+"""The largest micro-batch that fits into memory: tried before training, on the longest examples.
+
+In: the model with its forward, the training store, the global batch. Out: a Fit. Growing parts of the global batch go
+forward and backward. On a GPU a trial that fails ends the search. The CPU has no such failure (the system would end
+the process), so there a trial is made only if what the smaller ones took lets it fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fivetune.data.batch import collate
+from fivetune.data.store import TokenStore
+from fivetune.model.backend import Forward
+from fivetune.model.load import num_parameters
+from fivetune.telemetry.devices import enough_memory, is_out_of_memory
+from fivetune.telemetry.memory import free_bytes, peak_during, used_bytes
+
+SHARE = 0.8  # of the CPU's free memory that training may take
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the search found.
+
+    Args:
+        batch_size: examples per forward pass; a divisor of the global batch.
+        measured_bytes: most memory in use while they went forward and backward, weights and gradients included.
+        forecast_bytes: what the smaller trials had promised for it, linearly.
+        state_bytes: what the optimizer will hold on top of it.
+        why: what ended the search.
+    """
+
+    batch_size: int
+    measured_bytes: int
+    forecast_bytes: int
+    state_bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"train.batch_size auto: {self.batch_size} examples, {self.measured_bytes / GIB:.2f} GiB measured on the "
+            f"longest (forecast {self.forecast_bytes / GIB:.2f}), optimizer {self.state_bytes / GIB:.2f} GiB; {self.why}"
+        )
+
+
+def largest_fit(
+    model: Any, forward: Forward, store: TokenStore, *,
+    total: int, state_bytes_per_parameter: int, device: str, autocast: Callable[[], AbstractContextManager[Any]],
+) -> Fit:  # fmt: skip
+    """The largest divisor of the global batch `total` that fits. Weights and random states stay as they are.
+
+    Raises EnvironmentProblem if not even one example fits.
+    """
+    state_bytes = num_parameters(model) * state_bytes_per_parameter
+    longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
+    was_training = model.training
+    model.train()
+
+    def trial(size: int) -> int:
+        batch = collate(store, longest[:size])
+
+        def work() -> None:
+            with autocast():
+                loss = forward.nats(model, batch, device=device)[0].sum() / batch.num_target_tokens
+            loss.backward()
+
+        return peak_during(work, device)
+
+    on_gpu = device.startswith("cuda")
+    try:
+        with torch.random.fork_rng(devices=[torch.device(device)] if on_gpu else []), enough_memory():
+            trial(1)  # leaves gradients, which are there in all later micro-batches
+            state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
+            room = None if on_gpu else used_bytes(device) + int(SHARE * free_bytes()) - state_bytes
+            fit = _grow(trial, total, state_bytes, base=used_bytes(device), room=room)
+            del state
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+    return fit
+
+
+def _grow(trial: Callable[[int], int], total: int, state_bytes: int, *, base: int, room: int | None) -> Fit:
+    """Try divisors of `total` from 1 on; `base` bytes are in use before each trial, `room` may be (None: try it)."""
+    size, measured = 1, trial(1)
+    forecast, why = measured, "that is the whole global batch"
+    for larger in (n for n in range(2, total + 1) if total % n == 0):
+        promised = base + (measured - base) * larger // size
+        if room is not None and max(promised, measured) > room:
+            why = f"{larger} would take {promised / GIB:.2f} GiB of {max(room, 0) / GIB:.2f}"
+            break
+        try:
+            found = trial(larger)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = f"{larger} would take {promised / GIB:.2f} GiB and ran out of memory"
+            break
+        if room is not None and found > room:
+            why = f"{larger} took {found / GIB:.2f} GiB of {room / GIB:.2f}"
+            break
+        size, measured, forecast = larger, found, promised
+    return Fit(size, measured, forecast, state_bytes, why)

@@ -1,0 +1,123 @@
+"""The benchmarks' protocol: order of windows, ratios, equal work. No times are tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import harness, train
+from benchmarks.harness import UnequalWork, Window, Work
+from benchmarks.sides import make_side
+from benchmarks.workloads import Law
+from fivetune.model.flops import train_flops
+
+
+class Fake:
+    """A side that does nothing, writes down when it was asked, and may do less than it was asked for."""
+
+    def __init__(self, name: str, log: list[str], *, lazy: int = 0) -> None:
+        self.name, self.log, self.lazy = name, log, lazy
+
+    def work(self, num_units: int) -> Work:
+        self.log.append(self.name)
+        return Work(num_units - self.lazy, {"examples": num_units})
+
+
+def windows(*rates: float) -> list[Window]:
+    return [Window(Work(1, {"tokens": rate}), 1.0) for rate in rates]
+
+
+# --- the protocol ---
+
+
+def test_windows_are_interleaved_there_and_back():
+    log: list[str] = []
+    found = harness.interleaved([Fake("a", log), Fake("b", log)], num_units=3, num_windows=4)
+    assert "".join(log) == "abbaabba"
+    assert [w.work.num_units for w in found["b"]] == [3] * 4
+    harness.same_totals(found, "examples")
+
+
+def test_unequal_work_is_refused():
+    with pytest.raises(UnequalWork, match="b: did 2 units, 3 were asked for"):
+        harness.interleaved([Fake("a", []), Fake("b", [], lazy=1)], num_units=3, num_windows=1)
+    with pytest.raises(UnequalWork, match="tokens: the sides did not do the same"):
+        harness.same_totals({"a": windows(1, 2), "b": windows(1, 3)}, "tokens")
+
+
+def test_the_ratio_is_that_of_medians_its_ends_are_of_neighbours():
+    found = harness.ratio(windows(10, 20, 90), windows(10, 5, 30), "tokens")
+    assert found.as_list() == [2.0, 1.0, 4.0]
+
+
+def test_a_result_is_a_file_with_the_machine_in_it(tmp_path):
+    path = harness.write_result("train cpu/t5", {"machine": harness.facts("cpu")}, tmp_path)
+    assert path.name == "train-cpu-t5.json"
+    machine = json.loads(path.read_text())["machine"]
+    assert machine["versions"]["torch"] and machine["host"]["num_cores"] and machine["num_threads"]
+
+
+def test_the_peak_of_a_process_is_its_own():
+    peak = harness.peak_resident()
+    if peak is None:
+        pytest.skip("the system does not tell")
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    assert harness.peak_resident() >= peak and block.numel() < harness.peak_resident()  # type: ignore[operator]
+
+
+# --- what is counted ---
+
+
+def test_flops_are_counted_per_example_and_stack():
+    config = Namespace(d_model=2, num_heads=1, d_kv=2, d_ff=4, is_gated_act=True, num_layers=3, num_decoder_layers=1,
+                       vocab_size=10)  # fmt: skip
+    flops = train_flops(config, [4, 2], [1, 3])
+    assert flops.encoder == 6 * 3 * (16 + 24) * 6 + 24 * 3 * (16 + 4)
+    assert flops.decoder == 6 * (24 + 24 + 20) * 4 + 12 * 4 * 6 + 24 * (1 / 2 + 9 / 2 + 4 + 6)
+    parts = [train_flops(config, [s], [t]).total for s, t in ((4, 1), (2, 3))]
+    assert flops.total == sum(parts)
+
+
+def test_lengths_stay_in_their_bounds():
+    lengths = Law(40, 30, 64).draw(np.random.default_rng(0), 500)
+    assert lengths.min() >= 2 and lengths.max() == 64
+
+
+# --- the sides ---
+
+
+@pytest.fixture(scope="module")
+def args(tmp_path_factory):
+    found = Namespace(
+        folder=tmp_path_factory.mktemp("bench"), model="t5-tiny", workload="translation", batch_size=4, device="cpu",
+        seed=0,
+    )  # fmt: skip
+    train.prepare(found)
+    return found
+
+
+@pytest.mark.parametrize("peer", ["default", "tuned", "padded", "plain"])
+def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
+    pytest.importorskip("accelerate")
+    sides = [make_side(name, train.make_plan(args, name), attention="sdpa") for name in ("fivetune", peer)]
+    try:
+        train.same_weights(sides)
+        found = harness.interleaved(sides, 2, 2)
+        harness.same_totals(found, "examples")
+        figures = train.side_figures(found[peer], 1e12)
+        assert figures["mean_loss"] == pytest.approx(train.side_figures(found["fivetune"], 1e12)["mean_loss"], rel=0.1)
+        assert 0 < figures["padding_fraction"] < 0.8 and figures["mfu"] > 0
+        with pytest.raises(UnequalWork, match="do not start from the same weights"):
+            torch.nn.init.zeros_(sides[1].model.shared.weight)
+            train.same_weights(sides)
+    finally:
+        for side in sides:
+            side.close()
