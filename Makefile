@@ -17,6 +17,10 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
+.venv/.installed-bench: .venv/.installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
 quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart
 
@@ -31,8 +35,12 @@ lint: .venv/.installed-test
 	$(BIN)/ruff check --fix fivetune tests benchmarks
 	$(BIN)/pyright
 
-bench: .venv/.installed-test
+bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks.data --json
+	$(BIN)/python -m benchmarks.optimizers
+	$(BIN)/python -m benchmarks.decode --json
+	for model in t5-small mt5-small; do \
+	  $(BIN)/python -m benchmarks.train --device cpu --model $$model --workload squad --peers default,tuned || exit; done
 
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano

@@ -10,6 +10,7 @@ import torch
 from decoding_kit import lively, question_store
 
 from fivetune.data.batch import PaddedBatch, collate, pad
+from fivetune.data.ragged import flattened
 from fivetune.decode import Decoding, generate
 from fivetune.model.forward import label_nats
 from fivetune.model.load import load
@@ -104,6 +105,9 @@ class Rows(list):
     @property
     def lengths(self):
         return torch.tensor([len(row) for row in self]).numpy()
+
+    def gather(self, rows):
+        return flattened([self[row] for row in rows])
 
 
 def test_targets_are_left_alone_if_nobody_asks(model_folder, store):

@@ -15,6 +15,7 @@ from fivetune.commands import score
 from fivetune.errors import ConfigError, DataError, UnknownPlugin
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+PARTS = ["--task.by", "size", "--task.parts.tags.task", "stackoverflow_tags", "--task.parts.squad.task", "squad"]
 QUALITY = ["stackoverflow_quality", "--task.labels.HQ", "high", "--task.labels.LQ", "low"]
 PREDICTIONS = {"q1": "Rollo", "q2": "the river", "q3": ""}
 
@@ -229,6 +230,6 @@ def test_answers_in_other_forms(tmp_path, capsys, task, column, gold, said, main
 def test_a_mixture_or_one_part_of_it(tmp_path, capsys, part, more, key):
     post = [{"id": "a", "Title": "Why?", "Body": "x", "Tags": "<java>", **more}]
     words = ["mixture", _write(tmp_path / "g.json", post), _write(tmp_path / "p.json", {key: "java"}), "--json"]
-    assert _score(*words, "--task.parts.tags.task", "stackoverflow_tags", "--task.by", "size", *part) == 0
+    assert _score(*words, *PARTS, *part) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert scores["micro_f1" if part else "tags_micro_f1"] == 100.0

@@ -142,9 +142,8 @@ def test_a_cached_store_is_used_again(tokenizer, squad, tmp_path, monkeypatch):
 
 def test_what_holds_no_answer_is_counted_not_learnt(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "CHUNK", 1)
-    lines = [
-        {"id": i, "question": "Who?", "context": text, "answers": ["Ann"]} for i, text in enumerate(["A hat.", "ann"])
-    ]
+    asked = {"question": "Who?", "answers": ["Ann"]}
+    lines = [{**asked, "id": "q1", "context": "A hat."}, {**asked, "id": "q2", "context": "ann"}]
     source = pairs(tmp_path, *lines, for_training=True)
     store = prepare(replace(source, task=BioasqFactoid()), tokenizer, cache=tmp_path / "cache")
     assert (len(store), store.summary["num_kept"], store.summary["num_not_learnt"]) == (1, 2, 1)

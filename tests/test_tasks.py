@@ -312,5 +312,5 @@ def test_languages_are_codes(task):
 
 
 def test_padded_columns_are_joined_by_single_spaces():
-    inputs = Squad(pad_punctuation=True).to_text(_record(context="'Rollo' came.")).inputs
-    assert inputs == "question: Who ? context: ' Rollo ' came ."
+    example = Squad(pad_punctuation=True).to_text(_record(context="'Rollo' came."))
+    assert example and example.inputs == "question: Who ? context: ' Rollo ' came ."

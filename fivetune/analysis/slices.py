@@ -134,11 +134,9 @@ def _answer_length(line: Line) -> str | None:
 
 def _input_length(line: Line) -> str | None:
     num = line.get("num_input_tokens")
-    return (
-        None
-        if num is None or _is_merged(line)
-        else bucket(num + (line.get("num_clipped_tokens") or 0), INPUT_TOKENS, "token")
-    )
+    if num is None or _is_merged(line):
+        return None
+    return bucket(num + (line.get("num_clipped_tokens") or 0), INPUT_TOKENS, "token")
 
 
 def _truncated(line: Line) -> str | None:

@@ -1,7 +1,7 @@
 """Tokenise the data of a recipe into the cache, where its run will find it.
 
-In: a recipe. Out: one line for data.train and data.eval each: records, examples, tokens, time. Nothing is trained, and of
-the model only the tokenizer is loaded. Stopped half-way, it goes on from the last part that was complete.
+In: a recipe. Out: one line for data.train and data.eval each: records, examples, tokens, time. Nothing is trained, and
+of the model only the tokenizer is read. Stopped half-way, it goes on after the last 50,000 examples that were complete.
 """
 
 from __future__ import annotations

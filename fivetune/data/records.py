@@ -266,4 +266,4 @@ def _first_line_is_record(text: str) -> bool:
     value, _ = decode_line(text.lstrip().partition("\n")[0])
     if not isinstance(value, dict) or any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS):
         return False
-    return len(value) < 2 or not all(isinstance(member, dict) for member in value.values())
+    return not value or not all(isinstance(member, dict) for member in value.values())

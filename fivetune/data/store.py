@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from fivetune.data.encode import Limits, encode
-from fivetune.data.partial import forget_progress, load_progress, own, save_progress
+from fivetune.data.partial import PROGRESS, forget_progress, load_progress, own, save_progress
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids, source_files
 from fivetune.data.windows import window_targets, windows
@@ -209,7 +209,7 @@ def _build(folder: Path, source: Source, tokenizer: Any, fingerprint: str, progr
                 staging.rename(folder)
                 fsync_folder(folder.parent)
     except KeyboardInterrupt:
-        if load_progress(staging) is None:
+        if not (staging / PROGRESS).is_file():
             shutil.rmtree(staging, ignore_errors=True)
         raise
     except BaseException:
@@ -324,9 +324,10 @@ class _Rows:
 
     @classmethod
     def from_arrays(cls, columns: Any, names: Any, numbers: Any) -> _Rows:
-        groups = int(columns[2].max()) + 1
+        groups = int(columns[2].max(initial=-1)) + 1  # no row may be there yet
         named = dict(zip(names.tolist(), numbers.tolist(), strict=True))
-        return cls(*(array("i", column.tobytes()) for column in columns), groups, named)
+        read, target, group, clipped, lost = (array("i", column.tobytes()) for column in columns)
+        return cls(read, target, group, clipped, lost, groups, named)
 
     def save(self, folder: Path) -> None:
         with (folder / FACTS).open("wb") as file:
@@ -370,17 +371,18 @@ def _fill(folder: Path, source: Source, tokenizer: Any, progress: Progress) -> d
         vars(counts).update(facts["counts"])
     files, examples = _Files(folder, dtype, len(kept.input)), _examples(source, counts)
     try:
-        for _ in range(num_chunks):  # read again, as that counts and finds bad records, but tokenised already
-            progress(f"going on with {paths}", sum(1 for _ in islice(examples, CHUNK)))
+        # What is tokenised already is read again: reading counts records and finds what is wrong with them.
+        for number, _ in enumerate(islice(examples, num_chunks * CHUNK), start=1):
+            if number % CHUNK == 0:
+                progress(f"going on with {paths}", number)
         while chunk := list(islice(examples, CHUNK)):
             _write_chunk(chunk, source, tokenizer, files, counts, kept)
             num_chunks += 1
             if num_chunks % SHARD == 0 and kept.input:
                 files.sync()
                 with _told(folder.parent):
-                    save_progress(
-                        folder, {"num_chunks": num_chunks, "counts": counts.of_tokenising}, **kept.as_arrays()
-                    )
+                    facts = {"num_chunks": num_chunks, "counts": counts.of_tokenising}
+                    save_progress(folder, facts, **kept.as_arrays())
             progress(f"tokenising {paths}", counts.num_kept)
         files.sync()
     finally:

@@ -70,7 +70,7 @@ def reset_peak(device: str) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device: torch.OutOfMemoryError is a RuntimeError, the CPU raises a plain one.
+    """Whether an allocation failed, on any device; a GPU raises its own kind of RuntimeError, the CPU a plain one.
 
     >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)

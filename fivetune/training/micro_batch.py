@@ -46,7 +46,8 @@ class Fit:
     def __str__(self) -> str:
         return (
             f"train.batch_size auto: {self.batch_size} examples, {self.measured_bytes / GIB:.2f} GiB measured on the "
-            f"longest (forecast {self.forecast_bytes / GIB:.2f}), optimizer {self.state_bytes / GIB:.2f} GiB; {self.why}"
+            f"longest (forecast {self.forecast_bytes / GIB:.2f}), {self.state_bytes / GIB:.2f} more for the optimizer; "
+            f"{self.why}"
         )
 
 
@@ -90,9 +91,10 @@ def largest_fit(
 def _grow(trial: Callable[[int], int], total: int, state_bytes: int, *, base: int, room: int | None) -> Fit:
     """Try divisors of `total` from 1 on; `base` bytes are in use before each trial, `room` may be (None: try it)."""
     size, measured = 1, trial(1)
-    forecast, why = measured, "that is the whole global batch"
+    forecast, why, slope = measured, "that is the whole global batch", 0.0
     for larger in (n for n in range(2, total + 1) if total % n == 0):
-        promised = base + (measured - base) * larger // size
+        slope = max(slope, (measured - base) / size)
+        promised = int(measured + slope * (larger - size))
         if room is not None and max(promised, measured) > room:
             why = f"{larger} would take {promised / GIB:.2f} GiB of {max(room, 0) / GIB:.2f}"
             break
@@ -106,5 +108,6 @@ def _grow(trial: Callable[[int], int], total: int, state_bytes: int, *, base: in
         if room is not None and found > room:
             why = f"{larger} took {found / GIB:.2f} GiB of {room / GIB:.2f}"
             break
+        slope = (found - measured) / (larger - size)  # steeper than from `base` where early trials reused freed memory
         size, measured, forecast = larger, found, promised
     return Fit(size, measured, forecast, state_bytes, why)

@@ -188,10 +188,7 @@ def _train_step(setup: Setup) -> Outcome:
     if not math.isfinite(update.grad_norm):
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if setup.batch_size < len(rows):
-        return (
-            "warn",
-            f"memory ran out with {len(rows)} examples in a forward pass, {setup.batch_size} are taken instead",
-        )
+        return "warn", f"memory ran out with {len(rows)} examples in a forward pass; {setup.batch_size} are taken now"
     if torch.equal(before, probe):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
