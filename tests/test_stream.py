@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -133,3 +134,13 @@ def padding(training: TrainingStream) -> float:
             real += batch.num_input_tokens
             computed += pad(batch, pad_id=0).input_ids.numel()
     return 1 - real / computed
+
+
+def test_a_slow_assembly_is_counted(store, monkeypatch):
+    stream = TrainingStream(store, Order(4, 4, 2, seed=0))
+    whole = stream._group
+    assert len(list(stream.groups(0, 4))) == 4
+    stream.num_starved = 0
+    monkeypatch.setattr(stream, "_group", lambda step: time.sleep(0.05) or whole(step))
+    assert len(list(stream.groups(0, 4))) == 4
+    assert stream.num_starved == 3  # the first step of a run always waits

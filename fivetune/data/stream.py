@@ -54,6 +54,7 @@ class TrainingStream:
         self.store = store
         self.order = order
         self._draw = draw
+        self.num_starved = 0  # steps that had to wait because their batches were not assembled yet
         self.num_rows = len(store) if draw is None else len(draw(0))
         self._lengths = store.inputs.lengths + store.labels.lengths
         self._epoch = lru_cache(maxsize=2)(self._deal)
@@ -80,6 +81,7 @@ class TrainingStream:
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
             ahead = worker.submit(self._group, first_step)
             for step in range(first_step, num_steps):
+                self.num_starved += step > first_step and not ahead.done()
                 group = ahead.result()
                 if step + 1 < num_steps:
                     ahead = worker.submit(self._group, step + 1)

@@ -19,6 +19,7 @@ from fivetune.types import Run
 
 UNKNOWN_LIMIT = 0.001
 FROZEN_STEPS = 5
+STARVED_LIMIT = 0.01
 BASELINE = "before fine-tuning"
 
 
@@ -80,10 +81,22 @@ def warnings(run: Run, beside: Sequence[Run] = ()) -> list[str]:
     best = best_eval(run)
     return [
         *_numeric_warnings(run.steps),
+        *_starvation(run),
         *_abstaining(run, best),
         *rate_warnings(best),
         *_size_warnings(run, best, beside),
         *_data_warnings(run.data or {}),
+    ]
+
+
+def _starvation(run: Run) -> list[str]:
+    """Steps that waited for their batches."""
+    part = share(dig(run.status, "num_starved_steps"), len(run.steps))
+    if part is None or part <= STARVED_LIMIT:
+        return []
+    return [
+        f"{percent(part)} of the steps had to wait for their batches: reading is slower than training. "
+        "Put data.cache_dir on a faster disk, or leave a core to the thread that assembles batches."
     ]
 
 

@@ -126,6 +126,7 @@ def _finish(training: Training) -> None:
         for sink in training.sinks:
             sink.close()
     run.status(state="finished", step=state.step, seconds_by_phase=state.seconds, incomplete=incomplete,
+               num_starved_steps=setup.stream.num_starved,
                seconds=sum(state.seconds.values()), best=state.best)  # fmt: skip
 
 

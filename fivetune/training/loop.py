@@ -255,7 +255,7 @@ def save(training: Training) -> None:
     if best_step is not None and (folder / str(best_step)).is_dir():
         checkpoint.link_best(training.run.path, best_step)
     checkpoint.rotate(folder, keep=setup.config.checkpoint.keep, best_step=best_step)
-    training.run.status(step=state.step, seconds_by_phase=state.seconds)
+    training.run.status(step=state.step, seconds_by_phase=state.seconds, num_starved_steps=setup.stream.num_starved)
 
 
 def evaluation_due(training: Training) -> bool:
