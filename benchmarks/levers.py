@@ -10,7 +10,6 @@ With one thread the clock is the CPU time of the process, which other programs d
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import sys
 import tempfile
@@ -30,7 +29,6 @@ from benchmarks.harness import facts, table
 from benchmarks.workloads import COMMON, MODELS, WORKLOADS
 from fivetune.data.batch import pad
 from fivetune.model import attention, flat, layers
-from fivetune.model.heap import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_heap
 from fivetune.model.load import load
 from fivetune.nano import CHECKPOINT
 from fivetune.types import Batch
@@ -63,7 +61,6 @@ def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "all levers": [],
-    "heap given back": [],
     "dropout: a Bernoulli draw per value": [(layers, "draw", serial_draw), (attention, "draw", serial_draw)],
     "dropout: 16-bit thresholds": [(layers, "draw", threshold_draw), (attention, "draw", threshold_draw)],
     "keys and values of the whole source": [(flat, "reads_memory_directly", lambda *_: False)],
@@ -87,13 +84,6 @@ def padded_step(model: Any, batch: Batch) -> Tensor:
 def way(name: str) -> Iterator[Step]:
     """The step of one row of the table."""
     attention.blocks_of.cache_clear()
-    if name.startswith("transformers") or name == "heap given back":
-        library = ctypes.CDLL(None)
-        library.mallopt(MMAP_THRESHOLD, 2**17)
-        library.mallopt(TRIM_THRESHOLD, 2**17)
-        library.malloc_trim(0)
-    else:
-        keep_heap()
     with ExitStack() as stack:
         for module, attribute, value in WAYS.get(name, []):
             stack.enter_context(patch.object(module, attribute, value))

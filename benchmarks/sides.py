@@ -21,7 +21,7 @@ from benchmarks.workloads import Examples
 from fivetune.config import load_config
 from fivetune.data.stream import TrainingStream
 from fivetune.model.flops import train_flops
-from fivetune.training.loop import flushed_denormals, update_weights
+from fivetune.training.loop import update_weights
 from fivetune.training.setup import set_up
 from fivetune.types import Batch
 
@@ -89,8 +89,7 @@ class FiveTune:
         self._num_done = 0
 
     def work(self, num_units: int) -> Work:
-        with flushed_denormals():
-            return counted(self._plan, [self._step(next(self._groups)) for _ in range(num_units)])
+        return counted(self._plan, [self._step(next(self._groups)) for _ in range(num_units)])
 
     def _step(self, group: list[Batch]) -> Done:
         update = update_weights(self.setup, group, lr=self.setup.lr(self._num_done), step=self._num_done + 1)

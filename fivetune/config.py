@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from fivetune import plugins
-from fivetune.config_layers import PLUGIN_SECTIONS, Layers, as_yaml, read_file
+from fivetune.config_layers import PLUGIN_SECTIONS, Layers, as_yaml, read_file, read_table
 from fivetune.errors import ConfigError, nearest
 from fivetune.plugins import Options
 
@@ -61,6 +61,7 @@ def _count_or_auto(value: Any) -> Any:
 
 
 CountOrAuto = Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)]
+Table = BeforeValidator(read_table)
 Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
 
@@ -97,7 +98,9 @@ class DataSection(_Section):
 
     train: Sources = Field(default=(), description="training files, folders or hub names (org/name:config:split)")
     eval: Sources = Field(default=(), description="evaluation files, folders or hub names")
-    columns: dict[str, str] = Field(default={}, description="column that the task wants: column in the file")
+    columns: Annotated[dict[str, str], Table] = Field(
+        default={}, description="column that the task wants: column in the file"
+    )
     on_bad_record: Literal["fail", "skip"] = Field(default="fail", description="stop at a bad record, or count it")
     max_input_tokens: Count | None = Field(default=512, description="longest input, end token included; null: no limit")
     max_target_tokens: Count | None = Field(
@@ -105,14 +108,16 @@ class DataSection(_Section):
     )
     overlong: Literal["truncate", "head_tail", "windows"] = Field(
         default="truncate",
-        description="of an over-long context, cut the end or the middle, or ask all of it in overlapping windows; "
-        "the question stays whole",
+        description="of an over-long context, cut the end or the middle, or ask all of it in overlapping windows "
+        "(tasks whose answers stand in a context only); the question stays whole",
     )
     window_overlap: Annotated[int, Field(ge=0)] = Field(
         default=128, description="tokens that two neighbouring windows share"
     )
-    max_train_examples: Count | None = Field(default=None, description="read only the first so many")
-    max_eval_examples: Count | None = Field(default=None, description="read only the first so many")
+    max_train_examples: Count | None = Field(
+        default=None, description="read only the first so many records; one may give several examples, or none"
+    )
+    max_eval_examples: Count | None = Field(default=None, description="read only the first so many records, likewise")
     bucket_pool: Count = Field(
         default=8,
         description="global batches that are sorted by length together; 1 keeps each batch a plain random draw",
@@ -212,6 +217,13 @@ class EvalSection(_Section):
             raise ValueError(f"num_candidates {self.num_candidates} needs as many beams, num_beams is {self.num_beams}")
         return self
 
+    @model_validator(mode="after")
+    def _room_for_the_shortest(self) -> EvalSection:
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}. "
+                             "Lower it, or raise max_new_tokens")  # fmt: skip
+        return self
+
 
 class CheckpointSection(_Section):
     """When the state is saved and how many checkpoints are kept."""
@@ -225,7 +237,7 @@ class ReportSection(_Section):
 
     title: str | None = Field(default=None, description="title of report.html; default: the run's name")
     beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are shown as baselines")
-    expected: dict[str, float] = Field(
+    expected: Annotated[dict[str, float], Table] = Field(
         default={}, description="published scores to stand beside the run's: {f1: 92.08}"
     )
     sinks: tuple[str, ...] = Field(default=(), description="trackers that get every record: tensorboard, wandb, mlflow")
@@ -282,6 +294,19 @@ class RunConfig(_Section):
             raise ValueError(f"schedule.{key} {value} has no effect with optimizer.relative_step, which makes its own "
                              "rate. Drop one of them (warmup_init is its warm-up)")  # fmt: skip
         return self
+
+    @model_validator(mode="after")
+    def _windows_have_a_context(self) -> RunConfig:
+        for task in self.tasks:
+            if self.data.overlong == "windows" and not task.extractive:
+                raise ValueError(f"data.overlong windows asks a context piece by piece; task {task.plugin_name()} "
+                                 "takes no answer from one. Use truncate or head_tail")  # fmt: skip
+        return self
+
+    @property
+    def tasks(self) -> list[Any]:
+        """The task, or those of a mixture's parts."""
+        return [part.task for part in getattr(self.task, "parts", {}).values()] or [self.task]
 
     @classmethod
     def default_plugin(cls, section: str) -> str:

@@ -121,6 +121,21 @@ def parse_value(text: str) -> Any:
     return value
 
 
+def read_table(value: Any) -> Any:
+    """The table that a text from the command line writes out; any other value as it is.
+
+    >>> read_table("{HQ: high, LQ: low}"), read_table("high")
+    ({'HQ': 'high', 'LQ': 'low'}, 'high')
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        table = yaml.load(value, Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError:
+        return value
+    return table if isinstance(table, Mapping) else value
+
+
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes every text which this loader or a plain YAML 1.1 reader would take for something else."""
 

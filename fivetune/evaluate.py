@@ -206,8 +206,9 @@ class Evaluator:
             line["candidates"] = self._candidates(one)
         if example.references:
             target = self.store.labels[one.row].tolist()
-            line["teacher_forced_exact"] = bool(one.target_correct)
-            line["free_running_exact"] = [*one.token_ids, self.tokenizer.eos_token_id] == target
+            if one.label_logprobs is None:
+                line["teacher_forced_exact"] = bool(one.target_correct)
+                line["free_running_exact"] = [*one.token_ids, self.tokenizer.eos_token_id] == target
             tally.add_target(one.target_nats, len(target))
         return line
 

@@ -217,7 +217,9 @@ def _data(num: int, num_skipped: int) -> dict[str, Any]:
         "num_examples": num,
         "num_read": num + num_skipped,
         "num_kept": num,
+        "num_records_kept": num,
         "num_skipped": num_skipped,
+        "num_skipped_bad": num_skipped,
         "skips": [
             {"where": f"train.json:{17 * (i + 1)}", "reason": "answers.text is empty"} for i in range(num_skipped)
         ],

@@ -26,6 +26,13 @@ def test_bootstrap_of_a_share_agrees_with_wilson():
     assert intervals(Scores({"bleu": 3.0}, [{}, {}])) == intervals(Scores({}, [])) == {}
 
 
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_score_without_any_spread_has_wilson_s_interval(value):
+    low, high = intervals(of([value] * 31))["exact"]
+    assert (low / 100, high / 100) == pytest.approx(wilson(value, 31)) and high - low > 10
+    assert intervals(of([0.5] * 31))["exact"] == (50, 50)
+
+
 def test_the_95_percent_interval_holds_the_truth_about_95_times_of_100():
     rng, hits = random.Random(0), 0
     for seed in range(200):
@@ -95,7 +102,8 @@ def test_question_words(asked, word):
 
 def test_merged_lines_have_no_length_and_no_truncation():
     line = {"scores": {"f1": 1}, "num_input_tokens": 30, "num_clipped_tokens": 0, "references": ["a"]}
-    found = slices([line, {**line, "num_passages": 4}], "f1")
+    found = slices([line, {**line, "num_passages": 4, "meta": {"question": "Which gene?"}}], "f1")
+    assert [one.value for one in found["question word"]] == ["which"]
     assert [sum(one.num for one in found[name]) for name in ("input length", "truncation", "answerable")] == [1, 1, 2]
 
 

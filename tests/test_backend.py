@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import kit
 import pytest
@@ -11,9 +15,12 @@ import torch
 from fivetune import rundir
 from fivetune.data.batch import collate, pad, rounded_up
 from fivetune.errors import ConfigError
+from fivetune.model import backend
+from fivetune.model.attention import kernel_obstacle
 from fivetune.model.backend import SIZES, Forward, choose_forward
 from fivetune.model.load import load
 from fivetune.training import train
+from fivetune.training.setup import find_place
 
 
 @pytest.fixture
@@ -26,7 +33,6 @@ def _gradients(setup, forward):
     forward.prepare(setup.plain)
     nats, positions = forward.nats(setup.plain, collate(setup.stream.store, [0, 3, 5]), device="cpu")
     nats.sum().backward()
-    setup.plain.apply(lambda module: setattr(module, "gradient_checkpointing", False))
     return nats.sum().item(), [p.grad.clone() for p in setup.plain.parameters()], positions
 
 
@@ -72,3 +78,69 @@ def test_a_run_records_its_forward(tmp_path, model_folder, kind, capsys):
     assert f"{kind} forward (asked for)" in capsys.readouterr().err
     shares = [step["padding_fraction"] for step in rundir.read(tmp_path / "run").steps]
     assert all(share == 0 for share in shares) if kind == "flat" else all(share > 0 for share in shares)
+
+
+def test_a_resumed_run_keeps_the_forward_that_it_began_with(tmp_path, model_folder):
+    recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, data__eval=[])
+    train(recipe, quiet=True, preflight=False)
+    path = tmp_path / "run" / "machine.json"
+    machine = json.loads(path.read_text())
+    path.write_text(json.dumps({**machine, "forward": {**machine["forward"], "kind": "padded"}}))
+    run = train(recipe, {"train.num_steps": 2}, resume=True, quiet=True)
+    assert run.machine["forward"] == {"kind": "padded", "why": "as the run began", "recompute": False}
+    assert run.machine["attention"] == "sdpa" and machine["attention"] == "blocks"
+
+
+def test_forwards_are_timed_as_they_train_and_leave_no_trace(setup, monkeypatch):
+    seen = []
+
+    def nats(self, model, batch, *, device):
+        seen.append((model.training, model.encoder.gradient_checkpointing))
+        if len(batch.ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(self, model, batch, device=device)
+
+    original = Forward.nats
+    monkeypatch.setattr(Forward, "nats", nats)
+    model, sample = setup.plain.eval(), [collate(setup.stream.store, [0])]
+    state = torch.get_rng_state()
+    again = Forward("padded", "", recompute=True)
+    assert 0 < backend._seconds(again, model, "cpu", sample, nullcontext) < 60
+    assert seen == [(True, True)] * 3 and not model.training and torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+    assert backend._seconds(again, model, "cpu", [collate(setup.stream.store, [0, 1])], nullcontext) == float("inf")
+
+
+def test_on_cuda_flat_needs_its_kernel(setup, monkeypatch):
+    pytest.importorskip("triton")
+    assert kernel_obstacle(64, torch.bfloat16) == ""
+    assert kernel_obstacle(48, torch.bfloat16).startswith("its heads have 48 columns, Triton's kernel has powers of")
+    assert kernel_obstacle(64, torch.float16) == "Triton's kernel computes in fp32 and bf16 only"
+    monkeypatch.setattr("fivetune.model.attention.find_spec", lambda name: None)
+    chosen = choose_forward("auto", setup.plain, "cuda", [], autocast=nullcontext)
+    assert chosen == Forward("padded", "flat tokens cannot run: Triton is not installed")
+
+
+def test_the_place_is_taken(monkeypatch):
+    taken = []
+    monkeypatch.setattr("fivetune.training.setup.pick_device", lambda asked: asked)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for device in ("cuda:1", "cuda", "cpu"):
+        train_section = SimpleNamespace(num_threads=1, precision="fp32")
+        find_place(SimpleNamespace(device=device, train=train_section))  # type: ignore[arg-type]
+    assert taken == ["cuda:1"]
+
+
+FLUSHED = """
+from types import SimpleNamespace
+import torch
+from fivetune.training.setup import find_place
+find_place(SimpleNamespace(device="cpu", train=SimpleNamespace(num_threads=2, precision="fp32")))
+assert torch.get_num_threads() == 2
+assert not (torch.full((2**20,), 1e-38) * 0.1).view(torch.int32).any()
+"""
+
+
+def test_all_threads_flush_denormals():
+    done = subprocess.run([sys.executable, "-c", FLUSHED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

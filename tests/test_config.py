@@ -412,3 +412,17 @@ def test_a_comment_is_part_of_a_value_on_the_command_line(text):
 @pytest.mark.parametrize(("text", "value"), [("'a #b'", "a #b"), ('"x" ', "x"), (" 5 ", 5), ("[a, b]", ["a", "b"])])
 def test_values_without_a_comment(text, value):
     assert parse_value(text) == value
+
+
+def test_a_table_on_the_command_line():
+    task = {"model": {"path": "m"}, "task": "pubmedqa"}
+    flags = parse_overrides(["--task.labels", "{yes: ja, no: nein}", "--data.columns", "{question: Frage}"])
+    config = load_config(task, flags)
+    assert (config.task.labels, config.data.columns) == ({"yes": "ja", "no": "nein"}, {"question": "Frage"})
+    with pytest.raises(ConfigError, match=r"^--task\.labels: Input should be a table, not 'high'\.$"):
+        load_config(task, {"task.labels": "high"})
+
+
+def test_the_shortest_answer_fits_into_the_longest():
+    with pytest.raises(ConfigError, match="min_new_tokens 9 is more than max_new_tokens 4"):
+        load_config(BASIC, {"eval.min_new_tokens": 9, "eval.max_new_tokens": 4})

@@ -180,6 +180,15 @@ def test_folder_of_files_is_read_in_sorted_order(put):
     assert records.source_files("parts") == [Path("parts/a.jsonl"), Path("parts/b.csv")]
 
 
+@pytest.mark.parametrize(
+    ("row", "id"), [('"Id": 7', "7"), ('"ID": "x"', "x"), ('"Id": 1, "ID": 2', "a-1"), ('"Id": [1]', "a-1"),
+                    ('"id": "q", "Id": 7', "q")]
+)  # fmt: skip
+def test_an_id_of_another_case(put, row, id):
+    (record,) = read_records(str(put("a.jsonl", "{" + row + ', "b": "c"}\n')))
+    assert record.fields["id"] == id
+
+
 def test_ids_are_positions_where_there_are_none_and_count_bad_records(put):
     source = put("v.1.jsonl", '{"a": 1}\n{"a": \n{"a": 2, "id": ""}\n{"a": 3, "id": null}\n{"a": 4, "id": 9}\n')
     kept, bad = kept_and_rejected(source)

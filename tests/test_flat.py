@@ -141,3 +141,19 @@ def test_what_cannot_run_flat_is_said():
     model.lm_head = torch.nn.Sequential(model.lm_head)
     assert supports_flat(model) == "its output head is not a plain linear module"
     assert supports_flat(make_model("t5").bfloat16()) == "some of its weights are not fp32"
+
+
+@pytest.mark.parametrize("where", ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"])
+def test_hooks_are_not_passed_over(where):
+    model = make_model("t5")
+    padded_nats(model, make_batch([(3, 2)]))  # leaves transformers' recorders on the blocks
+    handle = getattr(model.encoder.block[1], f"register_{where}")(lambda *_: None)
+    assert supports_flat(model) == "its module encoder.block.1 has hooks, which the flat forward would not call"
+    handle.remove()
+    assert supports_flat(model) == ""
+
+
+def test_an_empty_sequence_is_refused():
+    for lengths in ([(3, 2), (2, 0)], [(0, 1), (2, 3)]):
+        with pytest.raises(AssertionError, match="a sequence is empty"):
+            flat_nats(make_model("t5"), make_batch(lengths))

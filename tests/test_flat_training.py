@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import platform
 
 import pytest
 import torch
 from test_flat import make_batch, make_model, padded_nats
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fivetune.model import loss
 from fivetune.model.attention import relative_buckets
 from fivetune.model.dropout import blank_, draw, split
 from fivetune.model.flat import flat_nats
-from fivetune.model.heap import keep_heap
+from fivetune.model.loss import Meeting, embed, label_nats_of
 
 CPU = torch.device("cpu")
 
@@ -126,8 +126,21 @@ def test_autocast_is_as_near_to_fp32_as_that_of_transformers(family):
     assert (ours - exact).square().mean() <= 2 * (theirs - exact).square().mean()
 
 
-def test_the_heap_is_kept_where_the_c_library_is_glibc():
-    assert keep_heap() == (platform.libc_ver()[0] == "glibc")
+@pytest.mark.parametrize("tied", [True, False])
+def test_autocast_sums_a_table_in_fp32(tied, monkeypatch):
+    """4,096 times one id: a sum in bf16 would stop growing after some 256 of them."""
+    monkeypatch.setattr(loss, "CHUNK_VALUES", 16 * 50)
+    torch.manual_seed(0)
+    ids, labels = torch.full((4096,), 5), torch.full((4096,), 7)
+    gradients = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        tables = [torch.randn(50, 8, requires_grad=True) for _ in range(1 if tied else 2)]
+        meeting = Meeting()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            nats = label_nats_of(embed(tables[0], ids, meeting), tables[-1], labels, meeting if tied else None)
+        gradients.append(torch.cat(torch.autograd.grad(nats.sum(), tables)))
+    assert (gradients[1] - gradients[0]).abs().max() < 0.02 * gradients[0].abs().max()
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

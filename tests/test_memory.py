@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import kit
 import pytest
@@ -39,7 +40,7 @@ def _full_above(monkeypatch, limit: int) -> list[int]:
 def test_the_largest_part_of_the_global_batch_is_found(tmp_path, model_folder, monkeypatch):
     tried = _full_above(monkeypatch, 5)
     setup = kit.ready(tmp_path, model_folder, train__global_batch_size=24, **AUTO)
-    assert tried == [1, 1, 2, 3, 4, 6]
+    assert tried == [1, 2, 3, 4, 6]
     assert setup.batch_size == setup.config.train.batch_size == 4
     assert {len(rows) for rows in setup.stream.rows(0)} == {4}
     assert setup.fit and setup.fit.why.startswith("6 would take ") and setup.fit.why.endswith(" and ran out of memory")
@@ -50,6 +51,16 @@ def test_the_search_leaves_no_trace(tmp_path, model_folder):
     assert found.batch_size == 8 and found.fit and found.fit.why == "that is the whole global batch"
     assert all(p.grad is None for p in found.plain.parameters()) and not found.plain.training
     assert all(torch.equal(a, b) for a, b in zip(fixed.plain.parameters(), found.plain.parameters(), strict=True))
+
+
+def test_the_state_is_counted_in_whole_bytes_of_what_is_trained(tmp_path, model_folder):
+    setup = kit.ready(tmp_path, model_folder, optimizer={"name": "adafactor"}, **AUTO)
+    setup.plain.shared.weight.requires_grad_(False)
+    trained = sum(p.numel() for p in setup.plain.parameters() if p.requires_grad)
+    fit = micro_batch.largest_fit(setup.plain, setup.forward, setup.stream.store, total=2, device="cpu",
+                                  state_bytes_per_parameter=0.1, autocast=setup.place.autocast)  # fmt: skip
+    assert setup.fit and isinstance(setup.fit.state_bytes, int)
+    assert fit.state_bytes == math.ceil(0.1 * trained) < setup.fit.state_bytes
 
 
 def test_on_the_cpu_nothing_is_tried_that_would_not_fit():

@@ -20,8 +20,8 @@ from fivetune.training import preflight, train
 from fivetune.training.preflight import Check, checks_of
 
 NAMES = [
-    "data", "model", "characters", "truncation", "learning rate", "train step", "generation", "save and reload",
-    "memory", "disk",
+    "data", "leakage", "model", "characters", "truncation", "learning rate", "train step", "generation",
+    "save and reload", "memory", "disk",
 ]  # fmt: skip
 
 
@@ -33,7 +33,10 @@ def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
     checks = _checks(tmp_path, model_folder)
     assert list(checks) == NAMES
     assert {name: c.detail for name, c in checks.items() if c.state != "pass" and name != "disk"} == {}
-    assert checks["data"].detail == "train: 24 read = 24 kept + 0 skipped; eval: 12 read = 12 kept + 0 skipped"
+    assert checks["data"].detail == (
+        "train: 24 records read = 24 kept + 0 left out; 24 examples; "
+        "eval: 12 records read = 12 kept + 0 left out; 12 examples"
+    )
     assert "compared with its file" in checks["model"].detail
     assert "12 predictions, f1 " in checks["generation"].detail and "cap 8 tokens" in checks["generation"].detail
     assert checks["memory"].detail.startswith("forecast: up to ") and "optimizer 0.00" in checks["memory"].detail
@@ -94,8 +97,30 @@ def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     assert check.state == "warn"
     assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
     assert check.detail.endswith(
-        "Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows"
+        "Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows. "
+        "Raise data.max_target_tokens"
     )
+
+
+def test_a_text_that_needs_no_answer_in_it_loses_none(tmp_path, model_folder):
+    task = {"name": "jsonl", "inputs": "{question} {context}", "targets": "{context}"}
+    check = _checks(tmp_path, model_folder, task=task, data__max_input_tokens=16)["truncation"]
+    assert check.state == "pass" and "over 16 tokens; 0 targets" in check.detail
+
+
+def test_evaluation_data_that_is_learnt(tmp_path, model_folder):
+    copy = shutil.copy(kit.squad_file(tmp_path / "train.json"), tmp_path / "copy.json")
+    for path in (copy, tmp_path / "train.json"):
+        check = _checks(tmp_path, model_folder, data__eval=str(path))["leakage"]
+        assert check.state == "warn" and check.detail.startswith(f"{path} is in data.train and in data.eval")
+
+
+def test_line_ends_are_no_reason_for_a_warning(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        question["question"] += "\n"
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "pass" and check.detail.endswith("; line ends and other white space become spaces")
 
 
 @pytest.mark.parametrize(("lr", "state"), [(1e-6, "warn"), (1e-3, "pass"), (0.5, "warn")])
@@ -235,8 +260,11 @@ def test_command_counts_bad_records(capsys, tmp_path, model_folder):
     code, out = _check(capsys, tmp_path, model_folder, data__train=bad)
     assert code == 3
     first = out.splitlines()[0]
-    assert first.startswith("fail  data") and "24 read = 22 kept + 2 skipped" in first
-    assert "first skipped: " in first and "set data.on_bad_record: skip to train without them" in first
+    assert first.startswith("fail  data") and "24 records read = 22 kept + 2 left out" in first
+    assert (
+        "2 of them cannot be used, the first: " in first
+        and "set data.on_bad_record: skip to train without them" in first
+    )
     assert out.splitlines()[-1].endswith("1 failed")
 
 

@@ -26,6 +26,7 @@ from fivetune.report.render import choices
 from fivetune.report.scores import baseline_eval, best_eval, main_score, summary
 from fivetune.report.series import MAX_POINTS, by_step, quantile, smooth, thin
 from fivetune.report.wording import amount, change, discreet, duration, fixed, percent, setting, short, size, visible
+from fivetune.tasks.mixture import Mixture
 from fivetune.training.card import model_card
 from fivetune.types import Chart, Example, Figure, Page, Run, Section, Table, Text
 
@@ -139,15 +140,61 @@ def figures_of(page: Page) -> list[Figure]:
 
 def test_data_table_counts_what_was_lost() -> None:
     rows = part(build_page(fake_run()), "Data", Table).rows
-    assert rows[1] == ("records skipped", "3", "0.07 %", "1", "0.16 %")
-    assert rows[3] == ("examples made of them", "4,000", "", "640", "")
-    assert rows[5] == ("answers lost to truncation", "8", "0.20 %", "1", "0.16 %")
+    assert rows[2] == ("records left out", "3", "0.07 %", "1", "0.16 %")
+    assert rows[4] == ("examples made of them", "4,000", "", "640", "")
+    assert rows[6] == ("answers lost to truncation", "8", "0.20 %", "1", "0.16 %")
+
+
+def test_records_examples_windows_and_files_are_told_apart() -> None:
+    facts = {"num_read": 30, "num_records_kept": 3, "num_skipped": 27, "num_skipped_bad": 2, "num_examples": 35,
+             "num_examples_clipped": 0, "num_cut_into_windows": 2, "num_windows": 34, "source": ["a.json", "a.json"],
+             "input_lengths": {"edges": [0, 9], "counts": [35]}}  # fmt: skip
+    page = build_page(replace(EMPTY, data={"train": facts}))
+    counts, cost = part(page, "Data", Text).body, part(page, "Data", Text, 1).body
+    assert (
+        counts == "train: 30 records read = 3 kept + 27 left out (25 by the task, 2 that cannot be used); 35 examples."
+    )
+    assert cost == "train: 2 questions too long for one input became 34 windows. Sources: train: a.json."
+    assert "of the windows" in part(page, "Data", Chart).caption
+    assert findings.warnings(replace(EMPTY, data={"train": facts})) == [
+        "train: 2 of 30 records could not be used and were left out."
+    ]
+
+
+def mixture_run() -> Run:
+    """Two parts at step 5: labels that are chosen, all right, and texts that are written, half of them right."""
+    task = {"name": "mixture", "parts": {"q": {"task": "stackoverflow_quality"}, "t": {"task": "stackoverflow_tags"}}}
+    lines = [
+        {"id": str(i), "references": ["a", "a"], "prediction": "a", "confidence": 0.9, "scores": {"mean": float(i < 4)},
+         "teacher_forced_exact": i > 1, "free_running_exact": i < 4, "meta": {"source_task": "q" if i < 2 else "t"},
+         **({"left_label_set": False} if i < 2 else {})}
+        for i in range(6)
+    ]  # fmt: skip
+    mains = {f"{name}_{part.task.main_metric}": 70.0 for name, part in Mixture.model_validate(
+        {"parts": task["parts"]}).parts.items()}  # fmt: skip
+    scores = {"mean": 70.0, "q_other": 1.0, **mains, "q_total": 2, "t_total": 4, "total": 6}
+    record = {"step": 5, "split": "eval", "scores": scores, "rates": {"teacher_forced_exact": 0.6}}
+    return fake_run(evals=[record], status={"best": {"step": 5}}, predictions={"eval-5": lines}, config={"task": task})
+
+
+def test_a_mixture_shows_its_mains_no_counts_and_each_part_s_own_calibration() -> None:
+    run = mixture_run()
+    page = build_page(run)
+    scores = set(run.evals[0]["scores"])
+    tiles = {p.label for p in page.sections[0].parts if isinstance(p, Figure)}
+    assert tiles == {name.replace("_", " ") for name in scores if not name.endswith(("total", "other"))}
+    assert {row[0] for row in part(page, "Verdict", Table).rows} == tiles | {"q other"}
+    confidence = next(s for s in page.sections if s.title == "Confidence")
+    assert [p.body for p in confidence.parts if isinstance(p, Text) and p.kind == "heading"] == ["q", "t"]
+    rates = {row[0]: row[1] for row in part(page, "Warnings", Table).rows}
+    assert rates == {"target exact, teacher-forced": "100.0 %", "target exact, free-running": "50.0 %"}
+    assert part(page, "Examples", Example).references == ("a (2 times)",)
 
 
 def test_what_taught_nothing_is_told_with_what_was_read() -> None:
     data = fake_run().data
     page = build_page(fake_run(data={**data, "train": {**data["train"], "num_not_learnt": 3}}))
-    words = part(page, "Data", Text).body
+    words = part(page, "Data", Text, 1).body
     assert "train: nothing is learnt from 3 examples without the answer in the input." in words
 
 
@@ -249,12 +296,13 @@ def test_predictions_can_be_chosen_by_what_they_differ_in() -> None:
 
 
 def test_what_the_data_lost_is_warned_of_and_equal_warnings_are_counted() -> None:
-    data = {"train": {"num_read": 9, "num_kept": 8, "num_skipped": 1, "num_answers_lost": 2, "num_clipped_targets": 0}}
+    data = {"train": {"num_read": 9, "num_kept": 8, "num_skipped_bad": 1, "num_answers_lost": 2}}
     assert findings.warnings(replace(EMPTY, data=data)) == [
         "train: in 2 examples (25.0 %) truncation cut the answer out of the input. Raise data.max_input_tokens.",
-        "train: skipped 1 record of 9 that could not be used.",
+        "train: 1 of 9 records could not be used and were left out.",
     ]
-    assert findings.grouped(["a", "b", "a"]) == ["a (2 times)", "b"]
+    told = ["truncation: train: 2 gold answers lost", "b", "b"]
+    assert findings.own_warnings(replace(EMPTY, data=data, warnings=told)) == ["b (2 times)"]
 
 
 def test_unknown_tokens_are_warned_of() -> None:

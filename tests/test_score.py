@@ -233,3 +233,16 @@ def test_a_mixture_or_one_part_of_it(tmp_path, capsys, part, more, key):
     assert _score(*words, *PARTS, *part) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert scores["micro_f1" if part else "tags_micro_f1"] == 100.0
+
+
+def test_labels_one_by_one(tmp_path, capsys):
+    posts = [{"Id": name, "Title": "Why?", "Body": "x", "Y": gold} for name, gold in (("a", "HQ"), ("b", "LQ"))]
+    files = _write(tmp_path / "g.json", posts), _write(tmp_path / "p.json", {"a": "high", "b": "middling"})
+    assert _score(QUALITY[0], *files, "--task.labels", "{HQ: high, LQ: low}", "--json") == 0
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    assert printed["labels"]["HQ"] == {"precision": 100.0, "recall": 100.0, "f1": 100.0, "gold": 1, "predicted": 1}
+    assert printed["confusion"]["LQ"] == {"HQ": 0, "LQ": 0, "(other)": 1}
+    assert "p.json: 1 of 2 predictions are none of the labels and count as wrong, first 'middling'" in err
+    assert _score(QUALITY[0], *files, *QUALITY[1:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["LQ", "0", "0", "1"]

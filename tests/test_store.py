@@ -293,6 +293,36 @@ def test_all_skips_are_counted_the_first_ones_named(tokenizer, tmp_path):
     assert (summary["num_read"], summary["num_skipped"], len(summary["skips"])) == (69, 68, store_module.MAX_SKIPS_KEPT)
 
 
+def test_records_are_counted_apart_from_examples_and_what_the_task_leaves_out_is_named_once(tokenizer, tmp_path):
+    golden = {
+        "id": "q",
+        "type": "factoid",
+        "body": "Who?",
+        "snippets": ["Ann did.", "Ann was."],
+        "exact_answer": ["Ann"],
+    }
+    records = [golden, *({**golden, "id": f"y{i}", "type": "yesno"} for i in range(4))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = Source((str(tmp_path / "a.jsonl"),), BioasqFactoid(), Limits())
+    summary = prepare(source, tokenizer, cache=tmp_path / "cache").summary
+    counts = [summary[f"num_{name}"] for name in ("read", "records_kept", "skipped", "skipped_bad", "examples")]
+    assert (counts, len(summary["skips"])) == ([5, 1, 4, 0, 2], 1)
+
+
+def test_windows_and_the_questions_cut_into_them_are_counted(tokenizer, tmp_path):
+    records = [qa(1, "red hat " * 40), qa(2, "red hat")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    source = Source((str(tmp_path / "a.jsonl"),), SquadV2(), Limits(32, 8, overlong="windows"))
+    summary = prepare(source, tokenizer, cache=tmp_path / "cache").summary
+    assert (summary["num_cut_into_windows"], summary["num_windows"]) == (1, summary["num_examples"] - 1)
+    assert summary["num_windows"] > 2
+
+
+def qa(number, context):
+    answers = {"text": ["red hat"], "answer_start": [0]}
+    return {"id": f"q{number}", "question": "What?", "context": context, "answers": answers}
+
+
 def test_a_source_that_leaves_nothing(tokenizer, tmp_path):
     source = pairs(tmp_path, {"id": 1, "inputs": "x"}, {"id": 2}, on_bad_record="skip")
     with pytest.raises(DataError) as caught:

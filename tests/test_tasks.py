@@ -291,6 +291,7 @@ def test_jsonl_bad_records(fields, message):
         ({"inputs": "fixed"}, "names no column"),
         ({"metrics": ["sqad"]}, "there is no 'sqad'. Did you mean squad"),
         ({"metrics": []}, "no metric gives no score 'exact_match'"),
+        ({"metrics": [{"name": "squad"}]}, "main_metric: squad gives no score 'exact_match'. "),
         ({"metrics": ["squad"]}, "squad gives no score 'exact_match'. "),
         ({"clip": "body"}, "'body' is not in inputs '{inputs}'. Allowed: inputs."),
     ],
@@ -307,8 +308,9 @@ def test_languages_are_codes(task):
     assert task(language="ES").to_text(_record()).meta["language"] == "es"
     with pytest.raises(DataError, match=r"train\.json:17: language 'spanish' is no code"):
         task(language="es").to_text(_record(language="spanish"))
-    with pytest.raises(ValidationError, match="language 'spanish' is no code"):
-        task(language="spanish")
+    for wrong in ("spanish", "xx"):
+        with pytest.raises(ValidationError, match=f"language '{wrong}' is no code that is known. Allowed: ar, bg"):
+            task(language=wrong)
 
 
 def test_padded_columns_are_joined_by_single_spaces():

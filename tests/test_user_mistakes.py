@@ -179,4 +179,4 @@ def test_a_setting_without_effect_on_a_trained_run_is_refused(labelled: Path, ke
 
 def test_predict_reads_its_input_only(labelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fivetune.cli.main(["predict", str(labelled), "--inputs", "a", "--data.eval", "x.json"]) == 2
-    assert capsys.readouterr().err.startswith("fivetune: --data.eval: has no effect here")
+    assert capsys.readouterr().err.startswith("fivetune: --data.eval: has no effect here: predict answers all")

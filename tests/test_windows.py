@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivetune import rundir
+from fivetune.config import load_config
 from fivetune.data.encode import Limits, encode
 from fivetune.data.windows import SLACK, window_starts, window_targets, windows
+from fivetune.errors import ConfigError
 from fivetune.model.load import load_tokenizer
-from fivetune.tasks.pubmedqa import PubMedQa
 from fivetune.tasks.squad import Squad
 from fivetune.tasks.squad_v2 import SquadV2
 from fivetune.training import train
@@ -64,10 +65,10 @@ def test_what_a_window_teaches(tokenizer):
         assert ("grey hat. Eve",) in taught
 
 
-def test_every_window_teaches_a_label(tokenizer):
-    record = RawRecord({**RECORD.fields, "final_decision": "maybe"}, "a.json:1")
-    cut = windows(tokenizer, [PubMedQa().to_text(record)], LIMITS)
-    assert len(cut) > 3 and {window_targets(PubMedQa(), one) for one in cut} == {("maybe",)}
+@pytest.mark.parametrize("task", ["gsm8k", "pubmedqa", "stackoverflow_tags", "jsonl", "mixture"])
+def test_tasks_without_a_context_to_answer_from_have_no_windows(task):
+    with pytest.raises(ConfigError, match=r"^--data.overlong: data.overlong windows .* Use truncate or head_tail\.$"):
+        load_config({"model": {"path": "m"}, "task": task}, {"data.overlong": "windows"})
 
 
 def test_a_short_context_and_a_long_question_stay_as_they_are(tokenizer):

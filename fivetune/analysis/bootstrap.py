@@ -33,6 +33,9 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """95 % percentile interval of corpus scores (Efron and Tibshirani 1993, chapter 13).
 
+    Where all examples are right, or all wrong, every resample is like the others. A score that is the mean of its
+    0 or 1 of each example then gets Wilson's interval: 31 of 31 right is 89 to 100, not 100 to 100.
+
     Args:
         names: which scores; None for all. A score that cannot be resampled is left out, a count always is.
 
@@ -41,7 +44,18 @@ def intervals(
     (True, True)
     """
     (samples,) = _samples([scores], names, num_samples, seed)
-    return {name: _edges(values) for name, values in samples.items()}
+    edges = {name: _edges(values) for name, values in samples.items()}
+    return {name: edge if edge[0] < edge[1] else _widened(scores, name) or edge for name, edge in edges.items()}
+
+
+def _widened(scores: Scores, name: str) -> tuple[float, float] | None:
+    """Wilson's interval of a score that is 0 for all examples or 1 for all; None for any other."""
+    values = {own.get(name) for own in scores.each}
+    for value in (0, 1):
+        if values == {value} and math.isclose(scores.corpus[name], 100 * value):
+            low, high = wilson(value, len(scores.each))
+            return 100 * low, 100 * high
+    return None
 
 
 def paired(

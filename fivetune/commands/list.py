@@ -13,7 +13,7 @@ from pathlib import Path
 from fivetune.commands import print_json
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
-PIPED = (100, 24)  # columns and lines where there is no terminal
+PIPED = (120, 24)  # columns and lines where there is no terminal
 NARROWEST = 16
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from fivetune.commands import print_json
 
 TAKES_SETTINGS = True
-OWN_SOURCE = ("data.eval", "data.max_eval_examples", "data.cache_dir")  # have no effect: --input says what is read
+OWN_SOURCE: dict[str, str] = dict.fromkeys(
+    ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from fivetune.data.json_text import Window
 from fivetune.data.source_files import local_files, open_bytes, shown
 from fivetune.errors import ConfigError, DataError
 from fivetune.metrics import UNANSWERED, score_all
+from fivetune.metrics.classification import Confusion, gold_labels
 from fivetune.tasks import Task
 from fivetune.tasks.mixture import Mixture
 from fivetune.types import Scores, TextExample
 
 PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
+OTHER = "(other)"  # a prediction that is none of the labels, or missing
 NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
 
 TAKES_SETTINGS = True
@@ -71,24 +74,23 @@ def run(args: argparse.Namespace) -> int:
         leanings = read_values(args.no_answer_scores, keys=NO_ANSWER_KEYS, check=_number)
         leanings = _own_ids(leanings, questions, part)
         _compare_ids(list(questions), leanings, args.no_answer_scores, missing_is_error=True)
-    ours = _score(args, task, questions, args.predictions, leanings, part)
-    theirs = _score(args, task, questions, args.against, {}, part) if args.against else None
+    ranked = _ranked(args, task, questions, args.predictions, part)
+    ours = _score(task, questions, ranked, leanings)
+    others = _ranked(args, task, questions, args.against, part) if args.against else None
+    theirs = _score(task, questions, others, {}) if others else None
+    labels = _confusion(task, questions, ranked, args.predictions)
     if args.json:
-        print_json(_as_table(args.task, len(questions), ours, theirs))
+        print_json(_as_table(args.task, len(questions), ours, theirs) | (label_table(labels) if labels else {}))
     else:
         print(f"{args.task}: {len(questions)} examples", *_lines(ours, theirs), sep="\n")
+        print(*(label_lines(labels) if labels else ()), sep="\n", end="\n" if labels else "")
     return 0
 
 
-def _score(
-    args: argparse.Namespace,
-    task: Any,
-    questions: Mapping[str, TextExample],
-    source: str,
-    leanings: dict[str, float],
-    part: str | None,
-) -> Scores:
-    """The scores of one file of predictions."""
+def _ranked(
+    args: argparse.Namespace, task: Any, questions: Mapping[str, TextExample], source: str, part: str | None
+) -> list[list[str]]:
+    """The answers to each question in one file of predictions, the best first, in the form of the references."""
     found = _own_ids(read_values(source, keys=PREDICTION_KEYS, check=_answer), questions, part)
     _compare_ids(list(questions), found, source, missing_is_error=args.missing == "error")
     ranked = [_ranking(found.get(key, UNANSWERED)) for key in questions]
@@ -97,14 +99,95 @@ def _score(
         [reader.from_text(text) if args.raw else reader.from_answer(text) for text in texts]
         for reader, texts in zip(readers, ranked, strict=True)
     ]
-    predictions = [texts[0] if texts else "" for texts in ranked]
     if not args.raw:
-        _warn_about_phrases(readers, predictions)
+        _warn_about_phrases(readers, _firsts(ranked))
+    return ranked
+
+
+def _firsts(ranked: Sequence[Sequence[str]]) -> list[str]:
+    return [texts[0] if texts else "" for texts in ranked]
+
+
+def _score(
+    task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
+) -> Scores:
+    """The scores of one file of predictions."""
     details = []
     for (key, example), texts in zip(questions.items(), ranked, strict=True):
         leaning = {"no_answer_score": leanings[key]} if leanings else {}
         details.append({**example.meta, **leaning, "candidates": texts})
-    return score_all(task.metrics, predictions, [e.references for e in questions.values()], details=details)
+    return score_all(task.metrics, _firsts(ranked), [e.references for e in questions.values()], details=details)
+
+
+def _confusion(
+    task: Task, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], source: str
+) -> Confusion | None:
+    """Which labels are taken for which, None of other tasks; what is no label is told, and counts as OTHER."""
+    labels = tuple(task.labels or ())
+    if not labels:
+        return None
+    said = _firsts(ranked)
+    outside = [text for text in said if text not in labels and text != UNANSWERED]
+    if outside:
+        print(
+            f"warning: {source}: {len(outside)} of {len(said)} predictions are none of the labels and count as wrong, "
+            f"first {shown(outside[0])}; labels: {', '.join(labels)}",
+            file=sys.stderr,
+        )
+    golds = gold_labels(said, [example.references for example in questions.values()])
+    counts = Counter(zip(golds, (text if text in labels else OTHER for text in said), strict=True))
+    return Confusion(labels, counts)
+
+
+def label_table(found: Confusion) -> dict[str, Any]:
+    """What --json tells: figures of each label in percent, then how many of each gold label are predicted as which.
+
+    >>> table = label_table(Confusion(("a", "b"), Counter({("a", "a"): 1, ("a", "b"): 3, ("b", "b"): 2})))
+    >>> table["labels"]["a"], table["confusion"]["a"]
+    ({'precision': 100.0, 'recall': 25.0, 'f1': 40.0, 'gold': 4, 'predicted': 1}, {'a': 1, 'b': 3})
+    """
+    each = {}
+    for label in found.labels:
+        shares = {"precision": found.precision(label), "recall": found.recall(label), "f1": found.f1(label)}
+        percents = {name: None if share is None else 100 * share for name, share in shares.items()}
+        each[label] = {**percents, "gold": found.support(label), "predicted": found.predicted(label)}
+    said = [*found.labels, *([OTHER] if found.predicted(OTHER) else [])]
+    return {"labels": each, "confusion": {a: {b: found.counts[a, b] for b in said} for a in found.labels}}
+
+
+def label_lines(found: Confusion) -> list[str]:
+    """The tables of the terminal: figures of each label, then gold labels down and predicted ones across.
+
+    >>> print(*label_lines(Confusion(("a", "b"), Counter({("a", "a"): 1, ("b", "a"): 1}))), sep="\\n")
+    <BLANKLINE>
+    label  precision  recall     f1  gold  predicted
+    a          50.00  100.00  66.67     1          2
+    b              -    0.00   0.00     1          0
+    <BLANKLINE>
+    gold   a  b
+    a      1  0
+    b      1  0
+    """
+    table = label_table(found)
+    figures = [
+        [name, *("-" if (value := one[key]) is None else f"{value:.2f}" for key in ("precision", "recall", "f1")),
+         str(one["gold"]), str(one["predicted"])]
+        for name, one in table["labels"].items()
+    ]  # fmt: skip
+    counts = [[gold, *map(str, row.values())] for gold, row in table["confusion"].items()]
+    said = next(iter(table["confusion"].values()))
+    first = max(map(len, ("label", *found.labels)))
+    header = ["label", "precision", "recall", "f1", "gold", "predicted"]
+    return ["", *_aligned([header, *figures], first), "", *_aligned([["gold", *said], *counts], first)]
+
+
+def _aligned(rows: Sequence[Sequence[str]], first: int) -> list[str]:
+    """Rows as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
+    return [
+        "  ".join([f"{row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))])
+        for row in rows
+    ]
 
 
 def _reader(task: Any, example: TextExample) -> Task:

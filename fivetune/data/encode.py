@@ -28,7 +28,13 @@ class Limits:
 
 
 def encode(
-    tokenizer: Any, examples: Sequence[TextExample], targets: Sequence[str], *, limits: Limits, head: Head = "generate"
+    tokenizer: Any,
+    examples: Sequence[TextExample],
+    targets: Sequence[str],
+    *,
+    limits: Limits,
+    head: Head = "generate",
+    extractive: bool = True,
 ) -> list[TokenExample]:
     """Encode examples with one target each; for the extractive head, its first and last position in the inputs.
 
@@ -37,6 +43,8 @@ def encode(
 
         inputs  "question: who? context: a b c d e f"  limit 8, end token included
         truncate   question : who ? context : a </s>
+
+    Only where answers are parts of the inputs, `extractive`, can a cut lose one.
     """
     pieces = pieces_of(tokenizer, examples)
     if head == "extractive":
@@ -46,7 +54,7 @@ def encode(
         ]
     plain = tokenizer(list(targets), add_special_tokens=False, verbose=False)["input_ids"]
     return [
-        _one(tokenizer, example, piece, label_ids, limits)
+        _one(tokenizer, example, piece, label_ids, limits, extractive=extractive)
         for example, piece, label_ids in zip(examples, pieces, plain, strict=True)
     ]
 
@@ -88,7 +96,15 @@ def _pieces_by_parts(tokenizer: Any, example: TextExample) -> Pieces:
     return Pieces(ids, len(before), len(before) + len(inside), offsets if is_bytes else None)
 
 
-def _one(tokenizer: Any, example: TextExample, pieces: Pieces, label_ids: list[int], limits: Limits) -> TokenExample:
+def _one(
+    tokenizer: Any,
+    example: TextExample,
+    pieces: Pieces,
+    label_ids: list[int],
+    limits: Limits,
+    *,
+    extractive: bool = True,
+) -> TokenExample:
     room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
     ids, low, high = _fit(pieces, room, limits.overlong, tokenizer.convert_tokens_to_ids(GAP))
     label_room = len(label_ids) if limits.max_target_tokens is None else limits.max_target_tokens - 1
@@ -98,7 +114,7 @@ def _one(tokenizer: Any, example: TextExample, pieces: Pieces, label_ids: list[i
         labels=[*label_ids[:label_room], tokenizer.eos_token_id],
         num_clipped_inputs=max(len(pieces.ids) - room, 0),
         num_clipped_targets=max(len(label_ids) - label_room, 0),
-        answer_clipped=high > low and _answer_lost(tokenizer, example, pieces, low, high),
+        answer_clipped=extractive and high > low and _answer_lost(tokenizer, example, pieces, low, high),
     )
 
 

@@ -98,7 +98,8 @@ def read_records(
         on_bad: what to do with a record that cannot be used; None raises DataError at the first. A file that is not
             readable at all raises in any case.
 
-    A record without an `id` gets one from its position: the file's stem and its number from 1, bad records counted.
+    A record without an `id` gets that of its only column `Id` or `ID`, else one from its position: the file's stem and
+    its number from 1, bad records counted.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.jsonl"
@@ -190,7 +191,7 @@ def _finish(record: RawRecord, columns: Mapping[str, str], fallback_id: str) -> 
     renamed = set(columns.values())
     wanted = {name: fields[old] for name, old in columns.items()}
     fields = {name: value for name, value in fields.items() if name not in renamed} | wanted
-    given = fields.pop("id", None)
+    given = fields.pop("id", None) if "id" in fields else _other_id(fields)
     if given is None or given == "":
         return RawRecord({"id": fallback_id} | fields, where, has_own_id=False)
     if isinstance(given, bool) or not isinstance(given, str | int):
@@ -198,6 +199,13 @@ def _finish(record: RawRecord, columns: Mapping[str, str], fallback_id: str) -> 
             where, f"'id' is {kind_of(given)}: {shown(given)}. Allowed is text or a whole number. Correct it."
         )
     return RawRecord({"id": str(given)} | fields, where)
+
+
+def _other_id(fields: Mapping[str, object]) -> object:
+    """The value of the only column that is `id` in another case, if it can be one; the column itself stays."""
+    values = [value for name, value in fields.items() if name.lower() == "id"]
+    is_usable = len(values) == 1 and isinstance(values[0], str | int) and not isinstance(values[0], bool)
+    return values[0] if is_usable else None
 
 
 def detect(head: bytes, path: Path) -> str:

@@ -33,7 +33,7 @@ from fivetune.tasks import Task, head_of
 from fivetune.types import RawRecord, TextExample, TokenExample
 
 ENCODING_VERSION = 2  # raise it when the same input would be encoded differently
-LAYOUT_VERSION = 4  # raise it when a store has other files, or its summary other keys
+LAYOUT_VERSION = 5  # raise it when a store has other files, or its summary other keys
 CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
 SHARD = 50  # chunks after which a build that is stopped can go on
 FACTS = "facts.npy"  # [3, num_examples] int32: group, clipped input tokens, whether the answer was clipped
@@ -248,10 +248,12 @@ def _told(cache: Path) -> Iterator[None]:
 class _Counts:
     """What was read, kept, skipped and cut, as data.json shows it."""
 
-    OF_READING = ("num_read", "num_skipped", "num_skipped_bad", "skips", "first_bad")
+    OF_READING = ("num_read", "num_records_kept", "num_skipped", "num_skipped_bad", "skips", "first_bad")
 
     def __init__(self) -> None:
-        self.num_read = self.num_kept = self.num_skipped = self.num_skipped_bad = 0
+        self.num_read = self.num_records_kept = self.num_skipped = self.num_skipped_bad = 0
+        self.num_kept = 0  # examples that the task made of the records kept
+        self.num_cut_into_windows = self.num_windows = 0  # over-long ones of these, and what became of them
         self.num_not_learnt = 0  # examples, or windows of them, that give no target
         self.num_examples_clipped = self.num_clipped_input_tokens = 0
         self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
@@ -261,20 +263,31 @@ class _Counts:
     def skip(self, bad: BadRecord) -> None:
         """Count a record that cannot be used."""
         self.num_skipped_bad += 1
-        self.first_bad = self.first_bad or {"where": bad.where, "reason": bad.reason}
-        self.leave_out(bad.where, bad.reason)
+        named = {"where": bad.where, "reason": bad.reason}
+        self.first_bad = self.first_bad or named
+        self._pass_over(named, is_news=True)
 
     def leave_out(self, where: str, reason: str) -> None:
-        """Count a record that makes no example."""
+        """Count a record of which the task makes no example on purpose; the first for a reason is named."""
+        is_news = all(reason != skip["reason"] for skip in self.skips)
+        self._pass_over({"where": where, "reason": reason}, is_news=is_news)
+
+    def _pass_over(self, named: dict[str, str], *, is_news: bool) -> None:
         self.num_read += 1
         self.num_skipped += 1
-        if len(self.skips) < MAX_SKIPS_KEPT:
-            self.skips.append({"where": where, "reason": reason})
+        if is_news and len(self.skips) < MAX_SKIPS_KEPT:
+            self.skips.append(named)
 
     @property
     def of_tokenising(self) -> dict[str, int]:
         """The counts that do not come from reading."""
         return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
+
+    def add_windows(self, examples: Sequence[TextExample]) -> None:
+        """Count the windows among the examples, and the questions that were cut into them."""
+        numbers = [example.meta["window"][0] for example in examples if "window" in example.meta]
+        self.num_windows += len(numbers)
+        self.num_cut_into_windows += numbers.count(1)
 
     def add(self, tokens: TokenExample, unknown: int | None) -> None:
         """Count what the limits and the vocabulary cost an example."""
@@ -420,6 +433,7 @@ def _examples(source: Source, counts: _Counts) -> Iterator[TextExample]:
             counts.leave_out(record.where, f"left out by task {source.task.plugin_name()}")
         else:
             counts.num_read += 1
+            counts.num_records_kept += 1
             yield from converted if isinstance(converted, tuple) else (converted,)
 
 
@@ -434,13 +448,15 @@ def _write_chunk(
     counts.num_kept += len(chunk)
     if source.limits.overlong == "windows":
         chunk = windows(tokenizer, chunk, source.limits)
+        counts.add_windows(chunk)
     taught = [window_targets(source.task, e) if source.for_training else (e.targets,) for e in chunk]
     counts.num_not_learnt += sum(not targets for targets in taught)
     pairs = [(example, target) for example, targets in zip(chunk, taught, strict=True) for target in targets]
     if not pairs:
         return
     examples, targets = [e for e, _ in pairs], [t for _, t in pairs]
-    encoded = encode(tokenizer, examples, targets, limits=source.limits, head=head_of(source.task))
+    task = source.task
+    encoded = encode(tokenizer, examples, targets, limits=source.limits, head=head_of(task), extractive=task.extractive)
     rows = []
     for (example, target), tokens in zip(pairs, encoded, strict=True):
         text = {"id": example.id, "inputs": example.inputs, "targets": target, "references": example.references,

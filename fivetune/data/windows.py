@@ -82,11 +82,10 @@ def _cut(example: TextExample, low: int, high: int, number: int, count: int) -> 
 def window_targets(task: Task, example: TextExample) -> tuple[str, ...]:
     """What is learnt from an example.
 
-    An answer that must stand in the context is learnt from the windows that hold it; the others teach that there is
-    none, or nothing at all. A label or a free text is learnt from every window.
+    An answer is learnt from the windows that hold it; the others teach that there is none, or nothing at all.
     """
     targets = task.train_targets(example)
-    if "window" not in example.meta or not task.extractive or task.no_answer_text in targets:
+    if "window" not in example.meta or task.no_answer_text in targets:
         return targets
     held = tuple(target for target in targets if find_text(example.inputs, target, *example.clippable))
     return held or ((task.no_answer_text,) if task.no_answer_text else ())

@@ -1,7 +1,8 @@
 """Attention over sequences that lie one after the other, with a relative bias of one number per distance.
 
 In: flat queries, keys, values [N, H, D], where each sequence starts, a bias table [H, 2 * longest - 1].
-Out: [N, H, D]. Nothing of the size of batch x heads x longest^2 is ever made, and no mask of padding.
+Out: [N, H, D]. Nothing is padded to the longest sequence. Every block's weights, [H, Lq, Lk] fp32, are kept for the
+backward pass; Triton's kernel on CUDA keeps one number per query and head instead.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Spans:
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, device: torch.device) -> Spans:
-        """From a tensor on the host."""
-        return cls(cu_seqlens.to(device, non_blocking=True), tuple(cu_seqlens.tolist()))
+        """From a tensor on the host; every sequence has at least one token."""
+        ends = tuple(cu_seqlens.tolist())
+        assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
+        return cls(cu_seqlens.to(device, non_blocking=True), ends)
 
     @property
     def lengths(self) -> list[int]:
@@ -123,6 +126,17 @@ def relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max
     return offset + bucket
 
 
+def kernel_obstacle(head_size: int, kind: torch.dtype) -> str:
+    """Why `attend` cannot run on CUDA with heads of this size, multiplied in this type; empty if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    from fivetune.model.kernels.attention import LARGEST_HEAD
+
+    if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
+        return f"its heads have {head_size} columns, Triton's kernel has powers of two up to {LARGEST_HEAD}"
+    return "" if kind in (torch.float32, torch.bfloat16) else "Triton's kernel computes in fp32 and bf16 only"
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, *,
     table: Tensor | None = None, causal: bool = False, dropout: float = 0.0,
@@ -138,7 +152,7 @@ def attend(
 
     Returns: [Nq, H, D] in the type of q.
     """
-    if q.device.type == "cuda" and find_spec("triton") is not None:
+    if q.device.type == "cuda":
         from fivetune.model.kernels.attention import attention
 
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)

@@ -5,9 +5,10 @@ In: a model, a device, what was asked for. Out: a Forward, which turns a Batch i
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from fivetune.data.batch import pad
 from fivetune.errors import ConfigError
+from fivetune.model.attention import kernel_obstacle
 from fivetune.model.flat import flat_nats, supports_flat
 from fivetune.model.forward import label_nats
-from fivetune.model.heap import keep_heap
+from fivetune.model.memory import is_out_of_memory
+from fivetune.model.precision import product_dtype
 from fivetune.types import Batch
 
 Kind = Literal["flat", "padded", "buckets"]
@@ -49,12 +52,16 @@ class Forward:
         return label_nats(model, padded), padded.num_positions
 
     def prepare(self, model: Any) -> None:
-        """Switch on what the model itself has to do."""
-        if self.recompute and self.kind != "flat":
-            renamed = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.2x on
-            (renamed or model.gradient_checkpointing_enable)()
+        """Switch on, or off, what the model itself has to do."""
+        switch = "enable" if self.recompute and self.kind != "flat" else "disable"
+        renamed = getattr(model, f"activation_checkpointing_{switch}", None)  # its name from transformers 5.2x on
+        (renamed or getattr(model, f"gradient_checkpointing_{switch}"))()
+
+    def attention(self, model: Any, device: str) -> str | None:
+        """What computes attention: the own kernel (triton), the own blocks, or an implementation of transformers."""
         if self.kind == "flat":
-            keep_heap()
+            return "triton" if device.startswith("cuda") else "blocks"
+        return getattr(model.config, "_attn_implementation", None)
 
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -62,21 +69,24 @@ SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 40
 
 
 def choose_forward(
-    asked: str, model: Any, device: str, sample: Sequence[Batch], *, autocast: Any, recompute: bool = False
-) -> Forward:
-    """The forward of a run: as asked for, else what the device is known or measured to do best.
+    asked: str, model: Any, device: str, sample: Sequence[Batch], *,
+    autocast: Any, recompute: bool = False, begun: str | None = None,
+) -> Forward:  # fmt: skip
+    """The forward of a run: as it began or as asked for, else what the device is known or measured to do best.
 
     Args:
         asked: auto, flat, padded or buckets.
         sample: batches to measure on, where the device has to be measured.
+        begun: the kind that a resumed run began with; another one would round otherwise.
 
-    Raises ConfigError where what was asked for cannot run.
+    Raises ConfigError where that cannot run.
     """
-    obstacle = supports_flat(model)
-    if asked != "auto":
-        if asked == "flat" and obstacle:
+    obstacle = supports_flat(model) or _device_obstacle(model, device, autocast)
+    wanted = begun or asked
+    if wanted != "auto":
+        if wanted == "flat" and obstacle:
             raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")
-        return Forward(asked, "asked for", recompute)  # type: ignore[arg-type]
+        return Forward(wanted, "as the run began" if begun else "asked for", recompute)  # type: ignore[arg-type]
     kind = device.partition(":")[0]
     if kind in STATIC_DEVICES:
         return Forward("buckets", f"{kind} compiles every new shape", recompute)
@@ -84,24 +94,43 @@ def choose_forward(
         return Forward("padded", f"flat tokens cannot run: {obstacle}", recompute)
     if kind == "cpu":
         return Forward("flat", "nothing is padded", recompute)
-    flat, padded = (_seconds(Forward(name, ""), model, device, sample, autocast) for name in ("flat", "padded"))
-    best, other = ("flat", "padded") if flat <= padded else ("padded", "flat")
-    why = f"measured: {1000 * min(flat, padded):.1f} ms a batch, {other} {1000 * max(flat, padded):.1f} ms"
-    return Forward(best, why, recompute)  # type: ignore[arg-type]
+    flat, padded = (Forward(name, "", recompute) for name in ("flat", "padded"))
+    times = {forward: _seconds(forward, model, device, sample, autocast) for forward in (flat, padded)}
+    best, other = sorted((flat, padded), key=times.__getitem__)
+    said = {f: "no memory" if times[f] == math.inf else f"{1000 * times[f]:.1f} ms a batch" for f in times}
+    why = f"measured: {said[best]} with {best.attention(model, device)} attention, {other.kind} {said[other]}"
+    return replace(best, why=why)
+
+
+def _device_obstacle(model: Any, device: str, autocast: Any) -> str:
+    """Why the device cannot run `flat_nats`; empty if it can."""
+    if not device.startswith("cuda"):
+        return ""
+    with autocast():
+        return kernel_obstacle(model.config.d_kv, product_dtype(torch.device(device)))
 
 
 def _seconds(forward: Forward, model: Any, device: str, sample: Sequence[Batch], autocast: Any) -> float:
-    """Time of a forward and backward pass over the sample, the best of a few; weights and seeds stay as they are."""
+    """Time of a training pass over a batch, the best of a few, inf without memory; all stays as it was."""
     devices = [torch.device(device)] if device.startswith("cuda") else []
-    best = float("inf")
-    with torch.random.fork_rng(devices=devices):
-        for _ in range(NUM_TRIALS):
-            started = time.perf_counter()
-            for batch in sample:
-                with autocast():
-                    loss = forward.nats(model, batch, device=device)[0].sum()
-                loss.backward()
-                loss.item()
-            best = min(best, time.perf_counter() - started)
-    model.zero_grad(set_to_none=True)
+    best, was_training = math.inf, model.training
+    forward.prepare(model)
+    model.train()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            for _ in range(NUM_TRIALS):
+                started = time.perf_counter()
+                for batch in sample:
+                    with autocast():
+                        loss = forward.nats(model, batch, device=device)[0].sum()
+                    loss.backward()
+                    loss.item()
+                best = min(best, time.perf_counter() - started)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return math.inf
+    finally:
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
     return best / len(sample)

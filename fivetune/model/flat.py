@@ -18,6 +18,7 @@ from fivetune.model.layers import (
     add_dropped,
     dropout_,
     gated_dropout,
+    has_hooks,
     is_plain_linear,
     project,
     relu_dropout_,
@@ -42,6 +43,8 @@ def supports_flat(model: Any) -> str:
         return f"its activation is {model.config.dense_act_fn}, not one of {', '.join(ACTIVATIONS)}"
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         return "some of its weights are not fp32"
+    if hooked := [name for name, module in model.named_modules() if has_hooks(module)]:
+        return f"its module {hooked[0] or 'itself'} has hooks, which the flat forward would not call"
     return ""
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from fivetune.model.dropout import blank_, draw, kept_scale
 
+RECORDERS = "transformers.utils.output_capturing"
+
 
 def project(x: Tensor, modules: Sequence[Any]) -> Tensor:
     """The outputs of several linear modules side by side, [N, sum of their widths]; one product if all are plain.
@@ -30,7 +32,17 @@ def project(x: Tensor, modules: Sequence[Any]) -> Tensor:
 
 def is_plain_linear(module: Any) -> bool:
     """A Linear without a bias and without anything around it (adapters, quantisation, hooks)."""
-    return type(module) is nn.Linear and module.bias is None and not module._forward_hooks
+    return type(module) is nn.Linear and module.bias is None and not has_hooks(module)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anything is called before or after the module, in either direction; transformers' recorders do nothing.
+
+    Those are left on all blocks by the first forward pass, and act where hidden states are asked for.
+    """
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    hooks = (*before.values(), *after.values(), *module._backward_pre_hooks.values(), *module._backward_hooks.values())
+    return any(getattr(hook, "__module__", None) != RECORDERS for hook in hooks)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,7 +13,7 @@ from fivetune.analysis.calibration import RiskCoverage, calibration_error, relia
 from fivetune.analysis.threshold import Tuned, tuned_threshold
 from fivetune.report import charts
 from fivetune.report.scores import label
-from fivetune.report.wording import change, dig, fixed, number, percent, plural, short, whole
+from fivetune.report.wording import change, dig, fixed, number, percent, plain, plural, short, whole
 from fivetune.types import Figure, Line, Section, Table, Text
 
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -31,10 +31,28 @@ def confidence_section(lines: Sequence[Line], key: str | None) -> Section:
     """
     if not lines or key is None:
         return Section("Confidence", ())
+    kinds = {"left_label_set" in line for line in lines if line.get("confidence") is not None}
+    if len(kinds) > 1:  # a label's probability and a text's mean one per token cannot be pooled
+        parts = [
+            part for name, own in _parts_of(lines).items() for part in (Text(name, "heading"), *_calibration(own, key))
+        ]
+    else:
+        parts = _calibration(lines, key)
+    return Section("Confidence", (*parts, *_threshold_parts(lines)))
+
+
+def _parts_of(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The lines of each part of a mixture, whose confidences may be of different kinds."""
+    parts: dict[str, list[Line]] = {}
+    for line in lines:
+        parts.setdefault(plain(dig(line, "meta", "source_task")), []).append(line)
+    return parts
+
+
+def _calibration(lines: Sequence[Line], key: str) -> list[Any]:
     pairs = [(sure, value) for line in lines if (sure := number(line.get("confidence"))) is not None
              and (value := number(dig(line, "scores", key))) is not None]  # fmt: skip
-    parts = _calibration_parts(pairs, key) if pairs else [Text(_why_none(lines, key))]
-    return Section("Confidence", (*parts, *_threshold_parts(lines)))
+    return _calibration_parts(pairs, key) if pairs else [Text(_why_none(lines, key))]
 
 
 def _why_none(lines: Sequence[Line], key: str) -> str:

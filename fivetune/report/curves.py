@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fivetune.report import charts
-from fivetune.report.scores import Eval, best_eval, label, main_evals, main_score, points, score, score_keys
+from fivetune.report.scores import (
+    Eval,
+    best_eval,
+    first_scores,
+    label,
+    main_evals,
+    main_score,
+    points,
+    score,
+    score_keys,
+)
 from fivetune.report.series import (
     Series,
     by_step,
@@ -57,7 +67,7 @@ def _score_curves(run: Run, evals: Sequence[Eval], beside: Sequence[Run]) -> lis
         return [Text("No evaluation was made, so there is no curve of scores.", "note")]
     shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
     at, main, best = [float(record["step"]) for record in evals], main_score(run), best_eval(run)
-    curves = {label(key): (at, [score(record, key) for record in evals]) for key in (shown or keys)[:6]}
+    curves = {label(key): (at, [score(record, key) for record in evals]) for key in first_scores(run, shown or keys)}
     levels = {
         f"{other.name}: {label(main)}": level
         for other in beside

@@ -13,7 +13,7 @@ from typing import Any
 
 from fivetune.analysis.slices import DIMENSIONS
 from fivetune.report.scores import baseline_eval, best_eval, predictions_of
-from fivetune.report.wording import dig, fixed, number, percent, plain, plural, share, whole
+from fivetune.report.wording import dig, fixed, grouped, number, percent, plain, plural, share, whole
 from fivetune.types import Example, Run, Section, Table, Text
 
 NUM_WORST, NUM_RANDOM = 200, 100
@@ -106,7 +106,7 @@ def shown(prediction: Prediction, chosen: str) -> Example:
         id=plain(prediction.get("id")),
         inputs=_shortened(str(prediction.get("inputs") or "")),
         prediction=_shortened(str(prediction.get("prediction") or "")),
-        references=tuple(_shortened(reference) for reference in gold(prediction)),
+        references=tuple(grouped(_shortened(reference) for reference in gold(prediction))),
         verdict=verdict,
         remark=", ".join([*scores, *cut]) or "not scored",
         tags={"chosen": chosen, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},

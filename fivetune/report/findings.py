@@ -11,10 +11,20 @@ from itertools import groupby
 from typing import Any
 
 from fivetune.report.lengths import num_rows
-from fivetune.report.rates import rate_warnings
-from fivetune.report.scores import Eval, baseline_eval, best_eval, label, main_evals, main_score, points, score
+from fivetune.report.rates import of_written, rate_warnings
+from fivetune.report.scores import (
+    Eval,
+    baseline_eval,
+    best_eval,
+    label,
+    main_evals,
+    main_score,
+    points,
+    predictions_of,
+    score,
+)
 from fivetune.report.series import by_step, column
-from fivetune.report.wording import change, dig, duration, fixed, number, percent, plain, plural, share, whole
+from fivetune.report.wording import change, dig, duration, fixed, grouped, number, percent, plain, plural, share, whole
 from fivetune.types import Run
 
 UNKNOWN_LIMIT = 0.001
@@ -83,7 +93,7 @@ def warnings(run: Run, beside: Sequence[Run] = ()) -> list[str]:
         *_numeric_warnings(run.steps),
         *_starvation(run),
         *_abstaining(run, best),
-        *rate_warnings(best),
+        *rate_warnings(of_written(best, predictions_of(run, best))),
         *_size_warnings(run, best, beside),
         *_data_warnings(run.data or {}),
     ]
@@ -177,7 +187,7 @@ def _data_warnings(data: dict[str, Any]) -> list[str]:
     sentences = []
     for split in data:
         facts = data[split]
-        lost, skipped = number(dig(facts, "num_answers_lost")), number(dig(facts, "num_skipped"))
+        lost, bad = number(dig(facts, "num_answers_lost")), number(dig(facts, "num_skipped_bad"))
         clipped = number(dig(facts, "num_clipped_targets"))
         if lost:
             part = percent(share(lost, num_rows(facts)))
@@ -187,20 +197,18 @@ def _data_warnings(data: dict[str, Any]) -> list[str]:
             )
         if clipped:
             sentences.append(f"{split}: {plural(clipped, 'target')} longer than data.max_target_tokens lost the end.")
-        if skipped:
-            sentences.append(
-                f"{split}: skipped {plural(skipped, 'record')} of {whole(dig(facts, 'num_read'))} "
-                "that could not be used."
-            )
+        if bad:
+            read = plural(dig(facts, "num_read"), "record")
+            sentences.append(f"{split}: {whole(bad)} of {read} could not be used and were left out.")
         unknown = share(dig(facts, "num_unknown_tokens"), dig(facts, "num_input_tokens"))
         if unknown is not None and unknown > UNKNOWN_LIMIT:
             sentences.append(f"{split}: {percent(unknown, 2)} of the input tokens are unknown to the tokenizer.")
     return sentences
 
 
-def grouped(sentences: Sequence[str]) -> list[str]:
-    """Equal warnings once, with their number."""
-    return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(sentences).items()]
+def own_warnings(run: Run) -> list[str]:
+    """What the run itself warned of, less what pre-flight says of truncation where the counts of data.json say it."""
+    return grouped(text for text in run.warnings if not (run.data and text.startswith("truncation: ")))
 
 
 def difference(reached: float | None, before: float | None) -> str:

@@ -15,11 +15,12 @@ from fivetune.report.curves import learning_section, speed_section, tokens_per_s
 from fivetune.report.examples import examples_section
 from fivetune.report.lengths import data_section, num_rows
 from fivetune.report.provenance import about, definitions_section, machine_section, settings_section
-from fivetune.report.rates import rates_table
+from fivetune.report.rates import of_written, rates_table
 from fivetune.report.scores import (
     Eval,
     baseline_eval,
     best_eval,
+    first_scores,
     interval,
     label,
     main_evals,
@@ -59,7 +60,7 @@ def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = (
         beside: other runs whose best scores are shown as further baselines.
         notes: what went wrong while reading; shown among the warnings.
     """
-    doubts = [*notes, *findings.warnings(run, beside), *findings.grouped(run.warnings)]
+    doubts = [*notes, *findings.warnings(run, beside), *findings.own_warnings(run)]
     lines = predictions_of(run, best_eval(run))
     key = score_of_lines(run, lines)
     sections = (
@@ -103,7 +104,7 @@ def verdict_section(run: Run, beside: Sequence[Run]) -> Section:
     if best is None:
         return Section("Verdict", tuple(parts))
     keys = score_keys([best])
-    parts += [_headline(key, best, baseline) for key in keys[:6]]
+    parts += [_headline(key, best, baseline) for key in first_scores(run, keys)]
     parts += _dots(keys, best, baseline, _others(run, beside))
     columns = [(findings.BASELINE, baseline), *_others(run, beside).items()]
     header = (
@@ -195,7 +196,7 @@ def _phase_share(run: Run, name: str) -> float | None:
 
 
 def _warnings_section(run: Run, doubts: Sequence[str]) -> Section:
-    table = rates_table(best_eval(run), baseline_eval(run))
+    table = rates_table(*(of_written(one, predictions_of(run, one)) for one in (best_eval(run), baseline_eval(run))))
     rates = () if table is None else (table,)
     if not doubts:
         text = (

@@ -122,8 +122,8 @@ _WORDS = [
     ("before fine-tuning", "The evaluation at step 0: the model as it was loaded, on the same examples."),
     (
         "95 % interval",
-        "Wilson score interval from the score and the number of examples. It covers the choice of the examples, "
-        "not the luck of the seed.",
+        "From a bootstrap over the examples, where the evaluation made one; else, and where all examples are right "
+        "or all wrong, Wilson's score interval. It covers the choice of the examples, not the luck of the seed.",
     ),
     ("loss", "Negative log-likelihood in nats per target token of the whole global batch (natural logarithm)."),
     ("effective learning rate", "The step that the optimizer really took, parameter scaling included."),

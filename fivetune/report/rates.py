@@ -5,11 +5,12 @@ In: evaluations. Out: a Table of their rates, and sentences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivetune.report.scores import Eval, score
-from fivetune.report.wording import UNKNOWN, dig, number, percent, plural
-from fivetune.types import Table
+from fivetune.report.wording import UNKNOWN, dig, number, percent, plural, share
+from fivetune.types import Line, Table
 
 
 class Rate(NamedTuple):
@@ -54,6 +55,21 @@ DECODING_GAP = 0.01
 def rate(record: Eval | None, name: str) -> float | None:
     """A rate (0-1) of an evaluation; None where it has none."""
     return number(dig(record, "rates", name))
+
+
+def of_written(record: Eval | None, lines: Sequence[Line]) -> Eval | None:
+    """The evaluation with its rates of exact targets over the answers that were written, if some were chosen.
+
+    A label is chosen by its probability among the labels, so that nothing was generated to compare with.
+    """
+    written = [line for line in lines if "left_label_set" not in line]
+    if record is None or len(written) == len(lines):
+        return record
+    rates = dict(record.get("rates") or {})
+    for name in ("teacher_forced_exact", "free_running_exact"):
+        flags = [bool(line[name]) for line in written if line.get(name) is not None]
+        rates[name] = share(sum(flags), len(flags))
+    return {**record, "rates": rates}
 
 
 def rate_warnings(best: Eval | None) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fivetune import rundir
+from fivetune import plugins, rundir
 from fivetune.analysis.bootstrap import wilson
 from fivetune.report.wording import dig, fixed, number
 from fivetune.types import Run
@@ -26,7 +26,6 @@ LABELS = {
     "best_f1": "F1 at the best threshold",
 }
 MEANS = (*(key for key in LABELS if not key.startswith("best")), "exact_match")
-COUNTS = ("total", "HasAns_total", "NoAns_total")
 PARTS = {"HasAns": "HasAns_total", "NoAns": "NoAns_total"}
 
 DEFINITIONS = {
@@ -93,8 +92,25 @@ def main_score(run: Run) -> str | None:
 def score_keys(records: Sequence[Eval]) -> list[str]:
     """Scores (no counts, no thresholds) that the evaluations hold; the known ones first, in their usual order."""
     present = {key: None for record in records for key in (dig(record, "scores") or {})}
-    others = [key for key in present if key not in LABELS and key not in COUNTS and not key.endswith("_thresh")]
+    others = [key for key in present if key not in LABELS and not key.endswith(("total", "_thresh"))]
     return [key for key in LABELS if key in present] + others
+
+
+def first_scores(run: Run, keys: Sequence[str]) -> list[str]:
+    """Those of the scores that are shown large: of a mixture the mean and each part's main one, else the first six."""
+    mains = ["mean", *(f"{part}_{main}" for part, main in _mains(dig(run.config, "task")).items())]
+    return [key for key in mains if len(mains) > 1 and key in keys] or list(keys[:6])
+
+
+def _mains(task: Any) -> dict[str, str]:
+    """Main score of each part of a mixture; none for other tasks, or if these settings are no longer understood."""
+    if dig(task, "name") != "mixture":
+        return {}
+    try:
+        options = plugins.load("tasks", "mixture").model_validate({k: v for k, v in task.items() if k != "name"})
+    except ValueError:
+        return {}
+    return options.metrics[0]["mains"]
 
 
 def is_mean(key: str) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,15 @@ def amount(value: Any) -> str:
 def plural(num: Any, noun: str) -> str:
     """plural(1, "record") -> 1 record; plural(2, "record") -> 2 records."""
     return f"{whole(num)} {noun}{'' if number(num) == 1 else 's'}"
+
+
+def grouped(texts: Iterable[str]) -> list[str]:
+    """Equal texts once, with their number.
+
+    >>> grouped(["a", "b", "a"])
+    ['a (2 times)', 'b']
+    """
+    return [text if num == 1 else f"{text} ({num} times)" for text, num in Counter(texts).items()]
 
 
 def visible(text: str) -> str:

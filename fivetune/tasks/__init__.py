@@ -34,8 +34,9 @@ from html import unescape
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from fivetune.config_layers import read_table
 from fivetune.errors import DataError, nearest
 from fivetune.metrics import Spec
 from fivetune.metrics.mlqa import language_code
@@ -124,6 +125,9 @@ def _squeezed(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
+Labels = Annotated[dict[str, str], BeforeValidator(read_table), AfterValidator(check_labels)]
+
+
 class TaskOptions(_Defaults):
     """Base of most tasks: free text, every question has an answer, the target is learnt."""
 
@@ -138,9 +142,7 @@ class LabelOptions(_Defaults):
     metrics: ClassVar[tuple[Spec, ...]] = ("classification",)
     main_metric: ClassVar[str] = "accuracy"
 
-    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
-        default={}, description="label as the data has it: word that the model learns for it"
-    )
+    labels: Labels = Field(default={}, description="label as the data has it: word that the model learns for it")
 
     def from_text(self, text: str) -> str:
         """The label whose word the model wrote, else the text; case and space do not count."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError
-from fivetune.tasks import LabelOptions, check_labels, check_qa_template, qa_inputs
+from fivetune.tasks import LabelOptions, Labels, check_qa_template, qa_inputs
 from fivetune.types import RawRecord, TextExample
 
 
@@ -32,7 +32,7 @@ class BioAsqYesNo(LabelOptions):
         default="question: {question} context: {context}",
         description="the inputs; may use {question} and {context}; without {context} it answers blindly",
     )
-    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+    labels: Labels = Field(
         default={"yes": "yes", "no": "no"}, description="exact_answer: word that the model learns for it"
     )
 
@@ -49,7 +49,8 @@ class BioAsqYesNo(LabelOptions):
             )
         flat = replace(record, fields=fields)
         inputs, clippable = qa_inputs(flat, self.template)
-        return self.example(flat, "exact_answer", inputs, clippable, labelled=labelled)
+        example = self.example(flat, "exact_answer", inputs, clippable, labelled=labelled)
+        return replace(example, meta={**example.meta, "question": fields["question"]})
 
 
 def _fields(record: RawRecord) -> dict[str, Any]:
@@ -87,6 +88,6 @@ SAMPLE = (
         targets="yes",
         references=("yes",),
         clippable=(70, 112),
-        meta={"labels": ["yes", "no"]},
+        meta={"labels": ["yes", "no"], "question": "Does RNA polymerase II have RNA cleavage activity?"},
     ),
 )

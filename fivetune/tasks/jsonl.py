@@ -58,7 +58,7 @@ class Jsonl(TaskOptions):
             _check_metric(spec)
         scores = score_names(self.metrics)
         if self.main_metric not in scores:
-            metrics = ", ".join(map(str, self.metrics)) or "no metric"
+            metrics = ", ".join(s if isinstance(s, str) else str(s["name"]) for s in self.metrics) or "no metric"
             raise ValueError(
                 f"main_metric: {metrics} gives no score {self.main_metric!r}. {nearest(self.main_metric, scores)}"
             )

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from fivetune import plugins
+from fivetune.config_layers import read_table
 from fivetune.errors import DataError, nearest
 from fivetune.metrics import Spec, load_metric
 from fivetune.tasks import Converted, Task, TaskOptions, column, head_of
@@ -89,6 +90,7 @@ class Mixture(TaskOptions):
 
     parts: Annotated[
         dict[str, Annotated[Part, BeforeValidator(_part)]],
+        BeforeValidator(read_table),
         Field(min_length=2),
     ] = Field(
         default={"quality": "stackoverflow_quality", "tags": "stackoverflow_tags"},  # type: ignore[dict-item]

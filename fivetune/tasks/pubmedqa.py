@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.tasks import LabelOptions, check_labels, check_qa_template, qa_inputs
+from fivetune.tasks import LabelOptions, Labels, check_qa_template, qa_inputs
 from fivetune.types import RawRecord, TextExample
 
 
@@ -31,7 +31,7 @@ class PubMedQa(LabelOptions):
         default="question: {question} context: {context}",
         description="the inputs; may use {question} and {context}; without {context} it answers blindly",
     )
-    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+    labels: Labels = Field(
         default={"yes": "yes", "no": "no", "maybe": "maybe"},
         description="final_decision: word that the model learns for it",
     )
@@ -40,7 +40,8 @@ class PubMedQa(LabelOptions):
         """One question. Raises DataError where question, context or decision lack."""
         flat = replace(record, fields=_fields(record))
         inputs, clippable = qa_inputs(flat, self.template)
-        return self.example(flat, "final_decision", inputs, clippable, labelled=labelled)
+        example = self.example(flat, "final_decision", inputs, clippable, labelled=labelled)
+        return replace(example, meta={**example.meta, "question": flat.fields["question"]})
 
 
 def _fields(record: RawRecord) -> dict[str, Any]:
@@ -74,6 +75,9 @@ SAMPLE = (
         targets="yes",
         references=("yes",),
         clippable=(81, 157),
-        meta={"labels": ["yes", "no", "maybe"]},
+        meta={
+            "labels": ["yes", "no", "maybe"],
+            "question": "Do mitochondria play a role in remodelling lace plant leaves?",
+        },
     ),
 )

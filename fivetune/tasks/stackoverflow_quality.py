@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.tasks import LabelOptions, check_labels, check_template, post_inputs
+from fivetune.tasks import LabelOptions, Labels, check_template, post_inputs
 from fivetune.types import RawRecord, TextExample
 
 
@@ -31,7 +31,7 @@ class StackOverflowQuality(LabelOptions):
         default="quality: {Title}</s>{Body}",
         description="the inputs, over any text columns; </s> is T5's end token, as between two sentences",
     )
-    labels: Annotated[dict[str, str], AfterValidator(check_labels)] = Field(
+    labels: Labels = Field(
         default={"LQ_CLOSE": "none", "LQ_EDIT": "low", "HQ": "high"},
         description="label in the column Y: word that the model learns for it",
     )

@@ -10,7 +10,8 @@ inputs are question, choices and context with a backslash and an n between them,
                      place from 0), or in the choice itself: {"text": "Rhine", "type": "correct answer"}
     yes_no           {"question": "Is rust iron?", "passage": "...", "answer": true}
 
-Single quotes go as in UnifiedQA's training: the first and the last one of a text, whatever stands between them.
+OpenBookQA's question_stem is read where there is no question. Single quotes go as in UnifiedQA's training: the first
+and the last one of a text, whatever stands between them.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Unifiedqa(TaskOptions):
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
-        question = text_column(record, "question")
+        stem = "question" not in record.fields and "question_stem" in record.fields
+        question = text_column(record, "question_stem" if stem else "question")
         meta: dict[str, Any] = {"question": question}
         parts = [question]
         if self.format == "multiple_choice":

@@ -17,8 +17,8 @@ import psutil
 import torch
 
 from fivetune.errors import ConfigError, EnvironmentProblem
+from fivetune.model.memory import is_out_of_memory
 
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # CUDA and MPS; CPU; CPU
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
 
 
@@ -67,17 +67,6 @@ def reset_peak(device: str) -> None:
     """Let `peak_bytes` of a CUDA device count from here; a process cannot forget its own peak."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device; a GPU raises its own kind of RuntimeError, the CPU a plain one.
-
-    >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
-    (True, False)
-    """
-    if isinstance(error, RuntimeError):
-        return any(words in str(error).lower() for words in OUT_OF_MEMORY)
-    return isinstance(error, MemoryError)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
 from fivetune.training.loop import Training, fit, resume_command, score, timed, warn
 from fivetune.training.preflight import check_before_training
-from fivetune.training.resume import as_begun, changed_schedule, refuse_changes, refuse_other_data
+from fivetune.training.resume import as_begun, changed_schedule, forward_begun, refuse_changes, refuse_other_data
 from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up, with_batch_size
 from fivetune.training.signals import StopNow, StopRequest
 from fivetune.types import Run
@@ -87,7 +87,7 @@ def _prepare(
     if not resume:
         _begin(config, run)
     progress.start()
-    setup = set_up(config, count=progress.count)
+    setup = set_up(config, count=progress.count, begun=forward_begun(run.path) if resume else None)
     if resume:
         refuse_other_data(run.path, setup.stream.store.fingerprint)
         setup.batch_size = run.past("batch_size", setup.batch_size)

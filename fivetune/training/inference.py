@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fivetune import rundir
@@ -27,6 +28,7 @@ from fivetune.telemetry.devices import enough_memory
 from fivetune.training.mixture import alone, refuse_whole
 from fivetune.training.setup import Place, find_place, limits_of, make_evaluator, prepare_split
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 FALLBACK_P99 = 64  # target length, for a run directory without data.json
 HARDWARE = ("device", "train.precision", "train.num_threads")
 TRAINING_ONLY = (
@@ -86,12 +88,14 @@ class TrainedRun:
         )
 
 
-def open_run(folder: Path, overrides: Mapping[str, Any] | None = None, *, without: Sequence[str] = ()) -> TrainedRun:
+def open_run(
+    folder: Path, overrides: Mapping[str, Any] | None = None, *, without: Mapping[str, str] = NOTHING
+) -> TrainedRun:
     """Load model/ of a run.
 
     Args:
         overrides: settings that are others than in the run.
-        without: settings that have no effect for the caller, besides those that only training reads.
+        without: settings that have no effect for the caller, each with the reason, besides those of training.
 
     Raises RunDirError if the run has no model yet, ConfigError for an override without effect.
     """
@@ -116,12 +120,14 @@ def open_run(folder: Path, overrides: Mapping[str, Any] | None = None, *, withou
     )
 
 
-def _refuse_idle(overrides: Iterable[str], without: Sequence[str]) -> None:
+def _refuse_idle(overrides: Iterable[str], without: Mapping[str, str]) -> None:
     """Raise ConfigError for a setting that would change nothing."""
     for given in overrides:
         key = ALIASES.get(given.replace("-", "_"), given)
+        if key in without:
+            raise ConfigError(f"--{given}: has no effect here: {without[key]}. Leave it out.")
         used = key in HARDWARE or key.partition(".")[0] in ("data", "eval", "task")
-        if not used or key in TRAINING_ONLY or key in without:
+        if not used or key in TRAINING_ONLY:
             raise ConfigError(
                 f"--{given}: has no effect here: the model is trained. Allowed: {', '.join(HARDWARE)}, and of data.*, "
                 "eval.* and task.* what decides how it answers. Leave it out."

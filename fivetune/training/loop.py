@@ -23,9 +23,10 @@ from fivetune.errors import ConfigError, Interrupted, NumericError, RunDirError
 from fivetune.evaluate import subset
 from fivetune.metrics import higher_is_better
 from fivetune.model.forward import first_bad_module, label_nats
+from fivetune.model.memory import is_out_of_memory
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.telemetry.devices import enough_memory, is_out_of_memory, peak_bytes, reset_peak
+from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import Progression
 from fivetune.training.setup import Setup
@@ -72,7 +73,7 @@ def fit(training: Training) -> None:
     reset_peak(setup.place.device)
     groups = setup.stream.groups(state.step, setup.num_steps)
     saved = state.step
-    with stop.wait(), flushed_denormals():
+    with stop.wait():
         while True:
             if evaluation_due(training) and not stop.signum:
                 with timed(state, "evaluate"), suppress(EvaluationStopped):
@@ -278,16 +279,6 @@ def checkpoint_due(training: Training) -> bool:
 def warn(training: Training, message: str) -> None:
     if training.run.warn(message):
         training.progress.warn(message)
-
-
-@contextmanager
-def flushed_denormals() -> Iterator[None]:
-    """Numbers too small for a normal float count as 0: computing with them is many times slower on a CPU."""
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ import torch
 from fivetune.data.batch import collate
 from fivetune.data.store import TokenStore
 from fivetune.model.backend import Forward
-from fivetune.model.load import num_parameters
-from fivetune.telemetry.devices import enough_memory, is_out_of_memory
+from fivetune.model.memory import is_out_of_memory
+from fivetune.telemetry.devices import enough_memory
 from fivetune.telemetry.memory import free_bytes, peak_during, used_bytes
 
 SHARE = 0.8  # of the CPU's free memory that training may take
@@ -53,13 +54,14 @@ class Fit:
 
 def largest_fit(
     model: Any, forward: Forward, store: TokenStore, *,
-    total: int, state_bytes_per_parameter: int, device: str, autocast: Callable[[], AbstractContextManager[Any]],
+    total: int, state_bytes_per_parameter: float, device: str, autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Fit:  # fmt: skip
     """The largest divisor of the global batch `total` that fits. Weights and random states stay as they are.
 
     Raises EnvironmentProblem if not even one example fits.
     """
-    state_bytes = num_parameters(model) * state_bytes_per_parameter
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    state_bytes = ceil(sum(p.numel() for p in trainable) * state_bytes_per_parameter)
     longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
     was_training = model.training
     model.train()
@@ -77,7 +79,8 @@ def largest_fit(
     on_gpu = device.startswith("cuda")
     try:
         with torch.random.fork_rng(devices=[torch.device(device)] if on_gpu else []), enough_memory():
-            trial(1)  # leaves gradients, which are there in all later micro-batches
+            for parameter in trainable:  # gradients are there in all micro-batches but a step's first
+                parameter.grad = torch.zeros_like(parameter)
             state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
             room = None if on_gpu else used_bytes(device) + int(SHARE * free_bytes()) - state_bytes
             fit = _grow(trial, total, state_bytes, base=used_bytes(device), room=room)

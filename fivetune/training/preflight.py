@@ -6,13 +6,14 @@ and random states are left as they were found.
 
 from __future__ import annotations
 
+import filecmp
 import math
 import os
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ import torch
 
 from fivetune.data.batch import PaddedBatch, collate, pad
 from fivetune.data.characters import lossy_characters
+from fivetune.data.records import is_hub_name, source_files
 from fivetune.data.store import TokenStore
 from fivetune.errors import ConfigError, EnvironmentProblem, FiveTuneError
 from fivetune.evaluate import subset
@@ -72,9 +74,9 @@ def checks_of(setup: Setup) -> Iterator[Check]:
     """All checks, one after the other. An error of the user's making becomes a failed check."""
     before = {name: p.detach().to("cpu", copy=True) for name, p in setup.plain.named_parameters()}
     named = (
-        ("data", _data), ("model", _model), ("characters", _characters), ("truncation", _truncation),
-        ("learning rate", _learning_rate), ("train step", _train_step), ("generation", _generation),
-        ("save and reload", _reload), ("memory", _memory), ("disk", _disk),
+        ("data", _data), ("leakage", _leakage), ("model", _model), ("characters", _characters),
+        ("truncation", _truncation), ("learning rate", _learning_rate), ("train step", _train_step),
+        ("generation", _generation), ("save and reload", _reload), ("memory", _memory), ("disk", _disk),
     )  # fmt: skip
     for name, check in named:
         try:
@@ -103,17 +105,34 @@ def _data(setup: Setup) -> Outcome:
     for name, store in _stores(setup):
         facts = store.summary
         parts.append(
-            f"{name}: {facts['num_read']:,} read = {facts['num_kept']:,} kept + {facts['num_skipped']:,} skipped"
+            f"{name}: {facts['num_read']:,} records read = {facts['num_records_kept']:,} kept + "
+            f"{facts['num_skipped']:,} left out; {facts['num_examples']:,} examples"
         )
         if facts["num_not_learnt"]:
             parts.append(f"{facts['num_not_learnt']:,} examples do not hold their answer: nothing is learnt from them")
-        if facts["num_skipped"]:
-            first = facts["skips"][0]
-            parts.append(f"first skipped: {first['where']}: {first['reason'].rstrip('.')}")
+        if first := facts["first_bad"]:
+            told = f"{first['where']}: {first['reason'].rstrip('.')}"
+            parts.append(f"{facts['num_skipped_bad']:,} of them cannot be used, the first: {told}")
             state = "warn"
     if setup.evaluator is None:
         return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
     return state, "; ".join(parts)
+
+
+def _leakage(setup: Setup) -> Outcome:
+    """Whether a file is both learnt from and scored on, under its own name or as a copy."""
+    if setup.evaluator is None:
+        return "pass", "no data.eval that could be learnt"
+    learnt, scored = (store.summary["source"] for _, store in _stores(setup))
+    copies = (b for b in _local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _local_files(learnt)))
+    same = [*sorted({*learnt} & {*scored}), *map(str, copies)]
+    if same:
+        return "warn", f"{same[0]} is in data.train and in data.eval: the scores tell what was learnt by heart"
+    return "pass", "no file is in data.train and in data.eval"
+
+
+def _local_files(sources: Sequence[str]) -> list[Path]:
+    return [file for source in sources if not is_hub_name(source) for file in source_files(source)]
 
 
 def _model(setup: Setup) -> Outcome:
@@ -126,13 +145,16 @@ def _model(setup: Setup) -> Outcome:
 
 def _characters(setup: Setup) -> Outcome:
     """Characters that the tokenizer turns into <unk> or drops, and in how many examples of each set."""
-    parts, state, num_probed = [], "pass", 0
+    parts, state, num_probed, spaces = [], "pass", 0, ""
     for name, store in _stores(setup):
         step = max(1, len(store) // NUM_PROBED)
         texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
         num_probed += len(texts)
-        lossy = lossy_characters(setup.loaded.tokenizer, "".join(texts))
-        hit = [text for text in texts if lossy.keys() & set(text)]
+        found = lossy_characters(setup.loaded.tokenizer, "".join(texts))
+        lossy = {character for character, becomes in found.items() if not character.isspace() or becomes != " "}
+        if len(lossy) < len(found):
+            spaces = "; line ends and other white space become spaces"
+        hit = [text for text in texts if lossy & set(text)]
         if not hit:
             continue
         share = len(hit) / len(texts)
@@ -141,29 +163,38 @@ def _characters(setup: Setup) -> Outcome:
         parts.append(f"{name}: {share:.1%} of examples hold characters that the tokenizer does not keep: {shown}")
         state = "warn" if share > UNKNOWN_SHARE else state
     if not parts:
-        return "pass", f"all characters of {num_probed} examples survive the tokenizer"
+        return "pass", f"all characters of {num_probed} examples survive the tokenizer{spaces}"
     advice = "Replace them, or use a model whose vocabulary has them (ByT5 has all)"
     return state, f"{'; '.join(parts)}. {advice}"
 
 
 def _truncation(setup: Setup) -> Outcome:
-    parts, state = [], "pass"
+    parts, advice = [], set()
+    extractive = [task.extractive for task in setup.config.tasks]
     for name, store in _stores(setup):
         facts = store.summary
-        clipped, lost = facts["num_examples_clipped"], facts["num_answers_lost"]
+        clipped, lost, cut_targets = (
+            facts[f"num_{what}"] for what in ("examples_clipped", "answers_lost", "clipped_targets")
+        )
         total = max(facts["num_examples"], 1)
-        if clipped or facts["num_clipped_targets"]:
+        if clipped or cut_targets:
+            gold = f"{lost:,} gold answers lost; " if any(extractive) else ""
             parts.append(
-                f"{name}: {clipped:,} inputs ({clipped / total:.1%}) over {facts['max_input_tokens']} tokens, "
-                f"{lost:,} gold answers lost; "
-                f"{facts['num_clipped_targets']:,} targets over {facts['max_target_tokens']}"
+                f"{name}: {clipped:,} inputs ({clipped / total:.1%}) over {facts['max_input_tokens']} tokens; "
+                f"{gold}{cut_targets:,} targets over {facts['max_target_tokens']}"
             )
-        if lost / total > LOST_SHARE or facts["num_clipped_targets"] / total > LOST_SHARE:
-            state = "warn"
+        if lost / total > LOST_SHARE:
+            way = (
+                "ask in windows: data.overlong: windows"
+                if all(extractive)
+                else "keep both ends: data.overlong: head_tail"
+            )
+            advice.add(f"Raise data.max_input_tokens (T5 has no fixed limit) or {way}")
+        if cut_targets / total > LOST_SHARE:
+            advice.add("Raise data.max_target_tokens")
     if not parts:
         return "pass", "no input and no target is cut"
-    advice = ". Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows"
-    return state, "; ".join(parts) + (advice if state == "warn" else "")
+    return "warn" if advice else "pass", ". ".join(["; ".join(parts), *sorted(advice)])
 
 
 def _learning_rate(setup: Setup) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.rundir import CONFIG
+from fivetune.rundir import CONFIG, MACHINE
 from fivetune.training.setup import with_batch_size
 
 FREE = (  # what may change; the number of steps too, so that a run can be made longer
@@ -25,6 +26,12 @@ def as_begun(folder: Path, config: RunConfig) -> RunConfig:
     if config.train.batch_size != "auto" or before == "auto":
         return config
     return with_batch_size(config, before)
+
+
+def forward_begun(folder: Path) -> str | None:
+    """The kind of forward that the run in `folder` began with; None where it did not get that far."""
+    path = folder / MACHINE
+    return json.loads(path.read_text(encoding="utf-8"))["forward"]["kind"] if path.is_file() else None
 
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:

@@ -96,8 +96,12 @@ class Setup:
         return self.optimizer.param_groups[0]["initial_lr"] * self.config.schedule.factor(step, self.num_steps)
 
 
-def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
-    """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache."""
+def set_up(config: RunConfig, *, count: Count = uncounted, begun: str | None = None) -> Setup:
+    """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache.
+
+    Args:
+        begun: the kind of forward that a resumed run began with.
+    """
     config = alone(config)
     _refuse_unknown_metric(config)
     place = find_place(config)
@@ -119,8 +123,9 @@ def set_up(config: RunConfig, *, count: Count = uncounted) -> Setup:
     plain = config.strategy.unwrap(model)
     sample = [collate(train, rows.tolist()) for rows in stream.rows(0)[:2]]
     forward = choose_forward(
-        config.train.forward, plain, place.device, sample, autocast=place.autocast, recompute=config.train.recompute
-    )
+        config.train.forward, plain, place.device, sample,
+        autocast=place.autocast, recompute=config.train.recompute, begun=begun,
+    )  # fmt: skip
     forward.prepare(plain)
     fit = None
     if config.train.batch_size == "auto":
@@ -150,9 +155,15 @@ def _refuse_unknown_metric(config: RunConfig) -> None:
 
 
 def find_place(config: RunConfig) -> Place:
-    """Device, precision and threads."""
+    """Device, precision and threads, set for the process; before any work, because threads inherit the flushing.
+
+    Numbers too small for a normal float count as 0: computing with them is many times slower on a CPU.
+    """
+    torch.set_flush_denormal(True)
     torch.set_num_threads(config.train.num_threads or num_cores())
     device = pick_device(config.device)
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
     return Place(device, pick_precision(config.train.precision, device))
 
 
@@ -258,7 +269,7 @@ def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
         "precision": setup.place.precision,
         "forward": {"kind": setup.forward.kind, "why": setup.forward.why, "recompute": setup.forward.recompute},
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
-        "attention": getattr(setup.plain.config, "_attn_implementation", None),
+        "attention": setup.forward.attention(setup.plain, setup.place.device),
         "num_threads": torch.get_num_threads(),
         "num_parameters": num_parameters(setup.plain),
         "command": command,

@@ -1,0 +1,19 @@
+"""Whether memory ran out: what every device says when an allocation fails.
+
+In: an exception. Out: whether it is one of those.
+"""
+
+from __future__ import annotations
+
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # CUDA and MPS; CPU; CPU
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device; a GPU raises its own kind of RuntimeError, the CPU a plain one.
+
+    >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    if isinstance(error, RuntimeError):
+        return any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)
