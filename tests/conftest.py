@@ -29,3 +29,10 @@ def family_folders(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: P
     """A saved model of every family; copy one before changing it."""
     folder = tmp_path_factory.mktemp("families")
     return {family: kit.make_model(folder / family, tokenizer_folder, family=family) for family in kit.FAMILIES}
+
+
+@pytest.fixture(autouse=True)
+def normal_floats():
+    """What a set-up leaves on for the process would make other tests' small floats 0."""
+    yield
+    torch.set_flush_denormal(False)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.errors import ConfigError, FiveTuneError, Interrupted, RunDirError
@@ -73,6 +75,7 @@ def train(
                 run.discard()  # refused before it began: the mended command finds the place free
             raise
         finally:
+            torch.set_flush_denormal(False)  # as the caller had it: find_place sets it for the whole process
             progress.close()
             run.close()
     return rundir.read(folder)
