@@ -144,7 +144,7 @@ class StepRecord:
 class EvalRecord:
     """One evaluation, as written to evals.jsonl.
 
-    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (`merging.RATES`);
+    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (`evaluate.RATES`);
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     """
 

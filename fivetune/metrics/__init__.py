@@ -202,6 +202,16 @@ def token_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def mean_scores(each: list[dict[str, float]]) -> Scores:
+    """Scores that are plain means over all examples, as percentages, and how many examples there are.
+
+    >>> mean_scores([{"exact": 1, "f1": 1.0}, {"exact": 0, "f1": 0.5}]).corpus
+    {'exact': 50.0, 'f1': 75.0, 'total': 2}
+    """
+    corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
+    return Scores({**corpus, "total": len(each)}, each)
+
+
 def percent(values: Iterable[float], total: int) -> float:
     """100 * sum / total, added up from left to right.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, percent
+from fivetune.metrics import Case, Details, mean_scores
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -41,8 +41,7 @@ class Bioasq(Options):
         for i, (prediction, golds) in enumerate(zip(predictions, references, strict=True)):
             ranked = (details[i] if details else {}).get("candidates") or [prediction]
             each.append(_score_one(ranked[:NUM_RANKS], golds))
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in self.score_names[:3]}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
 
 def _score_one(ranked: Sequence[str], golds: Sequence[str]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, percent
+from fivetune.metrics import Case, Details, mean_scores
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -39,8 +39,7 @@ class ExactMatch(Options):
             {"exact_match": int(self._fold(prediction) in map(self._fold, golds))}
             for prediction, golds in zip(predictions, references, strict=True)
         ]
-        mean = percent((scores["exact_match"] for scores in each), len(each))
-        return Scores({"exact_match": mean, "total": len(each)}, each)
+        return mean_scores(each)
 
     def _fold(self, text: str) -> str:
         squeezed = " ".join(text.split())

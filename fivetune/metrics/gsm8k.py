@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, percent
+from fivetune.metrics import Case, Details, mean_scores
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -40,8 +40,7 @@ class Gsm8k(Options):
         """Percentages over all questions; `details` are not read."""
         assert predictions, "nothing to score"
         each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
 
 def final_number(text: str) -> str | None:

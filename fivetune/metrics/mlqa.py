@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.metrics import Case, Details, percent, token_f1
+from fivetune.metrics import Case, Details, mean_scores, token_f1
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -76,8 +76,7 @@ class Mlqa(Options):
         for i, (prediction, golds) in enumerate(zip(predictions, references, strict=True)):
             own = (details[i] if details else {}).get("language")
             each.append(_score_one(prediction, golds, language_code(str(own)) if own else self.language))
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in ("mlqa_exact", "mlqa_f1")}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
 
 def normalize(text: str, language: str) -> str:

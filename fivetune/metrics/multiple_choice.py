@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import UNANSWERED, Case, Details, percent
+from fivetune.metrics import UNANSWERED, Case, Details, mean_scores
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -39,8 +39,7 @@ class MultipleChoice(Options):
         assert predictions, "nothing to score"
         offered = [detail.get("choices") or () for detail in details] if details else [()] * len(predictions)
         each = [_score_one(p, r, c) for p, r, c in zip(predictions, references, offered, strict=True)]
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
 
 def _score_one(prediction: str, references: Sequence[str], choices: Sequence[str]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from fivetune.errors import EnvironmentProblem
-from fivetune.metrics import Case, Details, normalize_answer, percent
+from fivetune.metrics import Case, Details, mean_scores, normalize_answer
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -68,8 +68,7 @@ class Rouge(Options):
         """Percentages over all examples; `details` are not read."""
         assert predictions, "nothing to score"
         each = [self._score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
     def _score_one(self, prediction: str, references: Sequence[str]) -> dict[str, float]:
         if self.normalize:

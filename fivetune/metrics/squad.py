@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, normalize_answer, percent, token_f1
+from fivetune.metrics import Case, Details, mean_scores, normalize_answer, token_f1
 from fivetune.plugins import Options
 from fivetune.types import Scores
 
@@ -32,8 +32,7 @@ class Squad(Options):
         """Percentages over all questions; `details` are not read."""
         assert predictions, "nothing to score"
         each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        corpus = {name: percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")}
-        return Scores({**corpus, "total": len(each)}, each)
+        return mean_scores(each)
 
 
 def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
