@@ -18,7 +18,7 @@ from fivetune.data.encode import Limits, encode
 from fivetune.data.records import read_records
 from fivetune.data.store import Source, prepare
 from fivetune.errors import DataError
-from fivetune.tasks import plain_text
+from fivetune.tasks._posts import plain_text
 from fivetune.tasks.bioasq_yesno import BioAsqYesNo
 from fivetune.tasks.pubmedqa import PubMedQa
 from fivetune.tasks.stackoverflow_quality import StackOverflowQuality

@@ -30,7 +30,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping
-from html import unescape
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
@@ -39,7 +38,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fivetune.config_layers import read_table
 from fivetune.errors import DataError, nearest
 from fivetune.metrics import Spec
-from fivetune.metrics.mlqa import language_code
+from fivetune.metrics.mlqa import Language, language_code
 from fivetune.plugins import Options
 from fivetune.types import RawRecord, TextExample
 
@@ -469,28 +468,33 @@ def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[s
     return (golds[0],)
 
 
-# --- posts ---
+class QuestionOptions(TaskOptions):
+    """What the two versions of SQuAD have in common: answers are parts of the context."""
 
-_MARKUP = re.compile(
-    r"</?(?:a|b|blockquote|br|code|dd|del|div|dl|dt|em|h[1-6]|hr|i|img|kbd|li|ol|p|pre|s|span|strike|strong|sub|sup|"
-    r"table|tbody|td|th|thead|tr|ul)(?:\s+[\w-]+(?:=(?:\"[^\"]*\"|'[^']*'))?)*\s*/?>",
-    re.IGNORECASE,
-)
+    main_metric: ClassVar[str] = "f1"
 
+    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
+        default="question: {question} context: {context}",
+        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
+    )
+    train_answers: TrainAnswers = Field(
+        default="first",
+        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
+    )
+    language: Language | None = Field(
+        default=None, description="language of the set (es, de, zh ...): also scores by MLQA's rules for it"
+    )
+    head: Head = Field(
+        default="generate", description="generate writes the answer; extractive points at it in the context"
+    )
+    pad_punctuation: bool = Field(
+        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
+    )
 
-def plain_text(text: str) -> str:
-    """A post without the tags that Stack Overflow writes, entities resolved, space squeezed; code in it stays.
+    @property
+    def extractive(self) -> bool:
+        return True
 
-    >>> plain_text("<p>Is <code>a&lt;b</code> <a href='x.html'>so</a>?</p> vector<int> a; a<b && c>d")
-    'Is a<b so ? vector<int> a; a<b && c>d'
-    """
-    return " ".join(unescape(_MARKUP.sub(" ", text)).split())
-
-
-def post_inputs(record: RawRecord, template: str, *, markup: bool) -> tuple[str, tuple[int, int]]:
-    """Fill a template from the text columns of a post; all of it may be cut, so that head and tail are those of all."""
-    values = {name: text_column(record, name) for name in template_columns(template)}
-    if not markup:
-        values = {name: plain_text(value) for name, value in values.items()}
-    inputs, _ = fill(template, values)
-    return inputs, (0, len(inputs))
+    def train_targets(self, example: TextExample) -> tuple[str, ...]:
+        """The targets to train on, at least one; an unanswerable question has the phrase."""
+        return choose_targets(example, self.train_answers)

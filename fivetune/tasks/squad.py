@@ -11,19 +11,12 @@ Sets of the same schema (XQuAD, SQuAD-es v1.1) work as they are. A record, as th
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
-from pydantic import AfterValidator, Field
+from typing import ClassVar
 
 from fivetune.errors import DataError
 from fivetune.metrics import Spec
-from fivetune.metrics.mlqa import Language
 from fivetune.tasks import (
-    Head,
-    TaskOptions,
-    TrainAnswers,
-    check_qa_template,
-    choose_targets,
+    QuestionOptions,
     gold_answers,
     no_gold,
     pad_punctuation,
@@ -36,29 +29,10 @@ from fivetune.tasks import (
 from fivetune.types import RawRecord, TextExample
 
 
-class Squad(TaskOptions):
+class Squad(QuestionOptions):
     """SQuAD v1.1: extractive questions, each with an answer."""
 
     version: ClassVar[int] = 1
-    main_metric: ClassVar[str] = "f1"
-
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
-    )
-    train_answers: TrainAnswers = Field(
-        default="first",
-        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
-    )
-    language: Language | None = Field(
-        default=None, description="language of the set (es, de, zh ...): also scores by MLQA's rules for it"
-    )
-    head: Head = Field(
-        default="generate", description="generate writes the answer; extractive points at it in the context"
-    )
-    pad_punctuation: bool = Field(
-        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
-    )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
@@ -85,14 +59,6 @@ class Squad(TaskOptions):
     @property
     def metrics(self) -> tuple[Spec, ...]:
         return ("squad", "mlqa") if self.language else ("squad",)
-
-    @property
-    def extractive(self) -> bool:
-        return True
-
-    def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The targets to train on, at least one."""
-        return choose_targets(example, self.train_answers)
 
 
 SAMPLE = (

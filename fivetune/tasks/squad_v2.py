@@ -19,13 +19,8 @@ from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError
 from fivetune.metrics import Spec
-from fivetune.metrics.mlqa import Language
 from fivetune.tasks import (
-    Head,
-    TaskOptions,
-    TrainAnswers,
-    check_qa_template,
-    choose_targets,
+    QuestionOptions,
     gold_answers,
     no_gold,
     pad_punctuation,
@@ -63,31 +58,13 @@ def _visible(phrase: str) -> str:
     return phrase
 
 
-class SquadV2(TaskOptions):
+class SquadV2(QuestionOptions):
     """SQuAD v2.0: extractive questions, some unanswerable."""
 
     version: ClassVar[int] = 1
-    main_metric: ClassVar[str] = "f1"
 
-    template: Annotated[str, AfterValidator(check_qa_template)] = Field(
-        default="question: {question} context: {context}",
-        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
-    )
     no_answer: Annotated[str, AfterValidator(_visible)] = Field(
         default="unanswerable", description="target of an unanswerable question, read back as no answer"
-    )
-    train_answers: TrainAnswers = Field(
-        default="first",
-        description="which gold answers to train on: the first, all distinct ones, or one drawn by the id",
-    )
-    language: Language | None = Field(
-        default=None, description="language of the set (es, de, zh ...): also scores by MLQA's rules for it"
-    )
-    head: Head = Field(
-        default="generate", description="generate writes the answer; extractive points at it in the context"
-    )
-    pad_punctuation: bool = Field(
-        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
     )
 
     @property
@@ -97,10 +74,6 @@ class SquadV2(TaskOptions):
     @property
     def metrics(self) -> tuple[Spec, ...]:
         return ("squad_v2", "mlqa") if self.language else ("squad_v2",)
-
-    @property
-    def extractive(self) -> bool:
-        return True
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
@@ -129,10 +102,6 @@ class SquadV2(TaskOptions):
         ('Rollo', '')
         """
         return "" if _fold(text) == _fold(self.no_answer) else text.strip()
-
-    def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The targets to train on, at least one; an unanswerable question has the phrase."""
-        return choose_targets(example, self.train_answers)
 
     def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
         """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""

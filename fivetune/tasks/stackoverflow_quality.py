@@ -18,7 +18,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.tasks import LabelOptions, Labels, check_template, post_inputs
+from fivetune.tasks import LabelOptions, Labels, check_template
+from fivetune.tasks._posts import post_inputs
 from fivetune.types import RawRecord, TextExample
 
 

@@ -17,7 +17,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError
-from fivetune.tasks import TaskOptions, check_template, column, post_inputs, record_id
+from fivetune.tasks import TaskOptions, check_template, column, record_id
+from fivetune.tasks._posts import post_inputs
 from fivetune.types import RawRecord, TextExample
 
 _SEPARATORS = re.compile(r"[<>|,\s]+")
