@@ -93,7 +93,8 @@ def way(name: str) -> Iterator[Step]:
 def make_batch(workload: str, size: int, vocab_size: int) -> Batch:
     random = np.random.default_rng(1)
     ends = [torch.from_numpy(np.cumsum([0, *law.draw(random, size)])) for law in WORKLOADS[workload]]
-    inputs, labels = (torch.randint(3, vocab_size, (int(end[-1]),)) for end in ends)
+    seeded = torch.Generator().manual_seed(1)
+    inputs, labels = (torch.randint(3, vocab_size, (int(end[-1]),), generator=seeded) for end in ends)
     return Batch(inputs, labels, ends[0], ends[1], tuple(map(str, range(size))))
 
 
@@ -120,6 +121,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     torch.set_flush_denormal(True)
+    torch.manual_seed(0)
     model = make_model(options.model)
     batch = make_batch(options.workload, options.batch_size, MODELS[options.model]["vocab_size"])
     times: dict[str, list[float]] = {name: [] for name in (*WAYS, "transformers, sdpa", "transformers, eager")}

@@ -23,6 +23,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
     TrainerCallback,
 )
+from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from benchmarks.harness import Work
 from benchmarks.sides import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
@@ -106,6 +107,26 @@ class _CountingTrainer(Seq2SeqTrainer):
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.done.append(Done(mask.sum(1), (labels != NOT_SCORED).sum(1), mask.numel() + labels.numel(), loss))
         return loss
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Length grouping as it is on a large data set: sorted over all examples that the benchmark has."""
+        sampler = super()._get_train_sampler(train_dataset)
+        return Sorted(sampler) if isinstance(sampler, LengthGroupedSampler) else sampler
+
+
+class Sorted(LengthGroupedSampler):
+    """The Trainer's sampler with one pool; its own pools are 50 batches, but a quarter of the data at most."""
+
+    def __init__(self, sampler: LengthGroupedSampler) -> None:
+        super().__init__(sampler.batch_size, lengths=sampler.lengths, generator=sampler.generator)
+
+    def __iter__(self) -> Iterator[int]:
+        num_batches = -(-len(self.lengths) // self.batch_size)
+        return iter(
+            get_length_grouped_indices(
+                self.lengths, self.batch_size, mega_batch_mult=num_batches, generator=self.generator
+            )
+        )
 
 
 class _Hold(TrainerCallback):

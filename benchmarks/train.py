@@ -1,9 +1,10 @@
 """Training: FiveTune against transformers' Seq2SeqTrainer in several set-ups, and a plain loop.
 
-Same weights, examples, updates, optimizer and dropout; windows of optimizer steps interleaved A B B A in one run.
-Start-up, time to N steps and peak memory are taken from a fresh process for each side.
-Speeds are compared in tokens without padding: the Trainer's length grouping goes from long to short over 50 batches,
-so that the examples of a short run are longer than those of the others.
+Same weights, examples, updates, optimizer and dropout. Each side lives in a process of its own, so that no side's
+memory is in another's way; windows of optimizer steps are interleaved A B B A, one process working at a time.
+Every side goes once through the same examples, in an order of its own: so the ratio of the seconds is that of the same
+work. Windows differ in length where a side sorts (the Trainer's length grouping goes from long to short), so the spread
+is told in tokens.
     python -m benchmarks.train --device cpu --model t5-small --workload squad --peers default,tuned
 """
 
@@ -25,6 +26,7 @@ import torch
 from benchmarks.harness import (
     UnequalWork,
     Window,
+    Work,
     facts,
     interleaved,
     matmul_peak,
@@ -42,22 +44,21 @@ from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_
 from fivetune.model.load import num_parameters
 from fivetune.telemetry.devices import num_cores
 
-NUM_EXAMPLES, NUM_WINDOWS = 3_200, 6  # as many examples as four of the Trainer's pools of 50 batches of 16
+NUM_WINDOWS = 6
 WARM_UP, MOST_STEPS = {"cpu": 2, "cuda": 20}, {"cpu": 5, "cuda": 50}
-MOST_ALONE = {"cpu": 20, "cuda": 200}
-SHARE_OF_WINDOWS, SHARE_ALONE = 0.5, 0.15  # of --minutes; the rest is start-up and warm-up
+SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
 
 
 def main() -> None:
     args = _arguments()
     torch.set_num_threads(args.threads or num_cores())
     torch.manual_seed(args.seed)
-    if args.alone:
-        print(json.dumps(alone(args)))
+    if args.side:
+        serve(args)
         return
     with tempfile.TemporaryDirectory(prefix="fivetune-bench-") as folder:
         args.folder = Path(folder)
-        prepare(args)
+        make_model(args.model, args.folder, seed=args.seed)
         result = measure(args)
     report(result)
     print(f"written to {write_result(result['name'], result, args.results)}")
@@ -74,9 +75,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)  # one side in this process, for start-up and memory
+    parser.add_argument("--side", help=argparse.SUPPRESS)  # be the process of this side
     parser.add_argument("--attention", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     unknown = [name for name in args.peers.split(",") if name not in PEERS]
@@ -88,40 +88,55 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def prepare(args: argparse.Namespace) -> None:
-    """Write the model folder and the examples that all sides, in whatever process, start from."""
-    make_model(args.model, args.folder, seed=args.seed)
+def prepare(args: argparse.Namespace, name: str, num_steps: int) -> None:
+    """Write the examples of so many steps, which all sides, in whatever process, go through once."""
+    folder = args.folder / name
+    folder.mkdir(parents=True, exist_ok=True)
     vocab_size = MODELS[args.model]["vocab_size"]
-    write_examples(args.folder, args.workload, NUM_EXAMPLES, vocab_size=vocab_size, seed=args.seed)
+    write_examples(folder, args.workload, num_steps * args.batch_size, vocab_size=vocab_size, seed=args.seed)
 
 
-def make_plan(args: argparse.Namespace, name: str) -> Plan:
-    """The plan of what `prepare` wrote, with a folder for the side `name`."""
-    own = args.folder / name
+def make_plan(args: argparse.Namespace, name: str, examples: str) -> Plan:
+    """The plan of the model and the examples that were written, with a folder for the side `name`."""
+    own = args.folder / examples / name
     own.mkdir(parents=True, exist_ok=True)
     model = args.folder / args.model
-    return Plan(model, Examples(args.folder), args.workload, args.batch_size, args.device, own)
+    return Plan(model, Examples(args.folder / examples), args.workload, args.batch_size, args.device, own)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """All windows of all sides, and each side alone."""
+    """Start all sides, warm them up, and let them take turns."""
     names = ["fivetune", *args.peers.split(",")]
+    prepare(args, "warm-up", WARM_UP[args.kind])
     attention = _attention_of_tuned(args, names)
-    plan, peak = make_plan(args, "facts"), matmul_peak(args.device)
-    windows, seconds_per_step = measure_together(args, names, attention)
-    gc.collect()
-    steps_alone = num_units_in(
-        60 * args.minutes * SHARE_ALONE, list(seconds_per_step.values()), 1, most=MOST_ALONE[args.kind]
-    )
-    print(f"each side alone, {steps_alone} steps", flush=True)
-    processes = {name: run_alone(args, name, attention, steps_alone) for name in names}
+    peak = matmul_peak(args.device)
+    print(f"start-up and warm-up: {WARM_UP[args.kind]} steps of each of {', '.join(names)}", flush=True)
+    sides, starts = [], {}
+    for name in names:
+        sides.append(Remote(args, name, attention))
+        starts[name] = sides[-1].ask("warm-up", WARM_UP[args.kind])
+    try:
+        last = [start["last_step_seconds"] for start in starts.values()]
+        num_steps = num_units_in(60 * args.minutes * SHARE_OF_WINDOWS, last, NUM_WINDOWS, most=MOST_STEPS[args.kind])
+        prepare(args, "measured", NUM_WINDOWS * num_steps)
+        same_weights({side.name: side.ask("measured", 0)["weights"] for side in sides})
+        print(f"{NUM_WINDOWS} windows of {num_steps} steps each", flush=True)
+        windows = interleaved(sides, num_steps, NUM_WINDOWS)
+        ends = {side.name: side.ask("end", 0) for side in sides}
+    finally:
+        for side in sides:
+            side.close()
+    same_totals(windows, "examples")
+    same_totals(windows, "tokens")
+    plan = make_plan(args, "facts", "measured")
     return {
         "name": f"train-{args.device}-{args.model}-{args.workload}-{args.batch_size}",
         "model": args.model, "workload": args.workload, "lengths": plan.examples.lengths_from,
+        "num_examples": len(plan.examples),
         "batch_size": args.batch_size, "precision": "bf16" if plan.on_gpu else "fp32", "attention_of_tuned": attention,
-        "steps_per_window": windows["fivetune"][0].work.num_units, "num_windows": NUM_WINDOWS,
-        "steps_alone": steps_alone, "matmul_peak_flops": peak, "machine": facts(args.device),
-        "sides": {name: side_figures(windows[name], peak) | processes[name] for name in names},
+        "steps_per_window": num_steps, "num_windows": NUM_WINDOWS,
+        "warm_up_steps": WARM_UP[args.kind], "matmul_peak_flops": peak, "machine": facts(args.device),
+        "sides": {name: side_figures(windows[name], peak) | starts[name] | ends[name] for name in names},
         "ratios": {name: peer_figures(windows, name) for name in names[1:]},
     }  # fmt: skip
 
@@ -132,40 +147,93 @@ def _attention_of_tuned(args: argparse.Namespace, names: list[str]) -> str | Non
         return None
     from benchmarks.peers import best_attention
 
-    return best_attention(make_plan(args, "choice"))
+    return best_attention(make_plan(args, "choice", "warm-up"))
 
 
-def measure_together(
-    args: argparse.Namespace, names: list[str], attention: str | None
-) -> tuple[dict[str, list[Window]], dict[str, float]]:
-    """The interleaved windows of all sides, and the seconds of a step by which their length was chosen."""
-    sides = [make_side(name, make_plan(args, name), attention=attention) for name in names]
-    same_weights(sides)
-    print(f"warm-up: {WARM_UP[args.kind]} steps of each of {', '.join(names)}", flush=True)
-    seconds = {}
-    for side in sides:
-        for _ in range(2):
-            window = timed_window(side, WARM_UP[args.kind] // 2, device=args.device)
-            seconds[side.name] = window.seconds / window.work.num_units
-    num_steps = num_units_in(
-        60 * args.minutes * SHARE_OF_WINDOWS, list(seconds.values()), NUM_WINDOWS, most=MOST_STEPS[args.kind]
-    )
-    print(f"{NUM_WINDOWS} windows of {num_steps} steps each", flush=True)
-    windows = interleaved(sides, num_steps, NUM_WINDOWS, device=args.device)
-    same_totals(windows, "examples")
-    for side in sides:
+class Remote:
+    """A side in a process of its own, which does what it is asked for and waits in between."""
+
+    def __init__(self, args: argparse.Namespace, name: str, attention: str | None) -> None:
+        self.name = name
+        command = [
+            sys.executable, "-m", "benchmarks.train", "--side", name,
+            "--device", args.device, "--model", args.model, "--workload", args.workload, "--folder", str(args.folder),
+            "--batch-size", str(args.batch_size), "--threads", str(torch.get_num_threads()), "--seed", str(args.seed),
+            *(["--attention", attention] if attention else []),
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+        )
+
+    def ask(self, what: str, num_steps: int) -> dict[str, Any]:
+        """The process's answer. Raises RuntimeError if it has died."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps([what, num_steps]) + "\n")
+        self._process.stdin.flush()
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"{self.name}: its process ended with code {self._process.wait()}; see above.")
+        return json.loads(line)
+
+    def work(self, num_units: int) -> Work:
+        return Work(**self.ask("work", num_units))
+
+    def close(self) -> None:
+        with self._process as process:  # closes the pipes and waits
+            process.terminate()
+
+
+def serve(args: argparse.Namespace) -> None:
+    """The process of a side: answers the questions of `Remote.ask`, one per line."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    gc.disable()
+    side = None
+    for line in sys.stdin:
+        what, num_steps = json.loads(line)
+        gc.collect()
+        if what in ("warm-up", "measured"):
+            if side is not None:
+                side.close()
+                side = None
+                gc.collect()
+            side = make_side(args.side, make_plan(args, args.side, what), attention=args.attention)
+        assert side is not None
+        answer = {"warm-up": _warmed_up, "measured": _weights, "work": _worked, "end": _peaks}[what]
+        print(json.dumps(answer(side, num_steps, args)), file=answers, flush=True)
+    if side is not None:
         side.close()
-    return windows, seconds
 
 
-def same_weights(sides: list[Any]) -> None:
+def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds since the process began until the side was ready, and until it had done its first steps."""
+    started = psutil.Process().create_time()
+    ready = time.time() - started
+    timed_window(side, num_steps - 1, device=args.device)
+    last = timed_window(side, 1, device=args.device).seconds
+    return {"start_up_seconds": ready, "warmed_up_seconds": time.time() - started, "last_step_seconds": last}
+
+
+def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """What tells one set of weights from another: how many, and their mean sizes together."""
+    sizes = sum(float(p.detach().abs().mean()) for p in side.model.parameters())
+    return {"weights": [num_parameters(side.model), round(sizes, 4)]}
+
+
+def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    work = side.work(num_steps)
+    if args.kind == "cuda":
+        torch.cuda.synchronize()
+    return {"num_units": work.num_units, "counts": work.counts}
+
+
+def _peaks(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Most memory in use at once since the process began."""
+    return {"peak_bytes": torch.cuda.max_memory_allocated() if args.kind == "cuda" else peak_resident()}
+
+
+def same_weights(found: dict[str, Any]) -> None:
     """Raises UnequalWork unless all sides hold as many weights, of the same values."""
-    keys = {
-        side.name: (num_parameters(side.model), sum(float(p.detach().abs().mean()) for p in side.model.parameters()))
-        for side in sides
-    }
-    if len({(count, round(total, 4)) for count, total in keys.values()}) > 1:
-        raise UnequalWork(f"the sides do not start from the same weights (number, mean sizes): {keys}.")
+    if len({tuple(weights) for weights in found.values()}) > 1:
+        raise UnequalWork(f"the sides do not start from the same weights (number, mean sizes): {found}.")
 
 
 def side_figures(windows: list[Window], peak: float) -> dict[str, Any]:
@@ -187,67 +255,48 @@ def side_figures(windows: list[Window], peak: float) -> dict[str, Any]:
 
 
 def peer_figures(windows: dict[str, list[Window]], peer: str) -> dict[str, Any]:
-    """How many times faster FiveTune is than a peer, in tokens without padding."""
-    return {"tokens_per_second": ratio(windows["fivetune"], windows[peer], "tokens").as_list()}
-
-
-def run_alone(args: argparse.Namespace, name: str, attention: str | None, num_steps: int) -> dict[str, Any]:
-    """One side in a fresh process: seconds until it is ready and until N steps are done, and its peak memory."""
-    command = [
-        sys.executable, "-m", "benchmarks.train", "--alone", name, "--steps", str(num_steps),
-        "--device", args.device, "--model", args.model, "--workload", args.workload, "--folder", str(args.folder),
-        "--batch-size", str(args.batch_size), "--threads", str(torch.get_num_threads()), "--seed", str(args.seed),
-        *(["--attention", attention] if attention else []),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
-    if done.returncode:
-        raise RuntimeError(f"{name} alone: failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def alone(args: argparse.Namespace) -> dict[str, Any]:
-    """What `run_alone` measures, in the process that it started."""
-    started = psutil.Process().create_time()
-    side = make_side(args.alone, make_plan(args, f"alone-{args.alone}"), attention=args.attention)
-    on_gpu = args.kind == "cuda"
-    loaded = torch.cuda.memory_allocated() if on_gpu else psutil.Process().memory_info().rss
-    ready = time.time() - started
-    timed_window(side, args.steps, device=args.device)
-    done = time.time() - started
-    side.close()
-    peak = torch.cuda.max_memory_allocated() if on_gpu else peak_resident()
+    """How many times faster FiveTune is than a peer: on the same examples, and in tokens per second over windows."""
+    ours, theirs = (sum(w.seconds for w in windows[name]) for name in ("fivetune", peer))
     return {
-        "start_up_seconds": ready, "seconds_to_last_step": done, "peak_bytes": peak,
-        "peak_bytes_above_loaded": None if peak is None else peak - loaded,
-    }  # fmt: skip
+        "same_examples": theirs / ours,
+        "tokens_per_second": ratio(windows["fivetune"], windows[peer], "tokens").as_list(),
+    }
 
 
 def report(result: dict[str, Any]) -> None:
     """Print the tables."""
     sides = result["sides"]
-    head = ["side", "tokens/s", "(least to most)", "examples/s", "tokens/example", "s/step", "padding", "MFU", "loss",
-            "start-up s", f"s to {result['steps_alone']} steps", "peak GB"]  # fmt: skip
+    head = ["side", "tokens/s", "(least to most)", "examples/s", "s/step", "padding", "MFU", "loss", "start-up s",
+            f"s to {result['warm_up_steps']} steps", "peak GB"]  # fmt: skip
     rows = [head]
     for name, side in sides.items():
         speed = side["tokens_per_second"]
         rows.append([
             name, f"{speed[0]:,.0f}", f"{speed[1]:,.0f} to {speed[2]:,.0f}",
             f"{side['examples_per_second_overall']:.2f}",
-            f"{side['tokens_per_second_overall'] / side['examples_per_second_overall']:.0f}",
             f"{side['seconds_per_step']:.3g}",
             f"{side['padding_fraction']:.0%}", f"{side['mfu']:.1%}", f"{side['mean_loss']:.3f}",
-            f"{side['start_up_seconds']:.1f}", f"{side['seconds_to_last_step']:.1f}", _gigabytes(side["peak_bytes"]),
+            f"{side['start_up_seconds']:.1f}", f"{side['warmed_up_seconds']:.1f}", _gigabytes(side["peak_bytes"]),
         ])  # fmt: skip
     print(f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['precision']}; lengths: "
-          f"{result['lengths']}; {result['machine']['num_threads']} threads\n")  # fmt: skip
+          f"{result['num_examples']} of {result['lengths']}; {result['machine']['num_threads']} threads\n")  # fmt: skip
     print(table(rows), "\n")
     ours = sides["fivetune"]
-    rows = [["FiveTune against", "tokens/s", "(least to most)", "to the last step", "memory"]]
+    rows = [
+        [
+            "FiveTune against",
+            "same examples",
+            "tokens/s",
+            "(least to most)",
+            f"to step {result['warm_up_steps']}",
+            "memory",
+        ]
+    ]
     for name, figures in result["ratios"].items():
         speed = figures["tokens_per_second"]
         rows.append([
-            name, f"{speed[0]:.2f}x", f"{speed[1]:.2f} to {speed[2]:.2f}",
-            f"{sides[name]['seconds_to_last_step'] / ours['seconds_to_last_step']:.2f}x",
+            name, f"{figures['same_examples']:.2f}x", f"{speed[0]:.2f}x", f"{speed[1]:.2f} to {speed[2]:.2f}",
+            f"{sides[name]['warmed_up_seconds'] / ours['warmed_up_seconds']:.2f}x",
             f"{ours['peak_bytes'] / sides[name]['peak_bytes']:.2f}x" if ours["peak_bytes"] else "?",
         ])  # fmt: skip
     print(table(rows), "\n")

@@ -100,24 +100,43 @@ def args(tmp_path_factory):
         folder=tmp_path_factory.mktemp("bench"), model="t5-tiny", workload="translation", batch_size=4, device="cpu",
         seed=0,
     )  # fmt: skip
-    train.prepare(found)
+    train.make_model(found.model, found.folder, seed=0)
+    train.prepare(found, "few", 4)
     return found
 
 
 @pytest.mark.parametrize("peer", ["default", "tuned", "padded", "plain"])
 def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
     pytest.importorskip("accelerate")
-    sides = [make_side(name, train.make_plan(args, name), attention="sdpa") for name in ("fivetune", peer)]
+    sides = [make_side(name, train.make_plan(args, name, "few"), attention="sdpa") for name in ("fivetune", peer)]
     try:
-        train.same_weights(sides)
+        weights = {side.name: train._weights(side, 0, args)["weights"] for side in sides}
+        train.same_weights(weights)
         found = harness.interleaved(sides, 2, 2)
-        harness.same_totals(found, "examples")
+        harness.same_totals(found, "tokens")  # each went once through all examples
         figures = train.side_figures(found[peer], 1e12)
         assert figures["mean_loss"] == pytest.approx(train.side_figures(found["fivetune"], 1e12)["mean_loss"], rel=0.1)
         assert 0 < figures["padding_fraction"] < 0.8 and figures["mfu"] > 0
-        with pytest.raises(UnequalWork, match="do not start from the same weights"):
-            torch.nn.init.zeros_(sides[1].model.shared.weight)
-            train.same_weights(sides)
     finally:
         for side in sides:
             side.close()
+
+
+def test_other_weights_are_refused():
+    with pytest.raises(UnequalWork, match="do not start from the same weights"):
+        train.same_weights({"fivetune": [10, 0.5], "tuned": [10, 0.6]})
+
+
+@pytest.mark.slow
+def test_a_whole_run_in_processes(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr(
+        sys, "argv",
+        ["train", "--model", "t5-tiny", "--workload", "translation", "--peers", "tuned", "--batch-size", "4",
+         "--minutes", "0.05", "--threads", "1", "--results", str(tmp_path)],
+    )  # fmt: skip
+    train.main()
+    (path,) = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    assert result["sides"]["tuned"]["padding_fraction"] > 0 == result["sides"]["fivetune"]["padding_fraction"]
+    assert result["ratios"]["tuned"]["same_examples"] > 0 and result["sides"]["fivetune"]["peak_bytes"] > 2**26

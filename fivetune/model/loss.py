@@ -15,6 +15,7 @@ from fivetune.model.precision import product_dtype, without_autocast
 
 KEPT_VALUES = 2**24  # logits kept from forward to backward (64 MiB); more of them are computed again
 CHUNK_VALUES = 2**24  # logits made at once
+THIN = 4  # a product of n rows is kept as its factors up to n = d / THIN; beyond, the dense gradient is as cheap
 
 
 class Meeting:
@@ -30,21 +31,29 @@ def embed(table: Tensor, ids: Tensor, meeting: Meeting) -> Tensor:
 
 
 class Embed(torch.autograd.Function):
-    """A lookup whose gradient is added to what the head left."""
+    """A lookup whose gradient is added to what the head left, or to the parts that the optimizer takes."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, meeting: Meeting) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.meeting, ctx.shape = meeting, table.shape
+        ctx.meeting, ctx.parameter = meeting, table
         return table[ids]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
         total, ctx.meeting.grad = ctx.meeting.grad, None
+        if total is None and (parts := _parts(ctx.parameter)) is not None:
+            parts.add_rows(ids, grad)
+            return None, None, None
         if total is None:
-            total = grad.new_zeros(ctx.shape)
-        return total.index_add_(0, ids, grad), None, None
+            total = grad.new_zeros(ctx.parameter.shape)
+        return total.index_add_(0, ids, grad), None, None, None
+
+
+def _parts(parameter: Any) -> Any:
+    """Where the optimizer wants the gradient of a table in parts; None where it wants, or has begun, a dense one."""
+    return getattr(parameter, "table_grad", None) if parameter.grad is None else None
 
 
 def label_nats_of(hidden: Tensor, head: Tensor, labels: Tensor, meeting: Meeting | None) -> Tensor:
@@ -67,6 +76,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, meeting: Meeting | None) -> Tensor:
+        ctx.parameter = head
         rows, ctx.table_dtype = max(1, CHUNK_VALUES // len(head)), head.dtype
         head = head.to(hidden.dtype)
         keeps = len(hidden) * len(head) <= KEPT_VALUES
@@ -86,6 +96,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, head, labels, norms, *kept = ctx.saved_tensors
         of_hidden, of_head = torch.empty_like(hidden), None
+        table_grad = _parts(ctx.parameter) if len(hidden) * THIN <= hidden.shape[1] else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, wanted, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else part @ head.t()
@@ -93,7 +104,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             share.scatter_add_(1, wanted[:, None], torch.full_like(norm, -1)[:, None])
             share = share.mul_(weight[:, None]).to(head.dtype)
             torch.mm(share, head, out=of_part)
-            if ctx.needs_input_grad[1]:
+            if table_grad is not None:
+                table_grad.add_product(share, part)
+            elif ctx.needs_input_grad[1]:
                 of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
         if ctx.meeting is not None and of_head is not None:
             ctx.meeting.grad, of_head = of_head, None

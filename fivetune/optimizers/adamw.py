@@ -1,6 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019), torch's fused kernel.
 
-State: two fp32 tensors of the parameters' size.
+State: two fp32 tensors of the parameters' size. On a CPU, large tables hand over their gradients in parts
+(`_table_adamw.py`): the same steps, with less memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fivetune.plugins import Options
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+LARGE_TABLE = 2**26  # numbers (256 MiB of fp32): the tables of mT5 and umT5
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -32,9 +34,18 @@ class AdamW(Options):
     def build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(
-            groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay, fused=True
-        )
+        return torch.optim.AdamW(groups, fused=True, **self._options())
+
+    def build_for_tables(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """The same optimizer for one process on a CPU: it takes the gradients of large tables in parts."""
+        from fivetune.optimizers._table_adamw import TableAdamW
+
+        return TableAdamW(groups, smallest=LARGE_TABLE, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay
+        }  # fmt: skip
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         return float(optimizer.param_groups[0]["lr"])

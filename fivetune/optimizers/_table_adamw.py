@@ -1,0 +1,234 @@
+"""AdamW that takes the gradient of a large table as what it is made of, and keeps no state for rows never seen.
+
+In: parameter groups. Out: a torch optimizer whose steps and state_dict are those of torch's AdamW.
+A vocabulary of 250,112 words has a gradient of 512 MB that consists of a few rows (embedding) or of two thin
+factors (head). `TableGrad` keeps those; the dense gradient exists for `SLICE` rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+SLICE = 2**14  # rows whose gradient is made at once
+
+
+class TableGrad:
+    """The gradient of a table [V, d]: `rows` added at `ids`, plus share^T hidden.
+
+    >>> grad = TableGrad()
+    >>> grad.add_rows(torch.tensor([2, 0, 2]), torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> grad.dense(3).tolist()
+    [[2.0], [0.0], [4.0]]
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Tensor, Tensor]] = []
+        self._products: list[tuple[Tensor, Tensor]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._products)
+
+    @property
+    def has_product(self) -> bool:
+        return bool(self._products)
+
+    def add_rows(self, ids: Tensor, rows: Tensor) -> None:
+        """Add rows [N, d] at ids [N], which may repeat."""
+        if self._rows:
+            (before, there), *_ = self._rows
+            ids, rows = torch.cat([before, ids]), torch.cat([there, rows])
+        distinct, place = ids.unique(return_inverse=True)
+        self._rows = [(distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows))]
+
+    def add_product(self, share: Tensor, hidden: Tensor) -> None:
+        """Add share^T hidden: [n, V], [n, d]."""
+        share, hidden = share.detach(), hidden.detach()
+        if self._products:
+            (before, there), *_ = self._products
+            share, hidden = torch.cat([before, share]), torch.cat([there, hidden])
+        self._products = [(share, hidden)]
+
+    def clear(self) -> None:
+        self._rows, self._products = [], []
+
+    def mul_(self, factor: Tensor | float) -> None:
+        """Scale the gradient."""
+        self._rows = [(ids, rows * factor) for ids, rows in self._rows]
+        self._products = [(share, hidden * factor) for share, hidden in self._products]
+
+    def norm(self) -> Tensor:
+        """Its Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, in fp64 where sums are long."""
+        total = torch.zeros((), dtype=torch.float64)
+        for _, rows in self._rows:
+            total += rows.double().square().sum()
+        for share, hidden in self._products:
+            total += ((share @ share.t()).double() * (hidden @ hidden.t()).double()).sum()
+            for ids, rows in self._rows:
+                total += 2 * (rows.double() * (share[:, ids].t() @ hidden).double()).sum()
+        return total.clamp_min(0).sqrt().float()
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The rows that are not zero: ids [u] ascending, gradients [u, d]. Only without a product."""
+        assert not self._products
+        return self._rows[0]
+
+    def slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
+        """The dense gradient of a table with so many rows, SLICE of them at a time: start, end, [end - start, d]."""
+        for start in range(0, num_rows, SLICE):
+            end = min(start + SLICE, num_rows)
+            grad = self._product(start, end)
+            for ids, rows in self._rows:
+                low, high = torch.searchsorted(ids, torch.tensor([start, end])).tolist()
+                if grad is None:
+                    grad = rows.new_zeros(end - start, rows.shape[1])
+                grad.index_add_(0, ids[low:high] - start, rows[low:high])
+            assert grad is not None
+            yield start, end, grad
+
+    def _product(self, start: int, end: int) -> Tensor | None:
+        return next((share[:, start:end].t() @ hidden for share, hidden in self._products), None)
+
+    def dense(self, num_rows: int) -> Tensor:
+        """[num_rows, d]."""
+        return torch.cat([grad for *_, grad in self.slices(num_rows)])
+
+
+def total_norm(parameters: list[Any]) -> Tensor:
+    """The Euclidean norm of all gradients, those of tables in parts too."""
+    for parameter in parameters:
+        _merge(parameter)
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)]
+    norms += [p.table_grad.norm() for p in parameters if getattr(p, "table_grad", None)]
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def _merge(parameter: Any) -> None:
+    """Where a table got a dense gradient from some micro-batches and parts from others, add the parts to it."""
+    if parameter.grad is not None and getattr(parameter, "table_grad", None):
+        parameter.grad += parameter.table_grad.dense(len(parameter))
+        parameter.table_grad.clear()
+
+
+def scale_tables(parameters: list[Any], max_norm: float, norm: Tensor) -> None:
+    """What torch's clip_grads_with_norm_ does, for the gradients of tables in parts."""
+    for parameter in parameters:
+        if parts := getattr(parameter, "table_grad", None):
+            parts.mul_((max_norm / (norm + 1e-6)).clamp_max(1))
+
+
+class TableAdamW(torch.optim.AdamW):
+    """torch's fused AdamW; tables with `table_grad` are updated from their parts.
+
+    Where only rows of a table have gradients (an embedding with a head of its own), rows that never had one have
+    moments of zero and stay where they are, but for weight decay: they are passed over, and their moments lie in
+    memory that the system commits at the first write.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, smallest: int, **options: Any) -> None:
+        """`smallest`: numbers in a table from which on its gradient is taken in parts."""
+        super().__init__(groups, fused=True, **options)
+        self._seen: dict[Tensor, Tensor] = {}
+        for parameter in self._parameters():
+            if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
+                parameter.table_grad = TableGrad()
+
+    def _parameters(self) -> list[Any]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for parameter in self._parameters():
+            if getattr(parameter, "table_grad", None):
+                parameter.table_grad.clear()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        for parameter in self._parameters():
+            _merge(parameter)
+            if parameter.grad is not None:
+                self._seen.pop(parameter, None)  # every row gets moments now
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parts := getattr(parameter, "table_grad", None):
+                    self._step_table(parameter, parts, group)
+
+    def _step_table(self, table: Any, parts: TableGrad, group: dict[str, Any]) -> None:
+        state = self._state_of(table)
+        if parts.has_product or bool(self._seen_rows(table).all()):
+            for start, end, grad in parts.slices(len(table)):
+                rows = slice(start, end)
+                _adamw(table[rows], grad, state["exp_avg"][rows], state["exp_avg_sq"][rows], state["step"], group)
+            self._seen[table].fill_(True)
+        else:
+            self._step_seen(table, parts, state, group)
+        state["step"] += 1
+
+    def _step_seen(self, table: Tensor, parts: TableGrad, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+        """Update the rows that have, or had, a gradient."""
+        ids, rows = parts.rows()
+        seen = self._seen_rows(table)
+        seen[ids] = True
+        if group["weight_decay"]:
+            table.mul_(1 - group["lr"] * group["weight_decay"])
+        due = seen.nonzero()[:, 0]
+        grad = rows.new_zeros(len(due), rows.shape[1])
+        grad[torch.searchsorted(due, ids)] = rows
+        held = [whole[due] for whole in (table, state["exp_avg"], state["exp_avg_sq"])]
+        _adamw(held[0], grad, held[1], held[2], state["step"], {**group, "weight_decay": 0.0})
+        for whole, part in zip((table, state["exp_avg"], state["exp_avg_sq"]), held, strict=True):
+            whole[due] = part
+
+    def _state_of(self, table: Any) -> dict[str, Tensor]:
+        state = self.state[table]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"], state["exp_avg_sq"] = _uncommitted(table), _uncommitted(table)
+        self._seen_rows(table)
+        return state
+
+    def _seen_rows(self, table: Any) -> Tensor:
+        """[V] bool: the rows that have, or had, a gradient; after loading, those whose second moment is not zero."""
+        if table not in self._seen:
+            moments = self.state[table]["exp_avg_sq"]
+            self._seen[table] = torch.cat([part.any(1) for part in moments.split(SLICE)])
+        return self._seen[table]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._seen = {}
+        for parameter in self._parameters():
+            state = self.state[parameter]
+            if hasattr(parameter, "table_grad") and state:
+                seen = self._seen_rows(parameter)
+                if not seen.all():
+                    for name in ("exp_avg", "exp_avg_sq"):
+                        kept = _uncommitted(parameter)
+                        kept[seen] = state[name][seen]
+                        state[name] = kept
+
+
+def _adamw(parameter: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, group: dict[str, Any]) -> None:
+    """torch's fused update of one tensor; `step` stays as it is."""
+    beta1, beta2 = group["betas"]
+    adamw(
+        [parameter], [grad], [mean], [square], [], [step.clone()], fused=True,
+        amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+        maximize=False,
+    )  # fmt: skip
+
+
+def _uncommitted(like: Tensor) -> Tensor:
+    """Zeros of a tensor's shape in memory of the system's, which commits a page of it at the first write."""
+    memory = mmap.mmap(-1, math.prod(like.shape) * like.element_size())
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # one row would commit the 2 MiB around it
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
