@@ -1,13 +1,13 @@
 """Batch assembly: FiveTune's memory-mapped store against transformers' DataCollatorForSeq2Seq over a list of lists.
 
-Same examples in the same order, one core, windows interleaved A B B A; prints examples/s and the ratio of medians.
-    python -m benchmarks.data --json
+Same examples in the same order, one core, windows interleaved A B B A: flat batches as training takes them, and padded
+ones as transformers' collator makes them.
+    python -m benchmarks.data
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Work, facts, interleaved, rates, ratio, same_totals
+from benchmarks.harness import RESULTS, Work, facts, interleaved, rates, ratio, same_totals, table, write_result
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import TokenStore
@@ -48,25 +48,31 @@ class Assembly:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         store, tokenizer = _store(Path(folder))
         sides = [
-            Assembly("fivetune", _order(store), lambda rows: pad(collate(store, rows), pad_id=0)),
+            Assembly("fivetune", _order(store), lambda rows: collate(store, rows)),
+            Assembly("fivetune, padded", _order(store), lambda rows: pad(collate(store, rows), pad_id=0)),
             Assembly("transformers", _order(store), _theirs(store, tokenizer)),
         ]
         windows = interleaved(sides, WINDOW, NUM_WINDOWS)
     same_totals(windows, "examples")
     speeds = {name: rates(each, "examples") for name, each in windows.items()}
-    times = ratio(windows["fivetune"], windows["transformers"], "examples").median
+    ratios = {name: ratio(windows[name], windows["transformers"], "examples") for name in list(windows)[:2]}
+    rows = [["assembly of batches", "examples/s", "(least to most)", "times transformers"]]
     for name, speed in speeds.items():
-        print(f"{name:<13}{speed.median:>12,.0f} examples/s  ({speed.least:,.0f} to {speed.most:,.0f})")
-    print(f"ratio        {times:>12.1f}")
-    if args.json:
-        medians = {name: speed.median for name, speed in speeds.items()}
-        print(json.dumps({"ratio": times, "examples_per_second": medians, "machine": facts("cpu")}))
+        times = f"{ratios[name].median:.1f}" if name in ratios else ""
+        rows.append([name, f"{speed.median:,.0f}", f"{speed.least:,.0f} to {speed.most:,.0f}", times])
+    print(table(rows))
+    result = {
+        "batch_size": BATCH_SIZE, "batches_per_window": WINDOW, "num_windows": NUM_WINDOWS, "machine": facts("cpu"),
+        "examples_per_second": {name: speed.as_list() for name, speed in speeds.items()},
+        "ratios": {name: each.as_list() for name, each in ratios.items()},
+    }  # fmt: skip
+    print(f"written to {write_result('data-cpu', result, args.results)}")
 
 
 def _store(folder: Path) -> tuple[TokenStore, Any]:

@@ -7,6 +7,7 @@ The peers are in benchmarks/peers.py, which is imported only where one of them r
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,9 +22,16 @@ from benchmarks.workloads import Examples
 from fivetune.config import load_config
 from fivetune.data.stream import TrainingStream
 from fivetune.model.flops import train_flops
-from fivetune.training.loop import update_weights
-from fivetune.training.setup import set_up
-from fivetune.types import Batch
+from fivetune.progress import Progress
+from fivetune.rundir import TELEMETRY, RunDir
+from fivetune.telemetry.meter import Meter
+from fivetune.telemetry.sampler import Sampler
+from fivetune.training.checkpoint import Progression
+from fivetune.training.loop import Training, train_step, write_steps
+from fivetune.training.setup import Setup, set_up
+from fivetune.training.signals import StopRequest
+from fivetune.training.update import halting
+from fivetune.types import StepRecord
 
 LR, MAX_GRAD_NORM, MAX_STEPS = 1e-4, 1.0, 100_000
 PEERS = {
@@ -63,43 +71,66 @@ class Plan:
         return self.device.startswith("cuda")
 
 
+def own_setup(plan: Plan) -> Setup:
+    """The product's own set-up of a plan; only the tokens come from memory."""
+    lines = plan.folder / "lines.jsonl"
+    lines.write_text(json.dumps({"id": "1", "inputs": "a b c", "targets": "d"}) + "\n")
+    setup = set_up(load_config({
+        "run": {"dir": str(plan.folder / "run")},
+        "model": {"path": str(plan.model)},
+        "task": {"name": "jsonl"},
+        "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
+        "optimizer": {"name": "adamw", "lr": LR},
+        "train": {"num_steps": MAX_STEPS, "batch_size": plan.batch_size, "max_grad_norm": MAX_GRAD_NORM,
+                  "num_threads": torch.get_num_threads()},
+        "eval": {"every_steps": MAX_STEPS},
+        "device": plan.device,
+    }))  # fmt: skip
+    examples: Any = plan.examples
+    setup.stream = TrainingStream(examples, setup.stream.order)
+    return setup
+
+
 class FiveTune:
-    """The product's own set-up, order of the data and optimizer step; only the tokens come from memory."""
+    """The product's own set-up and loop, with its records and telemetry."""
 
     name = "fivetune"
 
     def __init__(self, plan: Plan) -> None:
-        lines = plan.folder / "lines.jsonl"
-        lines.write_text(json.dumps({"id": "1", "inputs": "a b c", "targets": "d"}) + "\n")
+        setup = own_setup(plan)
+        self.model = setup.plain
         self._plan = plan
-        self.setup = set_up(load_config({
-            "run": {"dir": str(plan.folder / "run")},
-            "model": {"path": str(plan.model)},
-            "task": {"name": "jsonl"},
-            "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
-            "optimizer": {"name": "adamw", "lr": LR},
-            "train": {"num_steps": MAX_STEPS, "batch_size": plan.batch_size, "max_grad_norm": MAX_GRAD_NORM,
-                      "num_threads": torch.get_num_threads()},
-            "device": plan.device,
-        }))  # fmt: skip
-        examples: Any = plan.examples
-        self.setup.stream = TrainingStream(examples, self.setup.stream.order)
-        self.model = self.setup.plain
-        self._groups = self.setup.stream.groups(0, MAX_STEPS)
-        self._num_done = 0
+        self._run = RunDir.create(tempfile.mkdtemp(prefix="run-", dir=plan.folder))
+        self._sampler = Sampler(self._run.path / TELEMETRY, every_seconds=setup.config.telemetry.every_seconds)
+        self._training = Training(
+            setup, self._run, Progress(quiet=True), Progression(), StopRequest(), Meter.of(plan.device), self._sampler,
+            halted=halting(setup), sinks=[self],
+        )  # fmt: skip
+        self._groups = setup.stream.groups(0, MAX_STEPS)
+        self._records: list[StepRecord] = []
+        self._sampler.start()
+
+    def step(self, record: StepRecord) -> None:
+        """What the loop tells its trackers."""
+        self._records.append(record)
 
     def work(self, num_units: int) -> Work:
-        return counted(self._plan, [self._step(next(self._groups)) for _ in range(num_units)])
+        self._records.clear()
+        for _ in range(num_units):
+            train_step(self._training, self._groups)
+        write_steps(self._training, wait=True)
+        return counted(self._plan, [self._done(record) for record in self._records])
 
-    def _step(self, group: list[Batch]) -> Done:
-        update = update_weights(self.setup, group, lr=self.setup.lr(self._num_done), step=self._num_done + 1)
-        self._num_done += 1
-        source = torch.cat([batch.cu_seqlens_src.diff() for batch in group])
-        target = torch.cat([batch.cu_seqlens_tgt.diff() for batch in group])
-        return Done(source, target, update.num_positions, update.loss)
+    def _done(self, record: StepRecord) -> Done:
+        source, target = map(torch.from_numpy, self._training.setup.stream.lengths(record.step - 1))
+        return Done(
+            source, target, round(int(source.sum() + target.sum()) / (1 - record.padding_fraction)), record.loss
+        )
 
     def close(self) -> None:
         self._groups.close()  # type: ignore[attr-defined]
+        self._sampler.stop()
+        self._run.close()
 
 
 @dataclass(frozen=True, slots=True)

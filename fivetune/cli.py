@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import fivetune
-from fivetune.errors import ConfigError, FiveTuneError, nearest
+from fivetune.errors import ConfigError, FiveTuneError, ToldElsewhere, nearest
 
 COMMANDS = Path(__file__).parent / "commands"
 
@@ -29,7 +29,8 @@ def main(words: list[str] | None = None) -> int:
     except FiveTuneError as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"fivetune: {error}", file=sys.stderr)
+        if not isinstance(error, ToldElsewhere):
+            print(f"fivetune: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("fivetune: stopped.", file=sys.stderr)
@@ -46,7 +47,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    names = sorted(m.name for m in pkgutil.iter_modules([str(COMMANDS)]))
+    names = sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules([str(COMMANDS)]))
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help(names))
         return 0
@@ -56,7 +57,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in names:
         print(f"fivetune: there is no command {words[0]!r}. {nearest(words[0], names)}", file=sys.stderr)
         return 2
-    command = import_module(f"fivetune.commands.{words[0]}")
+    command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
     parser = _Parser(
         prog=f"fivetune {words[0]}", description=command.__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -83,7 +84,7 @@ class _Parser(argparse.ArgumentParser):
 def _help(names: list[str]) -> str:
     lines = [f"{fivetune.__doc__}", "", "usage: fivetune COMMAND ... [--section.key value ...]", ""]
     for name in names:
-        first = _first_docstring_line(COMMANDS / f"{name}.py")
+        first = _first_docstring_line(COMMANDS / f"{name.replace('-', '_')}.py")
         lines.append(f"  {name:<12} {first}")
     lines += ["", "fivetune COMMAND --help says more. Settings: fivetune config --help."]
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from pydantic import (
 
 from fivetune import plugins
 from fivetune.config_layers import PLUGIN_SECTIONS, Layers, as_yaml, read_file, read_table
+from fivetune.config_search import Searched, SearchSection
 from fivetune.errors import ConfigError, nearest
 from fivetune.plugins import Options
 
@@ -49,6 +50,8 @@ def _plugin(kind: str, default: str | None = None) -> Any:
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
+
+SWEEPS = "compare"  # folder of the shipped sweeps among the recipes
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -136,7 +139,8 @@ class TrainSection(_Section):
         "that fits into memory, measured at the start",
     )
     global_batch_size: Count | None = Field(
-        default=None, description="examples per optimizer step over all devices; accumulation is derived"
+        default=None,
+        description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
@@ -146,6 +150,11 @@ class TrainSection(_Section):
         description="flat computes real tokens only; padded a rectangle; buckets rectangles of fixed sizes; "
         "auto: what suits the device, said at the start",
     )
+    capture: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="replay steps as CUDA graphs; auto: where they agree with launched kernels and are faster, as "
+        "measured and said at the start; on: refuse to train without",
+    )
     recompute: bool = Field(
         default=False, description="keep less for the backward pass and compute it again: less memory, a third slower"
     )
@@ -154,7 +163,7 @@ class TrainSection(_Section):
     )
     log_every_steps: Count = Field(default=10, description="one progress line per so many steps outside a terminal")
     num_threads: Count | None = Field(
-        default=None, description="CPU threads; default: OMP_NUM_THREADS, else physical cores"
+        default=None, description="CPU threads of each process; default: OMP_NUM_THREADS, else physical cores, shared"
     )
 
     @model_validator(mode="after")
@@ -232,6 +241,14 @@ class CheckpointSection(_Section):
     keep: Annotated[int, Field(ge=2)] = Field(default=2, description="newest checkpoints kept, the best one besides")
 
 
+class TelemetrySection(_Section):
+    """What is recorded beside the steps: docs/telemetry.md."""
+
+    every_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="look at processors, memory, disk, network and GPUs every so many seconds; 0: off"
+    )
+
+
 class ReportSection(_Section):
     """What is told, and where."""
 
@@ -251,9 +268,15 @@ class ReportSection(_Section):
 
 
 class LaunchSection(_Section):
-    """How processes are started."""
+    """How processes are started: docs/parallel.md."""
 
-    nproc: Annotated[int, Field(ge=1, le=1)] = Field(default=1, description="processes on this machine; only 1 for now")
+    nproc: Count = Field(
+        default=1,
+        description="processes on this machine, one per device; above 1, strategy.name ddp or fsdp shares the work",
+    )
+    timeout_minutes: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="a process that waits longer than this for another one of its run gives up"
+    )
 
 
 class RunConfig(_Section):
@@ -268,7 +291,9 @@ class RunConfig(_Section):
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    telemetry: TelemetrySection = TelemetrySection()
     report: ReportSection = ReportSection()
+    search: SearchSection = SearchSection()
     strategy: _plugin("strategies", "single")  # type: ignore[valid-type]
     launch: LaunchSection = LaunchSection()
     device: str = Field(
@@ -280,6 +305,29 @@ class RunConfig(_Section):
         total, micro = self.train.global_batch_size, self.train.batch_size
         if total and micro != "auto" and total % micro:
             raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
+        return self
+
+    @model_validator(mode="after")
+    def _shared_by_the_processes(self) -> RunConfig:
+        num = self.launch.nproc
+        if num == 1:
+            return self
+        name = self.strategy.plugin_name()
+        if not self.strategy.several:
+            raise ValueError(f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} has "
+                             "one. Use ddp, or fsdp where the model does not fit into one device")  # fmt: skip
+        if self.train.examples_per_step % num:
+            key = "global_batch_size" if self.train.global_batch_size else "batch_size"
+            raise ValueError(f"train.{key} {self.train.examples_per_step} is not a multiple of launch.nproc {num}, "
+                             "whose processes share every global batch")  # fmt: skip
+        if self.device == "mps" or ":" in self.device:
+            raise ValueError(f"device {self.device} is one device, launch.nproc asks for {num}. Use auto, cuda or cpu")
+        obstacle = self.strategy.obstacle(
+            optimizer=self.optimizer.plugin_name(), precision=self.train.precision,
+            forward=self.train.forward, batch_size=self.train.batch_size,
+        )  # fmt: skip
+        if obstacle:
+            raise ValueError(obstacle)
         return self
 
     @model_validator(mode="after")
@@ -334,6 +382,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
     Raises ConfigError with file, line and the nearest allowed names.
     """
+    layers, name = layers_of(source, overrides)
+    config = _validated(layers)
+    folder = config.run.dir.replace("{recipe}", name)
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+
+
+def layers_of(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None) -> tuple[Layers, str]:
+    """A recipe's settings with their origins, and its name."""
     layers = Layers()
     if isinstance(source, Mapping):
         layers.add_table(source, where="the given dict")
@@ -347,12 +403,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
             layers.add_table({"run": {"dir": str(source)}}, where=str(source))
             name = Path(source).resolve().name
     layers.add_overrides(overrides or {})
+    return layers, name
+
+
+def _validated(layers: Layers) -> RunConfig:
     try:
-        config = RunConfig.model_validate(layers.table())
+        return RunConfig.model_validate(layers.table())
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(e, layers) for e in error.errors())) from None
-    folder = config.run.dir.replace("{recipe}", name)
-    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+        raise ConfigError("\n".join(describe(e, layers) for e in error.errors())) from None
 
 
 def _is_run(source: str | Path) -> bool:
@@ -369,7 +427,7 @@ def load_task(name: str, options: Mapping[str, Any]) -> Any:
         layers = Layers()
         layers.add_table({"task": {"name": name, **options}}, where="task")
         located = [{**e, "loc": ("task", *e["loc"])} for e in error.errors()]
-        raise ConfigError("\n".join(_describe(e, layers) for e in located)) from None
+        raise ConfigError("\n".join(describe(e, layers) for e in located)) from None
 
 
 def recipes_folder() -> Path:
@@ -381,7 +439,8 @@ def recipes_folder() -> Path:
 def recipe_names() -> list[str]:
     """Names of the shipped recipes, as `fivetune train` takes them."""
     folder = recipes_folder()
-    return sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+    found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
+    return sorted(str(name) for name in found if name.parts[0] != SWEEPS)
 
 
 def find_recipe(source: str | Path) -> Path:
@@ -397,7 +456,7 @@ def find_recipe(source: str | Path) -> Path:
     raise ConfigError(f"{source}: no such recipe. {nearest(str(source), [*siblings, *recipe_names()])}")
 
 
-def _describe(error: Any, layers: Layers) -> str:
+def describe(error: Any, layers: Layers) -> str:
     """One pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path)
@@ -421,6 +480,8 @@ def _field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
     if len(path) == 1:
         return list(RunConfig.model_fields)
     section = path[0]
+    if path[:2] == ("search", "over"):
+        return list(Searched.model_fields)
     if section in PLUGIN_SECTIONS:
         name = layers.table()[section].get("name") or RunConfig.default_plugin(section)
         return ["name", *plugins.load(PLUGIN_SECTIONS[section], name).model_fields]

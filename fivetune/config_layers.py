@@ -172,7 +172,7 @@ def read_file(path: Path) -> list[list[Setting]]:
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: base files form a circle. Take one `base:` out.")
-    settings = _parse_yaml(path)
+    settings = read_settings(path)
     bases = [s for s in settings if s.path == ("base",)]
     own = [s for s in settings if s.path != ("base",)]
     if not bases:
@@ -183,7 +183,8 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
     return [*_read_chain(base, (*seen, path.resolve())), own]
 
 
-def _parse_yaml(path: Path) -> list[Setting]:
+def read_settings(path: Path) -> list[Setting]:
+    """The settings that stand in one file, down to the second level of its tables. Raises ConfigError with the place."""
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.MarkedYAMLError as error:

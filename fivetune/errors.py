@@ -9,7 +9,8 @@
     |   `-- RunDirError           4   the run directory is foreign, in use, or damaged
     |-- NumericError              5   a loss or gradient is not finite
     |-- Incomplete                6   finished, but something that was asked for is missing
-    `-- Interrupted         128 + n   stopped by signal n, after saving
+    |-- Interrupted         128 + n   stopped by signal n, after saving
+    `-- ToldElsewhere       of it     another process of the run has told its error
 
 Every message has the form *where: what is wrong, with which value. What is allowed. What to do.*
 """
@@ -68,6 +69,18 @@ class Interrupted(FiveTuneError):
     def __init__(self, message: str, *, signum: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+class ToldElsewhere(FiveTuneError):
+    """Without words: another process of the run has told the user.
+
+    Args:
+        exit_code: of the error that it told.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

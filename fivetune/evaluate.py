@@ -1,6 +1,7 @@
 """One evaluation: answer, merge the passages of a question, score against all gold answers.
 
-In: a model and a prepared evaluation set. Out: an EvalRecord and one line per question, streamed.
+In: a model and a prepared evaluation set. Out: an EvalRecord and one line per question, streamed. Several processes
+share the questions by their numbers, each question whole; the first one scores what all of them answered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, Generated, generate, length_sorted, to_text
 from fivetune.decode.spans import Pointed, point
 from fivetune.merging import merge
-from fivetune.metrics import Scorer
+from fivetune.metrics import Scorer, details_of
+from fivetune.strategies import ALONE, World
 from fivetune.tasks import Task, head_of
 from fivetune.types import EvalRecord, Line, Scores, TextExample
 
@@ -59,16 +61,21 @@ class Evaluator:
 
     def run(
         self, model: Any, *, step: int, write: Callable[[Iterator[Line]], Any], split: str = "eval",
-        questions: Sequence[int] | None = None, progress: Progress = lambda done, total: None,
+        questions: Sequence[int] | None = None, progress: Progress = lambda done, total: None, world: World = ALONE,
     ) -> EvalRecord:  # fmt: skip
         """Evaluate. `write` gets the prediction lines while they are made and must use them all.
 
         Args:
             questions: numbers of the questions (`store.groups`) that are asked; None for all.
+            world: whose processes share the questions; all get the record, the first one the lines.
         """
         started = time.perf_counter()
         tally = _Tally(Scorer(self.task.metrics))
-        write(self._scored(self.lines(model, questions=questions, tally=tally, progress=progress), tally))
+        lines = self.lines(model, questions=questions, tally=tally, progress=progress, world=world)
+        write(self._scored(_of_all(lines, tally, world), tally))
+        return world.from_first(self._record(tally, step, split, started))
+
+    def _record(self, tally: _Tally, step: int, split: str, started: float) -> EvalRecord:
         scores = tally.scores()
         return EvalRecord(
             step=step,
@@ -87,14 +94,14 @@ class Evaluator:
 
     def lines(
         self, model: Any, *, questions: Sequence[int] | None = None, tally: _Tally | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = lambda done, total: None, world: World = ALONE,
     ) -> Iterator[Line]:  # fmt: skip
         """One line per question as soon as all its passages are answered, with `question`, its number."""
         tally = tally or _Tally(Scorer(()))
         if self.parts:
-            yield from self._part_lines(model, questions, tally, progress)
+            yield from self._part_lines(model, questions, tally, progress, world)
             return
-        rows = rows_of(self.store, questions)
+        rows = rows_of(self.store, questions, world)
         missing = Counter(self.store.groups[rows].tolist())
         waiting: dict[int, list[Line]] = {}
         for done, (row, line) in enumerate(self._passages(model, rows.tolist(), tally), start=1):
@@ -106,7 +113,7 @@ class Evaluator:
             progress(done, len(rows))
 
     def _part_lines(
-        self, model: Any, questions: Sequence[int] | None, tally: _Tally, progress: Progress
+        self, model: Any, questions: Sequence[int] | None, tally: _Tally, progress: Progress, world: World
     ) -> Iterator[Line]:
         """The lines of all parts, each with its part's name in `meta` and before its id; one of every part at least."""
         first, before, asked = 0, 0, {}
@@ -114,11 +121,11 @@ class Evaluator:
             own = range(first, first + part.num_questions)
             asked[name] = None if questions is None else [q - first for q in questions if q in own] or [0]
             first += part.num_questions
-        sizes = {name: len(rows_of(part.store, asked[name])) for name, part in self.parts.items()}
+        sizes = {name: len(rows_of(part.store, asked[name], world)) for name, part in self.parts.items()}
         first = 0
         for name, part in self.parts.items():
             count = partial(_go_on, progress, before, sum(sizes.values()))
-            for line in part.lines(model, questions=asked[name], tally=tally, progress=count):
+            for line in part.lines(model, questions=asked[name], tally=tally, progress=count, world=world):
                 meta = {**line["meta"], "source_task": name}
                 yield {**line, "id": f"{name}/{line['id']}", "question": first + line["question"], "meta": meta}
             first += part.num_questions
@@ -242,8 +249,7 @@ class Evaluator:
     def _scored(self, lines: Iterator[Line], tally: _Tally) -> Iterator[Line]:
         """The lines as they are kept: with each question's own scores."""
         for line in lines:
-            del line["question"]
-            tally.add(line)
+            tally.add(line, line.pop("question"))
             if line["references"]:
                 line["scores"] = tally.scorer.score(
                     [line["prediction"]], [line["references"]], details=[details_of(line)]
@@ -271,6 +277,7 @@ class _Tally:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
+        self.questions: list[int] = []
         self.predictions: list[str] = []
         self.references: list[Sequence[str]] = []
         self.details: list[dict[str, Any]] = []
@@ -284,7 +291,8 @@ class _Tally:
         self.nats += nats
         self.num_target_tokens += num_tokens
 
-    def add(self, line: Line) -> None:
+    def add(self, line: Line, question: int) -> None:
+        self.questions.append(question)
         self.predictions.append(line["prediction"])
         self.references.append(line["references"])
         self.details.append(details_of(line))
@@ -303,10 +311,29 @@ class _Tally:
         return {name: self.counts[name] / total for name, total in self.flagged.items()}
 
     def scores(self) -> Scores | None:
-        """The scores of all answers together; None unless every question has references."""
+        """The scores of all answers together, in the order of the questions, so that intervals are the same however
+        the answers came; None unless every question has references."""
         if not self.references or not all(self.references):
             return None
-        return self.scorer.score(self.predictions, self.references, details=self.details)
+        order = sorted(range(len(self.questions)), key=self.questions.__getitem__)
+        return self.scorer.score(
+            [self.predictions[i] for i in order],
+            [self.references[i] for i in order],
+            details=[self.details[i] for i in order],
+        )
+
+
+def _of_all(lines: Iterator[Line], tally: _Tally, world: World) -> Iterator[Line]:
+    """The lines of all processes in the order of the questions, in the first one; none in the others.
+
+    An error in one of them is raised in all.
+    """
+    if world.size == 1:
+        return lines
+    shares = world.alike(lambda: (list(lines), tally.nats, tally.num_target_tokens))
+    tally.nats, tally.num_target_tokens = sum(nats for _, nats, _ in shares), sum(num for _, _, num in shares)
+    everything = [line for share, _, _ in shares for line in share]
+    return iter(sorted(everything, key=lambda line: line["question"]) if world.is_first else ())
 
 
 def expit(odds: float) -> float:
@@ -316,14 +343,6 @@ def expit(odds: float) -> float:
     (0.5, 0.0)
     """
     return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
-
-
-def details_of(line: Line) -> dict[str, Any]:
-    """What a metric may want to know of a prediction besides its text (see fivetune/metrics)."""
-    known = {key: line[key] for key in ("no_answer_score", "answer") if key in line}
-    if "candidates" in line:
-        known["candidates"] = [candidate["text"] for candidate in line["candidates"]]
-    return {**line.get("meta", {}), **known}
 
 
 def is_in_context(prediction: str, example: TextExample) -> bool:
@@ -336,11 +355,10 @@ def is_in_context(prediction: str, example: TextExample) -> bool:
     return "".join(prediction.split()).casefold() in "".join(context.split()).casefold()
 
 
-def rows_of(store: TokenStore, questions: Sequence[int] | None) -> Any:
-    """[n] int64, the rows of some questions in the store's order; of all for None."""
-    if questions is None:
-        return np.arange(len(store))
-    return np.flatnonzero(np.isin(store.groups, np.asarray(questions)))
+def rows_of(store: TokenStore, questions: Sequence[int] | None, world: World = ALONE) -> Any:
+    """[n] int64, the rows of some questions in the store's order, of all for None; of them, this process's share."""
+    asked = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
+    return np.flatnonzero(asked & (store.groups % world.size == world.rank))
 
 
 def subset(num_questions: int, limit: int | None) -> list[int] | None:

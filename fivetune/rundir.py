@@ -3,9 +3,10 @@
     config.yaml      resolved, re-runnable as is          machine.json   device, versions, commit
     data.json        counts, lengths, what was lost       status.json    running, finished, failed: why
     steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
+    telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
     predictions/<split>-<step>.jsonl                      log.txt        what the terminal showed
     checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
-    report.html
+    report.html                                           trace/         what `fivetune profile` wrote
 
 Every whole file is written to a temporary name, fsynced and renamed; JSONL files are appended line by
 line, and a torn last line is dropped on reading. One process owns a directory, by a lock on `.lock`.
@@ -34,6 +35,9 @@ OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
+TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
+FINDERS = ("find-lr", "find-batch")  # their results stand beside the run: <run>.find-lr.json
+TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -97,15 +101,30 @@ def read(folder: str | Path) -> Run:
     status = read_status(folder)
     return Run(
         name=folder.resolve().name,
-        config=_read_config(folder / CONFIG),
-        machine=_read_json(folder / MACHINE),
+        config=read_config(folder),
+        machine=read_machine(folder),
         status=status,
         data=read_data(folder),
         steps=read_jsonl(folder / STEPS),
         evals=read_jsonl(folder / EVALS),
         predictions=PredictionFiles(folder / "predictions"),
         warnings=list(status.get("warnings", [])),
+        telemetry=read_telemetry(folder),
+        trace=_read_json(folder / TRACE),
+        found={name: result for name in FINDERS if (result := _read_json(beside(folder, f"{name}.json")))},
     )
+
+
+def beside(folder: str | Path, name: str) -> Path:
+    """A file that belongs to a run but is there before it: runs/squad.find-lr.json of runs/squad."""
+    folder = Path(folder).resolve()
+    return folder.with_name(f"{folder.name}.{name}")
+
+
+def read_telemetry(folder: Path) -> list[dict[str, Any]]:
+    """The telemetry of all processes of a run, in the order of time."""
+    lines = [line for path in sorted(folder.glob("telemetry*.jsonl")) for line in read_jsonl(path)]
+    return sorted(lines, key=lambda line: (line["seconds"], line.get("rank", 0)))
 
 
 def read_status(folder: str | Path) -> dict[str, Any]:
@@ -113,6 +132,11 @@ def read_status(folder: str | Path) -> dict[str, Any]:
     status = _read_json(Path(folder) / STATUS)
     owner = _dead_owner(Path(folder)) if status.get("state") in ("preparing", "running") else None
     return {**status, "state": "interrupted", "why": f"killed ({owner} is gone)"} if owner else status
+
+
+def read_machine(folder: str | Path) -> dict[str, Any]:
+    """machine.json of a run directory; {} if there is none."""
+    return _read_json(Path(folder) / MACHINE)
 
 
 def read_data(folder: str | Path) -> dict[str, Any]:
@@ -170,7 +194,9 @@ def refuse_foreign(folder: Path) -> None:
         raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """config.yaml of a run directory. Raises RunDirError if it is damaged."""
+    path = Path(folder) / CONFIG
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -213,7 +239,7 @@ class RunDir:
         self._files: dict[str, IO[str]] = {}
         self._status: dict[str, Any] = {}
         self._aside: Path | None = None  # the run that was here before
-        self._lock = _lock(path)
+        self._lock = lock(path)
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
@@ -222,7 +248,7 @@ class RunDir:
         if reason := occupied(path):
             is_run = (path / CONFIG).is_file()
             if is_run:
-                _lock(path).close()  # says so first if another process writes there
+                lock(path).close()  # says so first if another process writes there
             if not (overwrite and is_run):
                 raise RunDirError(reason)
             return cls._in_place_of(path)
@@ -244,6 +270,10 @@ class RunDir:
         run._status = _read_json(run.path / STATUS)
         run.warnings = list(run._status.get("warnings", []))
         return run
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a whole file of the run: a text as it is, anything else as JSON."""
+        (write_text if isinstance(content, str) else write_json)(self.path / name, content)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append one record to a JSONL file of the run and flush it."""
@@ -279,6 +309,10 @@ class RunDir:
         self._status = {**self._status, **changes, "warnings": self.warnings}
         write_json(self.path / STATUS, self._status)
 
+    def facts(self) -> dict[str, Any]:
+        """The status as it is now."""
+        return self._status
+
     def past(self, key: str, default: Any) -> Any:
         """A value of the status as it is now."""
         return self._status.get(key, default)
@@ -291,9 +325,18 @@ class RunDir:
         return True
 
     def discard(self) -> None:
-        """Remove a directory that `create` made, when nothing came of the run; one that was moved aside comes back."""
+        """Remove a directory that `create` made, when nothing came of the run; one that was moved aside comes back.
+
+        A trace that was in it stays.
+        """
         self.close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            for entry in self.path.iterdir():
+                if entry.is_dir() and entry.name != TRACE_FOLDER:
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif not entry.is_dir():
+                    entry.unlink()
+            self.path.rmdir()
         if self._aside:
             self._aside.rename(self.path)
 
@@ -306,6 +349,42 @@ class RunDir:
         for name in list(self._files):
             self.close_file(name)
         self._lock.close()
+
+
+class Bystander(RunDir):
+    """A run directory that another process of the same run writes: what this one would write is dropped.
+
+    Args:
+        status: as the writing process has it.
+    """
+
+    def __init__(self, path: Path, status: dict[str, Any]) -> None:
+        self.path = path
+        self.warnings = list(status.get("warnings", []))
+        self._status = status
+
+    def write(self, name: str, content: Any) -> None:
+        """The writing process does."""
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """The writing process does."""
+
+    def keep_until(self, step: int) -> None:
+        """The writing process does."""
+
+    def new_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+        for _ in lines:
+            pass
+        return self.path
+
+    def status(self, **changes: Any) -> None:
+        self._status = {**self._status, **changes}
+
+    def discard(self) -> None:
+        """The writing process does."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _made(path: Path) -> Path:
@@ -322,7 +401,7 @@ def _made(path: Path) -> Path:
 def occupied(path: Path) -> str | None:
     """Why `create` would refuse a directory for what is in it; None if it is free."""
     try:
-        free = not path.is_dir() or all(entry.name == LOCK for entry in path.iterdir())
+        free = not path.is_dir() or all(entry.name in (LOCK, TRACE_FOLDER) for entry in path.iterdir())
     except OSError as error:
         raise RunDirError(f"{path}: cannot be used: {error.strerror}. Choose another run.dir.") from None
     return None if free else _occupied(path)
@@ -337,7 +416,7 @@ def _occupied(path: Path) -> str:
     return f"{path}: is not empty and not a run directory. Choose another run.dir."
 
 
-def _lock(path: Path) -> IO[str]:
+def lock(path: Path) -> IO[str]:
     """Own the directory, or raise RunDirError naming the owner. The system frees the lock when a process dies."""
     import fcntl
 

@@ -15,7 +15,7 @@ import torch
 from fivetune import rundir
 from fivetune.data.batch import collate, pad, rounded_up
 from fivetune.errors import ConfigError
-from fivetune.model import backend
+from fivetune.model import backend, dispatch
 from fivetune.model.attention import kernel_obstacle
 from fivetune.model.backend import SIZES, Forward, choose_forward
 from fivetune.model.load import load
@@ -74,7 +74,7 @@ def test_the_choice_and_its_reason(setup, tmp_path, model_folder):
 @pytest.mark.parametrize("kind", ["flat", "buckets"])
 def test_a_run_records_its_forward(tmp_path, model_folder, kind, capsys):
     run = train(kit.recipe(tmp_path, model_folder, train__forward=kind))
-    assert run.machine["forward"] == {"kind": kind, "why": "asked for", "recompute": False}
+    assert run.machine["forward"] == {"kind": kind, "why": "asked for", "recompute": False, "parts": "torch"}
     assert f"{kind} forward (asked for)" in capsys.readouterr().err
     shares = [step["padding_fraction"] for step in rundir.read(tmp_path / "run").steps]
     assert all(share == 0 for share in shares) if kind == "flat" else all(share > 0 for share in shares)
@@ -87,7 +87,12 @@ def test_a_resumed_run_keeps_the_forward_that_it_began_with(tmp_path, model_fold
     machine = json.loads(path.read_text())
     path.write_text(json.dumps({**machine, "forward": {**machine["forward"], "kind": "padded"}}))
     run = train(recipe, {"train.num_steps": 2}, resume=True, quiet=True)
-    assert run.machine["forward"] == {"kind": "padded", "why": "as the run began", "recompute": False}
+    assert run.machine["forward"] == {
+        "kind": "padded",
+        "why": "as the run began",
+        "recompute": False,
+        "parts": "torch",
+    }
     assert run.machine["attention"] == "sdpa" and machine["attention"] == "blocks"
 
 
@@ -144,3 +149,56 @@ assert not (torch.full((2**20,), 1e-38) * 0.1).view(torch.int32).any()
 def test_all_threads_flush_denormals():
     done = subprocess.run([sys.executable, "-c", FLUSHED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+OURS = [Forward("flat", "", False, "triton"), Forward("flat", "", False, "torch")]
+PADDED = Forward("padded", "")
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The CPU counts as a device of Triton's kernels, and the forwards take these seconds a batch."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(dispatch._Switch, "on", False)
+    times = dict(zip((*OURS, PADDED), (0.1, 0.2, 0.3), strict=True))
+    monkeypatch.setattr(backend, "_seconds", lambda forward, *_: times[forward])
+    return times
+
+
+def _fastest(setup, wanted="auto", ours=OURS):
+    batch = collate(setup.stream.store, list(range(6)))
+    return backend.fastest(ours, PADDED, setup.plain, "cpu", [batch], nullcontext, wanted=wanted)
+
+
+def test_the_fastest_forward_that_agrees_is_taken(setup, cuda):
+    weights = [p.detach().clone() for p in setup.plain.parameters()]
+    found = _fastest(setup)
+    assert (found.kind, found.parts) == ("flat", "triton")
+    assert found.why == (
+        "measured: flat (triton norms and activations) 100.0 ms a batch; "
+        "flat (torch norms and activations) 200.0 ms a batch; padded 300.0 ms a batch"
+    )
+    assert all(p.grad is None for p in setup.plain.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(weights, setup.plain.parameters(), strict=True))
+    cuda[PADDED] = 0.01
+    assert _fastest(setup, ours=OURS[1:]).kind == "padded"
+    assert _fastest(setup, "flat", ours=OURS[1:]).parts == "torch"
+
+
+def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(setup, cuda, monkeypatch):
+    from fivetune.model.kernels import attention, norm, pointwise
+
+    def fail(*args, **named):
+        raise RuntimeError("PTX was compiled with an unsupported toolchain.\nmore")
+
+    original = pointwise.add_dropout
+    monkeypatch.setattr(pointwise, "add_dropout", lambda stream, x, rate: original(stream, x.detach(), rate))
+    found = _fastest(setup)
+    assert found.parts == "torch" and "(triton norms and activations) is not used: " in found.why
+    assert " instead of " in found.why
+    monkeypatch.setattr(norm, "rms_norm", fail)
+    found = _fastest(setup)
+    assert found.parts == "torch" and "is not used: RuntimeError: PTX was compiled with an unsupp" in found.why
+    monkeypatch.setattr(attention, "attention", fail)
+    assert _fastest(setup).kind == _fastest(setup, "flat").kind == "padded"

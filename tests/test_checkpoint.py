@@ -22,7 +22,7 @@ from fivetune.model.load import load
 from fivetune.model.save import save_model
 from fivetune.training import checkpoint, train
 from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import update_weights
+from fivetune.training.update import update_weights
 
 FILES = ("model.safetensors", "state.pt", "state.json")
 

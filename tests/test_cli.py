@@ -14,7 +14,7 @@ from fivetune.commands import list as list_command
 from fivetune.config import RunConfig, load_config, recipe_names
 from fivetune.errors import DataError
 
-COMMANDS = sorted(module.name for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
+COMMANDS = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ from fivetune.errors import ConfigError, EnvironmentProblem
 from fivetune.model.backend import Forward
 from fivetune.telemetry.memory import free_bytes, peak_during, used_bytes
 from fivetune.training import micro_batch, train
-from fivetune.training.loop import update_weights
+from fivetune.training.update import update_weights
 
 AUTO = {"train__batch_size": "auto", "model__dropout": 0.0}
 
@@ -24,11 +24,11 @@ def _full_above(monkeypatch, limit: int) -> list[int]:
     """Let a forward pass over more than `limit` examples run out of memory; the sizes that were tried."""
     forward, tried = Forward.nats, []
 
-    def nats(self, model, batch, *, device):
+    def nats(self, model, batch, **others):
         tried.append(len(batch.ids))
         if len(batch.ids) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(self, model, batch, device=device)
+        return forward(self, model, batch, **others)
 
     monkeypatch.setattr(Forward, "nats", nats)
     return tried

@@ -19,9 +19,10 @@ import fivetune.metrics
 import fivetune.tasks
 from fivetune import plugins
 from fivetune.commands import score
-from fivetune.config import PLUGIN_SECTIONS, RunConfig, find_recipe, load_config, recipe_names
+from fivetune.config import PLUGIN_SECTIONS, SWEEPS, RunConfig, find_recipe, load_config, recipe_names
 from fivetune.config_layers import ALIASES, NO_EQUIVALENT, parse_overrides
 from fivetune.config_manual import manual, schema
+from fivetune.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -131,6 +132,9 @@ def test_named_settings_exist(page):
 @each_page
 def test_named_recipes_load(page):
     for name in re.findall(r"\brecipes/([\w/]+)\.yaml", page.read_text(encoding="utf-8")):
+        if name.startswith(f"{SWEEPS}/"):
+            assert read_sweep(find_recipe(name)).runs
+            continue
         assert name in recipe_names()
         if name != "base":
             assert load_config(find_recipe(name)).run.dir

@@ -554,6 +554,7 @@ class Visit:
 
 def visit(html: str, folder: Path) -> Visit:
     """Open a page in headless Chromium. Requests without an initiator are the browser's own and left out."""
+    folder.mkdir(exist_ok=True)
     (folder / "page.html").write_text(html, encoding="utf-8")
     quiet = (
         "disable-gpu",
@@ -572,6 +573,7 @@ def visit(html: str, folder: Path) -> Visit:
         f"--log-net-log={folder / 'net.json'}",
         "--enable-logging=stderr",
         "--v=0",
+        "--virtual-time-budget=20000",
     ]
     command = [str(CHROMIUM), *flags, "--dump-dom", (folder / "page.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -40,7 +40,8 @@ def uninterrupted(tmp_path_factory, model_folder) -> Path:
 
 def _comparable(run: Run) -> tuple:
     """What must not depend on interruptions: everything but times and memory."""
-    steps = [{k: v for k, v in s.items() if not k.endswith(("_seconds", "_bytes"))} for s in run.steps]
+    timing = ("_seconds", "_bytes", "warm_up", "starved")
+    steps = [{k: v for k, v in s.items() if not k.endswith(timing)} for s in run.steps]
     evals = [{k: v for k, v in e.items() if k != "seconds"} for e in run.evals]
     return steps, evals, run.status["best"], run.predictions
 

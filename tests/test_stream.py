@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fivetune.data.batch import pad
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.stream import Order, TrainingStream, deal
+from fivetune.strategies import World
 
 ORDERS = st.builds(
     Order,
@@ -96,6 +97,29 @@ def test_going_on_in_the_middle_gives_the_same_steps(store):
     assert list(stream(store).groups(80, 80)) == []
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_every_global_batch(store, size):
+    """600 examples in steps of 54: the last one of an epoch has 6."""
+    order = Order(examples_per_step=54, batch_size=4, bucket_pool=2, seed=0)
+    alone = TrainingStream(store, order)
+    shares = [TrainingStream(store, order, world=World(rank, size)) for rank in range(size)]
+    for step in range(24):
+        rows = [np.concatenate(share.rows(step)) for share in shares]
+        assert sorted(np.concatenate(rows).tolist()) == sorted(np.concatenate(alone.rows(step)).tolist())
+        assert len({len(share.rows(step)) for share in shares}) == 1
+        assert max(map(len, rows)) - min(map(len, rows)) <= 1
+        assert {share.num_examples_before(step) for share in shares} == {alone.num_examples_before(step)}
+
+
+def test_a_process_without_examples_is_lent_one(store):
+    order = Order(examples_per_step=599, batch_size=300, bucket_pool=1, seed=0)
+    streams = [TrainingStream(store, order, world=World(rank, 2)) for rank in (0, 1)]
+    step = next(step for step in (0, 1) if len(streams[1].rows(step)[0]) == 0)
+    (own,), (lent,) = (each.group(step) for each in streams)
+    assert (own.ids, own.is_lent, lent.is_lent) == (lent.ids, False, True)
+    assert [len(lengths) for lengths in streams[1].lengths(step)] == [1, 1]
+
+
 def test_a_reader_that_stops_early_leaves_no_thread(store):
     groups = stream(store).groups(0, 1000)
     next(groups)
@@ -138,9 +162,9 @@ def padding(training: TrainingStream) -> float:
 
 def test_a_slow_assembly_is_counted(store, monkeypatch):
     stream = TrainingStream(store, Order(4, 4, 2, seed=0))
-    whole = stream._group
+    whole = stream.group
     assert len(list(stream.groups(0, 4))) == 4
     stream.num_starved = 0
-    monkeypatch.setattr(stream, "_group", lambda step: time.sleep(0.05) or whole(step))
+    monkeypatch.setattr(stream, "group", lambda step: time.sleep(0.05) or whole(step))
     assert len(list(stream.groups(0, 4))) == 4
     assert stream.num_starved == 3  # the first step of a run always waits

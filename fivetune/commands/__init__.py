@@ -1,4 +1,4 @@
-"""Commands, one per file: the first line of the docstring is the help, `run(args)` gives the exit code.
+"""Commands, one per file (`find-lr` is find_lr.py): the docstring's first line is the help, `run(args)` the exit code.
 
 A command with TAKES_SETTINGS = True gets the words that it does not know in `args.settings`: dotted overrides.
 """
@@ -6,6 +6,7 @@ A command with TAKES_SETTINGS = True gets the words that it does not know in `ar
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -25,3 +26,16 @@ def print_scores(scores: dict[str, float]) -> None:
     for name, value in scores.items():
         shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
         print(f"{name:<{width}}  {shown}")
+
+
+def write_found(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
+    """Keep what a finder found, as JSON and as a page, beside the run; the path of the page."""
+    from fivetune.report.finders import finder_page
+    from fivetune.report.render import render
+    from fivetune.rundir import beside, write_json, write_text
+
+    path = out or beside(run, f"{name}.json")
+    write_json(path, found)
+    page = path.with_suffix(".html")
+    write_text(page, render(finder_page(name, found, run=run)))
+    return page

@@ -21,18 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune import launch
     from fivetune.config import load_config
     from fivetune.config_layers import parse_overrides
     from fivetune.errors import Incomplete
     from fivetune.report import write_report
     from fivetune.rundir import best_eval
+    from fivetune.strategies import World
+
+    world = World.here()
+    with world.telling_once():
+        config = load_config(args.recipe, parse_overrides(args.settings))
+    if launch.is_needed(config.launch.nproc):
+        return launch.start(_words(args), nproc=config.launch.nproc)
     from fivetune.training import train
 
-    config = load_config(args.recipe, parse_overrides(args.settings))
     done = train(
         config, resume=args.resume, overwrite=args.overwrite, preflight=not args.no_preflight, quiet=args.quiet,
-        command=_typed(args),
+        command=shlex.join(["fivetune", *_words(args)]),
     )  # fmt: skip
+    if not world.is_first:
+        return 0
     try:
         page = write_report(config.run.dir)
     except Exception as error:
@@ -53,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _typed(args: argparse.Namespace) -> str:
-    """The command as a shell takes it."""
+def _words(args: argparse.Namespace) -> list[str]:
+    """The command as it was typed, without the program."""
     flags = [name for name in ("resume", "overwrite", "no_preflight", "quiet", "json") if getattr(args, name)]
-    words = [args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]
-    return shlex.join(["fivetune", "train", *words])
+    return ["train", args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]

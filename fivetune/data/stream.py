@@ -4,13 +4,17 @@ An epoch is a seeded permutation. Pools of `bucket_pool` global batches are sort
 global batches, whose order is drawn again; each is cut into micro-batches of like lengths. So a batch is
 a random draw among examples of similar length, every example comes once an epoch, and the position in
 the data is the step number: resuming costs nothing.
+
+Several processes have the same global batches. They take the examples in turns, in the order of the lengths, so that
+all have about as much to do; where a global batch leaves one of them without examples for a micro-batch, it computes a
+lent one that does not count, so that all have as many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +22,7 @@ from numpy.typing import NDArray
 
 from fivetune.data.batch import collate
 from fivetune.data.store import TokenStore
+from fivetune.strategies import ALONE, World
 from fivetune.types import Batch
 
 Rows = NDArray[np.int64]
@@ -48,11 +53,15 @@ class TrainingStream:
 
     Args:
         draw: the rows of an epoch, always as many; all rows if None.
+        world: whose share the micro-batches are; the counts are of all processes.
     """
 
-    def __init__(self, store: TokenStore, order: Order, draw: Callable[[int], Rows] | None = None) -> None:
+    def __init__(
+        self, store: TokenStore, order: Order, draw: Callable[[int], Rows] | None = None, world: World = ALONE
+    ) -> None:
         self.store = store
         self.order = order
+        self.world = world
         self._draw = draw
         self.num_starved = 0  # steps that had to wait because their batches were not assembled yet
         self.num_rows = len(store) if draw is None else len(draw(0))
@@ -65,11 +74,16 @@ class TrainingStream:
         return self.order.steps_per_epoch(self.num_rows)
 
     def rows(self, step: int) -> list[Rows]:
-        """Rows of the micro-batches of a 0-based optimizer step."""
-        epoch, index = divmod(step, self.steps_per_epoch)
-        rows = self._epoch(epoch)[index]
-        size = self.order.batch_size
-        return [rows[i : i + size] for i in range(0, len(rows), size)]
+        """Rows of this process's micro-batches of a 0-based optimizer step; as many in each, the last may be empty."""
+        rows, size = self._global_rows(step), self.order.batch_size
+        share = rows[self.world.rank :: self.world.size]
+        largest_share = -(-len(rows) // self.world.size)
+        return [share[i : i + size] for i in range(0, largest_share, size)]
+
+    def lengths(self, step: int) -> tuple[Rows, Rows]:
+        """Tokens of each input and of each target of a 0-based optimizer step, of all processes: [B], [B]."""
+        rows = self._global_rows(step)
+        return self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
 
     def num_examples_before(self, step: int) -> int:
         """Examples seen before a 0-based step."""
@@ -79,16 +93,26 @@ class TrainingStream:
     def groups(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
         """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
-            ahead = worker.submit(self._group, first_step)
+            ahead = worker.submit(self.group, first_step)
             for step in range(first_step, num_steps):
                 self.num_starved += step > first_step and not ahead.done()
                 group = ahead.result()
                 if step + 1 < num_steps:
-                    ahead = worker.submit(self._group, step + 1)
+                    ahead = worker.submit(self.group, step + 1)
                 yield group
 
-    def _group(self, step: int) -> list[Batch]:
-        return [collate(self.store, rows.tolist()) for rows in self.rows(step)]
+    def group(self, step: int) -> list[Batch]:
+        """This process's micro-batches of a 0-based optimizer step."""
+        return [self._batch(rows, step) for rows in self.rows(step)]
+
+    def _batch(self, rows: Rows, step: int) -> Batch:
+        if len(rows):
+            return collate(self.store, rows.tolist())
+        return replace(collate(self.store, self._global_rows(step)[:1].tolist()), is_lent=True)
+
+    def _global_rows(self, step: int) -> Rows:
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return self._epoch(epoch)[index]
 
     def _count(self, epoch: int) -> Rows:
         """Examples seen before each step of an epoch."""

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
 from fivetune.errors import nearest
-from fivetune.types import Scores
+from fivetune.types import Line, Scores
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -111,6 +111,18 @@ def score_all(
 ) -> Scores:
     """Score one corpus by several metrics at once."""
     return Scorer(metrics).score(predictions, references, details=details)
+
+
+def details_of(line: Line) -> dict[str, Any]:
+    """What a metric may want to know of a line of a predictions file besides its text.
+
+    >>> details_of({"id": "q", "meta": {"choices": "ab"}, "candidates": [{"text": "a", "log_probability": -1.0}]})
+    {'choices': 'ab', 'candidates': ['a']}
+    """
+    known = {key: line[key] for key in ("no_answer_score", "answer") if key in line}
+    if "candidates" in line:
+        known["candidates"] = [candidate["text"] for candidate in line["candidates"]]
+    return {**line.get("meta", {}), **known}
 
 
 def load_metric(spec: Spec) -> Metric:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fivetune.model.dispatch import on_kernels
 from fivetune.model.dropout import blank_, draw, kept_scale, split
 from fivetune.model.precision import without_autocast
 
@@ -29,30 +30,28 @@ class Spans:
 
     Args:
         cu_seqlens: [B + 1] int64 on the device of the tokens, where each starts and the last one ends.
-        ends: the same numbers on the host.
+        longest: no sequence has more tokens.
+        ends: the same numbers as `cu_seqlens` on the host; () where they are only known on the device.
     """
 
     cu_seqlens: Tensor
-    ends: tuple[int, ...]
+    longest: int
+    ends: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, device: torch.device) -> Spans:
         """From a tensor on the host; every sequence has at least one token."""
         ends = tuple(cu_seqlens.tolist())
         assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
-        return cls(cu_seqlens.to(device, non_blocking=True), ends)
+        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends)
 
     @property
     def lengths(self) -> list[int]:
         return [b - a for a, b in pairwise(self.ends)]
 
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
     def times(self, factor: int) -> Spans:
         """The spans when every row becomes `factor` rows."""
-        return Spans(self.cu_seqlens * factor, tuple(end * factor for end in self.ends))
+        return Spans(self.cu_seqlens * factor, self.longest * factor, tuple(end * factor for end in self.ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +125,27 @@ def relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max
     return offset + bucket
 
 
+SHORTEST_TABLE = 512  # tokens
+
+
+def buckets_on(
+    device: torch.device, longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> Tensor:
+    """`relative_buckets` on a device, kept there: a slice of the table of the next power of two tokens.
+
+    So few tables exist, and a step that is captured copies none.
+    """
+    size = max(SHORTEST_TABLE, 1 << (longest - 1).bit_length())
+    kept = _kept_buckets(device, size, bidirectional, num_buckets, max_distance)
+    return kept[size - longest : size + longest - 1]
+
+
+@cache
+def _kept_buckets(device: torch.device, size: int, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+    rule = {"bidirectional": bidirectional, "num_buckets": num_buckets, "max_distance": max_distance}
+    return relative_buckets(size, **rule).to(device)
+
+
 def kernel_obstacle(head_size: int, kind: torch.dtype) -> str:
     """Why `attend` cannot run on CUDA with heads of this size, multiplied in this type; empty if it can."""
     if find_spec("triton") is None:
@@ -152,7 +172,7 @@ def attend(
 
     Returns: [Nq, H, D] in the type of q.
     """
-    if q.device.type == "cuda":
+    if on_kernels(q):
         from fivetune.model.kernels.attention import attention
 
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)

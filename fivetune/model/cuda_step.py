@@ -20,8 +20,12 @@ import torch
 from torch import Tensor
 
 from fivetune.errors import EnvironmentProblem
-from fivetune.model.flat import flat_shift_right
+from fivetune.model.attention import Spans
+from fivetune.model.flat import flat_shift_right, nats_of
 from fivetune.types import Batch
+
+Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+"""Turns a function into one that replays what it did on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,16 @@ class StaticBatch:
             self.block.split(bucket.sizes)
         )
         self.weights = weights.view(torch.float64)
+
+
+def static_nats(model: Any, static: StaticBatch) -> Tensor:
+    """`flat_nats` of static buffers: [num_targets] fp32; of the labels that fill up they mean nothing.
+
+    It reads nothing back to the host and no shape depends on the data, so that a CUDA graph can hold it.
+    """
+    source = Spans(static.cu_seqlens_src, static.longest_input)
+    target = Spans(static.cu_seqlens_tgt, static.longest_target)
+    return nats_of(model, torch.cat([static.input_ids, static.decoder_ids]), static.labels, source, target)
 
 
 def fill(block: Tensor, bucket: Bucket, buckets: Buckets, batch: Batch, *, start_id: int, weight: float) -> None:
@@ -170,6 +184,7 @@ class CapturedStep:
 
     Attributes:
         num_replayed, num_launched: batches that went either way.
+        failure: why no more graphs are recorded; empty while they are.
     """
 
     def __init__(
@@ -179,7 +194,7 @@ class CapturedStep:
         *,
         start_id: int,
         device: str,
-        record: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None,
+        record: Record | None,
         warm_up: int = 3,
         max_graphs: int = 24,
     ) -> None:
@@ -187,6 +202,7 @@ class CapturedStep:
         self.record, self.warm_up, self.max_graphs = record, warm_up, max_graphs
         self.shapes: dict[Bucket, Shape] = {}
         self.num_replayed = self.num_launched = 0
+        self.failure = ""
 
     def update(self, group: Sequence[Batch]) -> Tensor:
         """One optimizer step over a group of batches. Returns: the mean of nats per label, [] on the device."""
@@ -203,13 +219,20 @@ class CapturedStep:
         )
         shape.num_runs[last] += 1
         if last not in shape.graphs and self._may_record(shape, last):
-            assert self.record is not None
-            shape.graphs[last] = self.record(lambda: self.step(shape.static, last))
+            self._record(shape, last)
         if last in shape.graphs:
             self.num_replayed += 1
             return shape.graphs[last]().clone()  # the next replay writes the same address
         self.num_launched += 1
         return self.step(shape.static, last)
+
+    def _record(self, shape: Shape, last: bool) -> None:
+        """Record a graph. Where that fails nothing was executed: this step and all later new ones are launched."""
+        assert self.record is not None
+        try:
+            shape.graphs[last] = self.record(lambda: self.step(shape.static, last))
+        except Exception as error:
+            self.record, self.failure = None, f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
 
     def _may_record(self, shape: Shape, last: bool) -> bool:
         num_graphs = sum(len(other.graphs) for other in self.shapes.values())
@@ -221,7 +244,7 @@ class CapturedStep:
         return Shape(static, pair, num_runs={False: 0, True: 0}, graphs={})
 
 
-def cuda_graphs() -> Callable[[Callable[[], Tensor]], Callable[[], Tensor]]:
+def cuda_graphs() -> Record:
     """A `record` for CapturedStep; its graphs share one pool of memory, because only one replays at a time.
 
     From here on this thread works in a CUDA stream of its own: gradients are added in the stream of the first backward

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fivetune.model.attention import Spans, attend, relative_buckets
+from fivetune.model.attention import Spans, attend, buckets_on
+from fivetune.model.dispatch import on_kernels
 from fivetune.model.layers import (
     ACTIVATIONS,
     add_dropped,
@@ -25,13 +26,15 @@ from fivetune.model.layers import (
     rms_norm,
 )
 from fivetune.model.loss import Meeting, embed, label_nats_of
-from fivetune.types import Batch
+from fivetune.types import Batch, Mark, unmarked
 
 FAMILIES = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration")
 
 
 def supports_flat(model: Any) -> str:
     """Why `flat_nats` cannot run a model; empty if it can."""
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        return "its weights are divided among processes, and it reads them whole"
     if type(model).__name__ not in FAMILIES:
         return f"it is a {type(model).__name__}, not one of {', '.join(FAMILIES)}"
     if not is_plain_linear(model.lm_head):
@@ -48,23 +51,39 @@ def supports_flat(model: Any) -> str:
     return ""
 
 
-def flat_nats(model: Any, batch: Batch, *, recompute: bool = False) -> Tensor:
+def flat_nats(model: Any, batch: Batch, *, recompute: bool = False, mark: Mark = unmarked) -> Tensor:
     """Negative log-likelihood of every label, teacher-forced; with dropout if the model is in training mode.
 
     Args:
         model: one that `supports_flat`.
         batch: on the host; its tensors are brought to the device of the model.
         recompute: keep only the input of every block and compute the block again in the backward pass (exact).
+        mark: told what begins: copy, forward.
 
     Returns: [N_tgt] fp32, in nats.
     """
     device = model.shared.weight.device
+    if device.type != "cpu":
+        mark("copy")
     source, target = Spans.of(batch.cu_seqlens_src, device), Spans.of(batch.cu_seqlens_tgt, device)
     labels = batch.labels.to(device, non_blocking=True)
     shifted = flat_shift_right(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
     ids = torch.cat([batch.input_ids, shifted]).to(device, non_blocking=True)
+    mark("forward")
+    return nats_of(model, ids, labels, source, target, recompute=recompute)
+
+
+def nats_of(
+    model: Any, ids: Tensor, labels: Tensor, source: Spans, target: Spans, *, recompute: bool = False
+) -> Tensor:
+    """`flat_nats` of what is on the device already; on CUDA the host reads nothing back.
+
+    Args:
+        ids: [N_src + N_tgt], the encoder's inputs and behind them the decoder's.
+        labels: [N_tgt].
+    """
     meeting = Meeting()
-    inputs, outputs = embed(model.shared.weight, ids, meeting).split([len(batch.input_ids), len(labels)])
+    inputs, outputs = embed(model.shared.weight, ids, meeting).split([len(ids) - len(labels), len(labels)])
     encoded = encode(model.encoder, inputs, source, recompute=recompute)
     decoded = decode(model.decoder, outputs, target, encoded, source, recompute=recompute)
     if scales_output(model):
@@ -144,7 +163,7 @@ def cross_attention(layer: Any, x: Tensor, spans: Spans, memory: Tensor, source:
     """x + dropout(o(attention(q of norm(x), k and v of the encoder's output)))."""
     module = layer.EncDecAttention
     q = _by_head(project(_norm(layer.layer_norm, x), (module.q,)), module)
-    if reads_memory_directly(module, spans, source) and x.device.type == "cpu":
+    if not on_kernels(x) and reads_memory_directly(module, spans, source):
         out = _attend_memory(module, q, memory, spans, source)
     else:
         merged = project(memory, (module.k, module.v))
@@ -214,11 +233,12 @@ def _bias_table(module: Any, longest: int, above: Tensor | None) -> Tensor | Non
     """The bias of every distance, [H, 2 * longest - 1]; a layer without one takes that of the layer before."""
     if not module.has_relative_attention_bias:
         return above
-    buckets = relative_buckets(
+    weight = module.relative_attention_bias.weight
+    buckets = buckets_on(
+        weight.device,
         longest,
         bidirectional=not module.is_decoder,
         num_buckets=module.relative_attention_num_buckets,
         max_distance=module.relative_attention_max_distance,
     )
-    weight = module.relative_attention_bias.weight
-    return weight[buckets.to(weight.device, non_blocking=True)].t().contiguous()
+    return weight[buckets].t().contiguous()

@@ -25,16 +25,29 @@ class Flops:
         return self.encoder + self.decoder
 
 
-def train_flops(config: Any, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
+def flops_of(model: Any, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
+    """Operations of a model's optimizer step over examples of these lengths.
+
+    A model with a span head (`model/spans.py`) runs its decoder over the inputs, and gives two numbers for each.
+    """
+    if hasattr(model, "qa_outputs"):
+        return train_flops(model.config, source_lengths, source_lengths, num_outputs=2)
+    return train_flops(model.config, source_lengths, target_lengths)
+
+
+def train_flops(
+    config: Any, source_lengths: ArrayLike, target_lengths: ArrayLike, *, num_outputs: int | None = None
+) -> Flops:
     """Operations of one training step over examples of these lengths, end tokens included.
 
     Args:
         config: of transformers (T5Config and its like).
         source_lengths, target_lengths: [B] tokens of each example.
+        num_outputs: of the head; all of the vocabulary if None.
 
     With d = d_model, i = num_heads * d_kv, f = d_ff, m matrices in the feed-forward (2, or 3 if gated), L layers:
     encoder, per token 6 L (4 d i + m d f) and 12 i L S^2 for attention; decoder, per target token
-    6 (L (6 d i + m d f) + d V), per source token 12 L d i, and 12 i L (T^2 / 2 + S T) for attention.
+    6 (L (6 d i + m d f) + d V) with V outputs, per source token 12 L d i, and 12 i L (T^2 / 2 + S T) for attention.
 
     >>> from transformers import T5Config
     >>> flops = train_flops(T5Config(), [175], [5])
@@ -46,8 +59,8 @@ def train_flops(config: Any, source_lengths: ArrayLike, target_lengths: ArrayLik
     feed_forward = (3 if config.is_gated_act else 2) * width * config.d_ff
     encoder = 6 * config.num_layers * (4 * width * inner + feed_forward) * source.sum()
     encoder += 12 * inner * config.num_layers * (source**2).sum()
-    layers = config.num_decoder_layers
-    decoder = 6 * (layers * (6 * width * inner + feed_forward) + width * config.vocab_size) * target.sum()
+    layers, num_outputs = config.num_decoder_layers, num_outputs or config.vocab_size
+    decoder = 6 * (layers * (6 * width * inner + feed_forward) + width * num_outputs) * target.sum()
     decoder += 12 * layers * width * inner * source.sum()
     decoder += 12 * inner * layers * (target**2 / 2 + source * target).sum()
     return Flops(float(encoder), float(decoder))

@@ -1,7 +1,8 @@
 """The parts of a T5 layer between its matrix products, on flat tokens [N, d], each with its own backward pass.
 
 In: tensors and weights. Out: tensors. Written for CPUs, where every pass over memory counts: values are changed in
-place, dropout touches only what it drops, the activations keep no more than their backward passes need.
+place, dropout touches only what it drops, the activations keep no more than their backward passes need. On CUDA each
+part is one of Triton's kernels, forward and back (`model/dispatch.py` says when).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivetune.model.dispatch import fused
 from fivetune.model.dropout import blank_, draw, kept_scale
 
 RECORDERS = "transformers.utils.output_capturing"
@@ -47,6 +49,10 @@ def has_hooks(module: nn.Module) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    if x.dtype == weight.dtype and fused(x, weight):
+        from fivetune.model.kernels import norm
+
+        return norm.rms_norm(x, weight, eps)
     return RmsNorm.apply(x, weight, eps)
 
 
@@ -76,6 +82,10 @@ def dropout_(x: Tensor, rate: float) -> Tensor:
     """Dropout of a tensor that nothing else needs; it is changed in place."""
     if rate == 0:
         return x
+    if rate < 1 and fused(x):
+        from fivetune.model.kernels import pointwise
+
+        return pointwise.dropout(x, rate)
     return Dropout.apply(x, draw(x.numel(), rate, x.device), rate)
 
 
@@ -97,6 +107,10 @@ class Dropout(torch.autograd.Function):
 
 def add_dropped(stream: Tensor, x: Tensor, rate: float) -> Tensor:
     """stream + dropout(x): the end of every branch. `x` is used up."""
+    if rate < 1 and fused(stream, x):
+        from fivetune.model.kernels import pointwise
+
+        return pointwise.add_dropout(stream, x, rate)
     return AddDropped.apply(stream, x, draw(x.numel(), rate, x.device), kept_scale(rate))
 
 
@@ -119,6 +133,10 @@ class AddDropped(torch.autograd.Function):
 
 def relu_dropout_(x: Tensor, rate: float) -> Tensor:
     """dropout(relu(x)), in place. The result alone says what came through both."""
+    if rate < 1 and fused(x):
+        from fivetune.model.kernels import pointwise
+
+        return pointwise.activate(x, "relu", gated=False, probability=rate)
     return ReluDropout.apply(x, draw(x.numel(), rate, x.device), kept_scale(rate))
 
 
@@ -144,6 +162,10 @@ class ReluDropout(torch.autograd.Function):
 
 def gated_dropout(x: Tensor, act: str, rate: float) -> Tensor:
     """dropout(act(a) * b) of a and b side by side: [N, 2 f] -> [N, f]."""
+    if act in FUSED_ACTIVATIONS and rate < 1 and fused(x):
+        from fivetune.model.kernels import pointwise
+
+        return pointwise.activate(x, FUSED_ACTIVATIONS[act], gated=True, probability=rate)
     return GatedDropout.apply(x, act, draw(x.numel() // 2, rate, x.device), kept_scale(rate))
 
 
@@ -170,6 +192,7 @@ class GatedDropout(torch.autograd.Function):
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish")
+FUSED_ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}  # as the kernels say it
 STEEPNESS, BEND = 2 * (2 / math.pi) ** 0.5, 0.044715  # of gelu_new, written as x sigmoid(x (1 + bend x^2) steepness)
 
 

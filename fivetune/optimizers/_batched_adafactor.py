@@ -3,7 +3,8 @@
 In: parameter groups with gradients. Out: the steps of transformers' Adafactor, up to rounding, and its state:
 step, RMS, and exp_avg_sq_row with exp_avg_sq_col (matrices) or exp_avg_sq (vectors), exp_avg with beta1.
 Tensors of one shape are stacked; a large one is walked through in blocks of rows, so that what is computed in between
-stays small (a CPU keeps it in its cache) and is never as large as the embedding.
+stays small (a CPU keeps it in its cache) and is never as large as the embedding. Of parameters that are divided among
+processes (FSDP2), one stack at a time is collected and updated by all; each keeps its part, and the whole state.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fivetune.sharding import placed_like, whole
+
 BLOCK = {"cpu": 1 << 18}  # elements computed at once: 1 MB fits a core's cache
 BLOCK_ELSEWHERE = 1 << 25
 
@@ -27,11 +30,15 @@ many: Any = torch  # its functions over lists of tensors have no public names
 class BatchedAdafactor(Optimizer):
     """A drop-in for `transformers.optimization.Adafactor`: same options, same state, checkpoints of either load.
 
+    `keeps_whole_state`: also of parameters that are divided among processes.
+
     Args:
         lr: learning rate, None with relative_step. A schedule may set another in each group before any step.
         eps: added to squared gradients; least RMS by which scale_parameter multiplies.
         The others: see fivetune/optimizers/adafactor.py.
     """
+
+    keeps_whole_state = True
 
     def __init__(
         self,
@@ -62,7 +69,12 @@ class BatchedAdafactor(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for stack in self._stacks(group):
+                parts = stack.parameters
+                stack.parameters = [_whole(part) for part in parts]
                 stack.update()
+                for part, full in zip(parts, stack.parameters, strict=True):
+                    if full is not part:
+                        part.copy_(placed_like(full, part))
         return loss
 
     def mean_rate(self) -> float | None:
@@ -94,6 +106,14 @@ class BatchedAdafactor(Optimizer):
             for i in range(0, len(parameters), size):
                 chunk = parameters[i : i + size]
                 yield _Stack(group, chunk, [self.state[p] for p in chunk], block)
+
+
+def _whole(parameter: Any) -> Tensor:
+    """A parameter with its gradient, collected where it is divided among processes."""
+    full = whole(parameter)
+    if full is not parameter:
+        full.grad = whole(parameter.grad)
+    return full
 
 
 def base_rate(group: dict[str, Any], step: int) -> Any:
@@ -200,8 +220,7 @@ class _Stack:
             many._foreach_add_(momenta, list(update.unbind()), alpha=1 - self.group["beta1"])
             update = _stacked(momenta)
         if self.group["weight_decay"]:
-            decayed = _stacked(parameters) * _over(self.group["weight_decay"] * rates, update)
-            many._foreach_sub_(parameters, list(decayed.unbind()))
+            update = torch.addcmul(update, _stacked(parameters), _over(self.group["weight_decay"] * rates, update))
         many._foreach_sub_(parameters, list(update.unbind()))
 
 

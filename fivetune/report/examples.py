@@ -104,16 +104,17 @@ def shown(prediction: Prediction, chosen: str) -> Example:
     verdict = "unscored" if value is None else "right" if value == 1 else "near" if value >= 0.25 else "wrong"
     return Example(
         id=plain(prediction.get("id")),
-        inputs=_shortened(str(prediction.get("inputs") or "")),
-        prediction=_shortened(str(prediction.get("prediction") or "")),
-        references=tuple(grouped(_shortened(reference) for reference in gold(prediction))),
+        inputs=shortened(str(prediction.get("inputs") or "")),
+        prediction=shortened(str(prediction.get("prediction") or "")),
+        references=tuple(grouped(shortened(reference) for reference in gold(prediction))),
         verdict=verdict,
         remark=", ".join([*scores, *cut]) or "not scored",
         tags={"chosen": chosen, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},
     )
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """A text cut to what a page can hold, with the number of characters left out."""
     rest = len(text) - MAX_INPUT_CHARS
     return text if rest <= 0 else f"{text[:MAX_INPUT_CHARS]} ... ({whole(rest)} more characters)"
 

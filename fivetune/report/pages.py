@@ -13,6 +13,7 @@ from fivetune.report import charts, findings
 from fivetune.report.confidence import confidence_section
 from fivetune.report.curves import learning_section, speed_section, tokens_per_second
 from fivetune.report.examples import examples_section
+from fivetune.report.finders import finder_sections
 from fivetune.report.lengths import data_section, num_rows
 from fivetune.report.provenance import about, definitions_section, machine_section, settings_section
 from fivetune.report.rates import of_written, rates_table
@@ -32,6 +33,8 @@ from fivetune.report.scores import (
 )
 from fivetune.report.series import by_step, column, known, quantile, smooth, window
 from fivetune.report.slices import labels_section, slices_section
+from fivetune.report.telemetry import limits_section, load_section, steps_section
+from fivetune.report.trace import trace_section
 from fivetune.report.wording import (
     UNKNOWN,
     amount,
@@ -47,6 +50,7 @@ from fivetune.report.wording import (
     size,
     whole,
 )
+from fivetune.telemetry.verdict import verdicts_of
 from fivetune.types import Chart, Figure, Page, Run, Section, Table, Text
 
 Part = Any
@@ -67,8 +71,13 @@ def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = (
         verdict_section(run, beside),
         figures_section(run),
         _warnings_section(run, doubts),
+        limits_section(run, verdicts_of(run)),
         learning_section(run, beside),
         speed_section(run),
+        trace_section(run.trace),
+        steps_section(run),
+        load_section(run),
+        *finder_sections(run.found),
         data_section(run),
         confidence_section(lines, key),
         slices_section(lines, key),

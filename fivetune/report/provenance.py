@@ -42,7 +42,7 @@ def about(run: Run) -> str:
 
 def settings_section(run: Run) -> Section:
     """The settings that people ask for first, then all of them."""
-    values = dict(_flat(run.config))
+    values = dict(flat(run.config))
     if not values:
         return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
     first = tuple((words, setting(key, values[key])) for words, key in MAIN_SETTINGS if values.get(key) is not None)
@@ -54,13 +54,13 @@ def settings_section(run: Run) -> Section:
     return Section("Settings", (main, whole_table))
 
 
-def _flat(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested tables as dotted keys, in their order."""
     if not isinstance(table, Mapping):
         return
     for key, value in table.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -72,7 +72,13 @@ def machine_section(run: Run) -> Section:
         return Section(
             "Reproduce", (Text("The run directory holds no facts about the machine (machine.json).", "note"),)
         )
-    facts = [
+    parts = (Table("Where it ran. (machine.json)", ("fact", "value"), tuple(machine_facts(machine))), *_again(run))
+    return Section("Reproduce", parts)
+
+
+def machine_facts(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts about the machine and the software of a run, as text."""
+    return [
         ("device", _joined(dig(machine, "device", "name"), dig(machine, "device", "kind"))),
         ("device memory", size(dig(machine, "device", "memory_bytes"))),
         ("host", _joined(dig(machine, "host", "cpu"), _cores(dig(machine, "host", "num_cores")))),
@@ -83,8 +89,6 @@ def machine_section(run: Run) -> Section:
         ("commit", _commit(machine)),
         *((f"version of {name}", plain(version)) for name, version in (dig(machine, "versions") or {}).items()),
     ]
-    parts = (Table("Where it ran. (machine.json)", ("fact", "value"), tuple(facts)), *_again(run))
-    return Section("Reproduce", parts)
 
 
 def _joined(*words: Any) -> str:

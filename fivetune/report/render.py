@@ -128,7 +128,7 @@ def blocks(section: Section) -> Iterator[tuple[str, Sequence[Any]]]:
 def _kind(part: Any) -> str:
     if isinstance(part, Chart):
         return "wide" if part.wide else "half"
-    if isinstance(part, Table) and not part.folded and len(part.header) <= 3:
+    if isinstance(part, Table) and not part.folded and not part.values and len(part.header) <= 3:
         return "small"
     return type(part).__name__.lower()
 
@@ -146,9 +146,13 @@ def chosen_by(example: Example, name: str) -> str:
 
 
 def align(table: Table) -> list[str]:
-    """CSS class of each column: "num" where all cells are numbers."""
+    """CSS class of each column: "num" where all cells are numbers, or some sort by one."""
     columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.header)
-    return ["num" if _all_numbers(cells) else "" for cells in columns]
+    valued = zip(*table.values, strict=True) if table.values else ((),) * len(table.header)
+    return [
+        "num" if any(value is not None for value in values) or _all_numbers(cells) else ""
+        for cells, values in zip(columns, valued, strict=True)
+    ]
 
 
 def _all_numbers(cells: Sequence[str]) -> bool:

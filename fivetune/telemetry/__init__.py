@@ -1,1 +1,1 @@
-"""What the machine is and does: devices.py."""
+"""What the machine is and does, what the seconds of a run go into, and what limits it."""

@@ -4,6 +4,7 @@
 
 Written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only then are
 older ones removed. Reading takes the newest whole one; a damaged one is set aside by name, never used.
+Several processes write what one would: weights and optimizer state are whole, so that any number of them can go on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from fivetune.errors import RunDirError
 from fivetune.model.save import replace_folder
 from fivetune.rundir import fsync_folder, write_json
+from fivetune.sharding import placed_like, whole
+from fivetune.strategies import ALONE, World
 
 FORMAT_VERSION = 1
 
@@ -46,19 +50,55 @@ class Progression:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a checkpoint holds besides the Progression: weights by name, and the content of state.pt."""
+
+    weights: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, world: World = ALONE) -> Snapshot:
+    """The state as it is now, on the host. All processes call it; it is complete in the first one."""
+
+    def taken(tensor: Tensor) -> Tensor:
+        full = whole(tensor.detach())
+        return full.cpu().contiguous() if world.is_first else full.new_empty(0)
+
+    states = world.gather(random_states())
+    return Snapshot({name: taken(parameter) for name, parameter in model.named_parameters()}, {
+        "optimizer": _mapped(optimizer.state_dict(), taken),
+        "scaler": scaler.state_dict(),
+        "random": states[0],
+        "random_of_others": states[1:],
+    })  # fmt: skip
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A tree of dicts and lists with its tensors changed."""
+    if isinstance(tree, dict):
+        return {key: _mapped(value, change) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_mapped(value, change) for value in tree]
+    return change(tree) if isinstance(tree, Tensor) else tree
+
+
 def save(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, progression: Progression
 ) -> Path:
+    """Take a snapshot and write it, in one process."""
+    return write(folder, snapshot(model, optimizer, scaler), progression)
+
+
+def write(folder: Path, taken: Snapshot, progression: Progression) -> Path:
     """Write checkpoints/<step>. Raises RunDirError when the disk does not take it; nothing half-written stays."""
     target = folder / str(progression.step)
     staging = folder / f".staging-{progression.step}"
     shutil.rmtree(staging, ignore_errors=True)
     try:
         staging.mkdir(parents=True)
-        weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-        save_file(weights, staging / "model.safetensors")
-        state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "random": random_states()}
-        torch.save(state, staging / "state.pt")
+        save_file(taken.weights, staging / "model.safetensors")
+        torch.save(taken.state, staging / "state.pt")
         write_json(staging / "state.json", asdict(progression))
         _seal(staging)
         replace_folder(staging, target)
@@ -110,21 +150,41 @@ def load_weights(path: Path, model: nn.Module) -> None:
     weights = load_file(path / "model.safetensors")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            parameter.copy_(placed_like(weights[name], parameter))
 
 
-def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any) -> Progression:
-    """Bring everything back to where it was. Raises RunDirError if the checkpoint is of another model."""
+def restore(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, world: World = ALONE
+) -> Progression:
+    """Bring everything back to where it was. Raises RunDirError if the checkpoint is of another model.
+
+    A process that the run did not have when it was saved goes on with random numbers of its own.
+    """
     try:
         load_weights(path, model)
         state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
-        optimizer.load_state_dict(state["optimizer"])
-    except (KeyError, ValueError, RuntimeError) as error:
+        _load_optimizer(optimizer, state["optimizer"])
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:
         raise RunDirError(f"{path}: is of another model or optimizer: {_first_line(error)}. Start a new run.") from None
     scaler.load_state_dict(state["scaler"])
-    set_random_states(state["random"])
+    states = [state["random"], *state.get("random_of_others", ())]
+    if world.rank < len(states):
+        set_random_states(states[world.rank])
     facts = json.loads((path / "state.json").read_text())
     return Progression(**{name: facts[name] for name in Progression.__slots__ if name in facts})
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a whole state, of which each process keeps the part that belongs to its part of the weights."""
+    if getattr(optimizer, "keeps_whole_state", False):
+        optimizer.load_state_dict(saved)
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    placed = {
+        number: _mapped(state, partial(placed_like, other=parameters[number]))
+        for number, state in saved["state"].items()
+    }
+    optimizer.load_state_dict({**saved, "state": placed})
 
 
 def rotate(folder: Path, *, keep: int, best_step: int | None) -> None:

@@ -9,55 +9,79 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fivetune.data.batch import halves, pad
-from fivetune.errors import ConfigError, Interrupted, NumericError, RunDirError
+from fivetune.errors import ConfigError, Interrupted, RunDirError
 from fivetune.evaluate import subset
 from fivetune.metrics import higher_is_better
-from fivetune.model.forward import first_bad_module, label_nats
-from fivetune.model.memory import is_out_of_memory
+from fivetune.model.flops import Flops, flops_of
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
+from fivetune.telemetry.meter import Meter, StepTimes
+from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import Progression
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
+from fivetune.training.update import Update, refuse_not_finite, update_weights
 from fivetune.types import Batch, EvalRecord, StepRecord
 
 FROZEN_STEPS = 10  # as many identical losses in a row are reported
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A step that was given to the device, and is written down once that has done it.
+
+    Args:
+        group: its batches, for the message if it was not finite.
+        num_tokens: of inputs and targets, without padding, in all processes.
+        record: makes the StepRecord of what is known only later: loss, grad_norm, padding, times, mfu.
+    """
+
+    step: int
+    group: list[Batch]
+    update: Update
+    times: StepTimes
+    flops: Flops
+    num_tokens: int
+    record: Callable[..., StepRecord]
+
+
 @dataclass(slots=True)
 class Training:
-    """A run in progress: what is built, where it is written, how far it is."""
+    """A run in progress: what is built, where it is written, how far it is.
+
+    Args:
+        halted: [] fp32 on the device, 1 from the first step on that was not finite, whose weights and all later ones
+            stay as they are; None where each step is looked at before it changes the weights.
+        peak_flops: of one device; None where it is not known.
+        held: steps that are not written yet, the oldest first.
+    """
 
     setup: Setup
     run: RunDir
     progress: Progress
     state: Progression
     stop: StopRequest
+    meter: Meter
+    sampler: Sampler
+    peak_flops: float | None = None
+    halted: Tensor | None = None
+    held: deque[Held] = field(default_factory=deque)
     sinks: list[Any] = field(default_factory=list)
     evaluated: set[int] = field(default_factory=set)
     recent_losses: list[float] = field(default_factory=list)
     last_eval: EvalRecord | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What one optimizer step did: mean nats per token, gradient norm before clipping, positions computed."""
-
-    loss: float
-    grad_norm: float
-    num_positions: int
 
 
 class EvaluationStopped(Exception):
@@ -75,122 +99,112 @@ def fit(training: Training) -> None:
     saved = state.step
     with stop.wait():
         while True:
-            if evaluation_due(training) and not stop.signum:
-                with timed(state, "evaluate"), suppress(EvaluationStopped):
+            stopping = _is_to_stop(training)
+            if evaluation_due(training) and not stopping:
+                with timed(training, "evaluate"), suppress(EvaluationStopped):
                     evaluate(training)
                 saved = min(saved, state.step - 1)  # a checkpoint of this step does not know its score yet
-            if state.step > max(saved, 0) and (checkpoint_due(training) or stop.signum):
-                with timed(state, "checkpoint"):
+                stopping = _is_to_stop(training)
+            if state.step > max(saved, 0) and (checkpoint_due(training) or stopping):
+                with timed(training, "checkpoint"):
                     save(training)
                 saved = state.step
-            if stop.signum and (state.step < setup.num_steps or evaluation_due(training)):
-                raise Interrupted(_goodbye(training), signum=stop.signum)
+                stopping = _is_to_stop(training)
+            if stopping and (state.step < setup.num_steps or evaluation_due(training)):
+                raise Interrupted(_goodbye(training), signum=stop.signum or 0)
             if state.step == setup.num_steps:
                 return
-            with timed(state, "train"):
+            with timed(training, "train"):
                 train_step(training, groups)
 
 
+def _is_to_stop(training: Training) -> bool:
+    """Whether a signal came to any of the processes; all of them hear the same."""
+    signum = training.setup.world.largest(training.stop.signum or 0)
+    training.stop.signum = signum or training.stop.signum
+    return signum > 0
+
+
 def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
-    """One optimizer step and its record."""
-    setup, state = training.setup, training.state
+    """One optimizer step. Its record is written when the device has done it: on a CPU, at once."""
+    setup, state, meter = training.setup, training.state, training.meter
+    training.sampler.step = state.step + 1
+    num_starved, batch_size = setup.stream.num_starved, setup.batch_size
+    meter.begin()
     started = time.perf_counter()
     group = next(groups)
-    fetched = time.perf_counter()
-    lr, batch_size = setup.lr(state.step), setup.batch_size
+    data_seconds = time.perf_counter() - started
+    meter.enter("host")
+    lr = setup.lr(state.step)
+    lengths = setup.stream.lengths(state.step)
+    num_inputs, num_targets = (int(each.sum()) for each in lengths)
     with enough_memory():
-        update = update_weights(setup, group, lr=lr, step=state.step + 1)
+        update = update_weights(
+            setup, group, lr=lr, step=state.step + 1, scored=num_targets, mark=meter.enter, halted=training.halted
+        )  # fmt: skip
     state.step += 1
     if setup.batch_size < batch_size:
+        meter.warm_up()
         training.run.status(batch_size=setup.batch_size)
         warn(training, f"step {state.step}: memory ran out with {batch_size} examples in a forward pass. The step was "
                        f"repeated with {setup.batch_size}, and so are all later ones made.")  # fmt: skip
-    num_inputs = sum(batch.num_input_tokens for batch in group)
-    num_targets = sum(batch.num_target_tokens for batch in group)
+    if setup.graphed is not None and setup.graphed.steps.failure:
+        warn(training, "a CUDA graph could not be recorded; steps that have none are launched kernel by kernel: "
+                       f"{setup.graphed.steps.failure}")  # fmt: skip
     logged = state.step % setup.config.train.log_every_steps == 0
-    effective = setup.config.optimizer.effective_lr(setup.optimizer) if logged else None
-    record = StepRecord(
+    effective = setup.config.optimizer.effective_lr(setup.optimizer) if logged or lr is None else None
+    record = partial(
+        StepRecord,
         step=state.step,
-        loss=update.loss,
-        lr=lr if lr is not None else (setup.config.optimizer.effective_lr(setup.optimizer) or 0.0),
-        effective_lr=effective,
-        grad_norm=update.grad_norm if math.isfinite(update.grad_norm) else None,
+        lr=lr if lr is not None else (effective or 0.0),
+        effective_lr=effective if logged else None,
         num_input_tokens=num_inputs,
         num_target_tokens=num_targets,
-        padding_fraction=1 - (num_inputs + num_targets) / update.num_positions,
-        step_seconds=time.perf_counter() - started,
-        data_seconds=fetched - started,
+        data_seconds=data_seconds,
         peak_bytes=peak_bytes(setup.place.device),
-        mfu=None,
-        world_size=1,
+        world_size=setup.world.size,
         num_examples_seen=setup.stream.num_examples_before(state.step),
+        starved=setup.stream.num_starved > num_starved,
+    )
+    flops = flops_of(setup.plain, *lengths)
+    training.held.append(Held(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record))
+    write_steps(training, wait=logged or evaluation_due(training) or checkpoint_due(training))
+
+
+def write_steps(training: Training, *, wait: bool) -> None:
+    """Write down the steps that the device has done, in their order; with `wait`, all that it was given.
+
+    Several processes only write when they wait, so that all of them find the same errors at the same step.
+    Raises NumericError for a step that was not finite.
+    """
+    held = training.held
+    alone = training.setup.world.size == 1
+    while held and (wait or (alone and held[0].times.is_done())):
+        _write_step(training, held.popleft())
+
+
+def _write_step(training: Training, held: Held) -> None:
+    setup = training.setup
+    seconds, phase_seconds = held.times.read()
+    loss, norm = held.update.loss, held.update.grad_norm
+    if training.halted is not None:
+        refuse_not_finite(setup, held.group, held.step, loss, norm)
+    record = held.record(
+        loss=loss,
+        grad_norm=norm if math.isfinite(norm) else None,
+        padding_fraction=1 - (held.num_tokens / held.update.num_positions),
+        step_seconds=seconds,
+        phase_seconds=phase_seconds,
+        warm_up=held.times.warm_up,
+        encoder_flops=held.flops.encoder,
+        decoder_flops=held.flops.decoder,
+        mfu=held.flops.total / seconds / training.peak_flops / setup.world.size if training.peak_flops else None,
     )
     training.run.append(STEPS, record.as_dict())
     training.progress.step(record, setup.num_steps)
     for sink in training.sinks:
         sink.step(record)
-    _watch_frozen_loss(training, update.loss)
-
-
-def update_weights(setup: Setup, group: list[Batch], *, lr: float | None, step: int) -> Update:
-    """One optimizer step over the micro-batches of a group.
-
-    loss = sum of nats of all scored tokens / number of scored tokens of the whole group, so that any way of
-    cutting the group into micro-batches gives the same gradient (the mean of means does not).
-    Where memory runs out on the way to the gradient, `setup.batch_size` is halved and the step begins again.
-    Raises NumericError before the weights are touched.
-    """
-    nats, num_positions = _fitting_gradients(setup, group)
-    setup.scaler.unscale_(setup.optimizer)
-    norm = float(setup.config.strategy.clip(setup.model, setup.config.train.max_grad_norm))
-    fp16_overflow = setup.scaler.is_enabled() and math.isfinite(float(nats)) and not math.isfinite(norm)
-    if not (math.isfinite(float(nats)) and (math.isfinite(norm) or fp16_overflow)):
-        raise NumericError(_explain_not_finite(setup, group, step, float(nats), norm))
-    if lr is not None:
-        for param_group in setup.optimizer.param_groups:
-            param_group["lr"] = lr
-    setup.scaler.step(setup.optimizer)
-    setup.scaler.update()
-    setup.optimizer.zero_grad(set_to_none=True)
-    return Update(float(nats), norm, num_positions)
-
-
-def _fitting_gradients(setup: Setup, group: list[Batch]) -> tuple[Tensor, int]:
-    """`_gradients` of a group, cut to `setup.batch_size`, which is halved until memory is enough for it."""
-    before = checkpoint.random_states()
-    while True:
-        while any(len(batch.ids) > setup.batch_size for batch in group):
-            group = [half for batch in group for half in _cut(batch, setup.batch_size)]
-        try:
-            return _gradients(setup, group)
-        except (RuntimeError, MemoryError) as error:
-            largest = max(len(batch.ids) for batch in group)
-            if largest == 1 or not is_out_of_memory(error):
-                raise
-        setup.batch_size = -(-largest // 2)
-        setup.optimizer.zero_grad(set_to_none=True)
-        checkpoint.set_random_states(before)
-
-
-def _cut(batch: Batch, size: int) -> tuple[Batch, ...]:
-    return halves(batch) if len(batch.ids) > size else (batch,)
-
-
-def _gradients(setup: Setup, group: list[Batch]) -> tuple[Tensor, int]:
-    """Leave the gradient of the loss in the parameters; the loss and the positions computed."""
-    scored = sum(batch.num_target_tokens for batch in group)
-    setup.model.train()
-    nats = torch.zeros((), device=setup.place.device)
-    num_positions = 0
-    for index, batch in enumerate(group):
-        with setup.config.strategy.accumulate(setup.model, is_last=index == len(group) - 1):
-            with setup.place.autocast():
-                each, positions = setup.forward.nats(setup.model, batch, device=setup.place.device)
-                loss = each.sum() / scored
-            num_positions += positions
-            setup.scaler.scale(loss).backward()
-        nats += loss.detach()
-    return nats, num_positions
+    _watch_frozen_loss(training, loss)
 
 
 def evaluate(training: Training) -> None:
@@ -199,6 +213,7 @@ def evaluate(training: Training) -> None:
     Raises EvaluationStopped after a signal.
     """
     setup, state = training.setup, training.state
+    write_steps(training, wait=True)
     record = score(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
     training.evaluated.add(state.step)
     value = record.scores[setup.metric]
@@ -224,14 +239,15 @@ def score(training: Training, *, step: int, limit: int | None = None) -> EvalRec
         if training.stop.waiting and training.stop.signum:
             raise EvaluationStopped
 
-    with enough_memory():
+    with enough_memory(), setup.whole() as plain:
         record = setup.evaluator.run(
-            setup.plain,
+            plain,
             step=step,
             split=split,
             questions=questions,
             write=lambda lines: training.run.new_predictions(split, step, lines),
             progress=count,
+            world=setup.world,
         )
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
@@ -246,12 +262,16 @@ def score(training: Training, *, step: int, limit: int | None = None) -> EvalRec
 def save(training: Training) -> None:
     """Write a checkpoint, point `best` at the best one, remove old ones."""
     setup, state, folder = training.setup, training.state, training.run.path / "checkpoints"
+    write_steps(training, wait=True)
+    taken = checkpoint.snapshot(setup.model, setup.optimizer, setup.scaler, setup.world)
+    if not setup.world.is_first:
+        return
     try:
-        checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, state)
+        checkpoint.write(folder, taken, state)
     except RunDirError as error:
         time.sleep(1)
         training.progress.warn(f"{error} Trying once more.")
-        checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, state)
+        checkpoint.write(folder, taken, state)
     best_step = state.best["step"] if state.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():
         checkpoint.link_best(training.run.path, best_step)
@@ -282,12 +302,16 @@ def warn(training: Training, message: str) -> None:
 
 
 @contextmanager
-def timed(state: Progression, phase: str) -> Iterator[None]:
-    started = time.perf_counter()
+def timed(training: Training, phase: str) -> Iterator[None]:
+    """Count what happens here as `phase`, in the run's seconds and in its telemetry."""
+    training.sampler.phase = phase
+    if phase != "train":
+        training.meter.rest()
+    seconds, started = training.state.seconds, time.perf_counter()
     try:
         yield
     finally:
-        state.seconds[phase] = state.seconds.get(phase, 0.0) + time.perf_counter() - started
+        seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
 def _watch_frozen_loss(training: Training, loss: float) -> None:
@@ -295,23 +319,6 @@ def _watch_frozen_loss(training: Training, loss: float) -> None:
     if len(training.recent_losses) == FROZEN_STEPS and len(set(training.recent_losses)) == 1:
         warn(training, f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row: "
                        "the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
-
-
-def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float, norm: float) -> str:
-    """Find the micro-batch and the module where the first value that is not finite comes from."""
-    what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
-    ids, place = group[0].ids, "the backward pass"
-    setup.model.eval()
-    for batch in group:
-        padded = pad(batch, pad_id=setup.plain.config.pad_token_id).to(setup.place.device)
-        with torch.no_grad(), setup.place.autocast():
-            if not label_nats(setup.plain, padded).isfinite().all():
-                ids, place = batch.ids, first_bad_module(setup.plain, padded)
-                break
-    shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-    advice = "T5 overflows in fp16: use train.precision bf16 or fp32." if setup.place.precision == "fp16" else (
-        "Lower optimizer.lr or add schedule.warmup_steps; look at these examples.")  # fmt: skip
-    return f"step {step}: {what}, first in {place}; examples {shown}. The weights were not touched. {advice}"
 
 
 def _is_better(setup: Setup, score: float, best: float) -> bool:

@@ -55,8 +55,13 @@ class Fit:
 def largest_fit(
     model: Any, forward: Forward, store: TokenStore, *,
     total: int, state_bytes_per_parameter: float, device: str, autocast: Callable[[], AbstractContextManager[Any]],
+    num_processes: int = 1,
 ) -> Fit:  # fmt: skip
     """The largest divisor of the global batch `total` that fits. Weights and random states stay as they are.
+
+    Args:
+        total: of the global batch, what this process computes.
+        num_processes: that share the memory of a CPU.
 
     Raises EnvironmentProblem if not even one example fits.
     """
@@ -82,7 +87,7 @@ def largest_fit(
             for parameter in trainable:  # gradients are there in all micro-batches but a step's first
                 parameter.grad = torch.zeros_like(parameter)
             state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
-            room = None if on_gpu else used_bytes(device) + int(SHARE * free_bytes()) - state_bytes
+            room = None if on_gpu else used_bytes(device) + int(SHARE * free_bytes() / num_processes) - state_bytes
             fit = _grow(trial, total, state_bytes, base=used_bytes(device), room=room)
             del state
     finally:

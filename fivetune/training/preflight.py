@@ -32,10 +32,11 @@ from fivetune.model.load import load, num_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, duration
 from fivetune.rundir import CONFIG, RunDir, occupied
+from fivetune.sharding import whole
 from fivetune.tasks import head_of
 from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
-from fivetune.training.loop import update_weights
 from fivetune.training.setup import Setup, build_optimizer, seed_everything
+from fivetune.training.update import update_weights
 
 NUM_PROBED = 300  # examples looked at for characters
 NUM_GENERATED = 16
@@ -72,7 +73,7 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None
 
 def checks_of(setup: Setup) -> Iterator[Check]:
     """All checks, one after the other. An error of the user's making becomes a failed check."""
-    before = {name: p.detach().to("cpu", copy=True) for name, p in setup.plain.named_parameters()}
+    before = {name: p.detach().to("cpu", copy=True) for name, p in setup.model.named_parameters()}
     named = (
         ("data", _data), ("leakage", _leakage), ("model", _model), ("characters", _characters),
         ("truncation", _truncation), ("learning rate", _learning_rate), ("train step", _train_step),
@@ -84,7 +85,7 @@ def checks_of(setup: Setup) -> Iterator[Check]:
         except FiveTuneError as error:
             yield Check(name, "fail", str(error), type(error))
     with torch.no_grad():
-        for name, parameter in setup.plain.named_parameters():
+        for name, parameter in setup.model.named_parameters():
             parameter.copy_(before[name])
             parameter.grad = None  # a step that failed leaves some
     setup.optimizer = build_optimizer(setup.config, setup.model)
@@ -209,8 +210,8 @@ def _train_step(setup: Setup) -> Outcome:
     """One optimizer step on the longest examples, so that trouble with memory shows now."""
     lengths = setup.stream.store.inputs.lengths
     rows = lengths.argsort()[::-1][: setup.batch_size].tolist()
-    probe = next(iter(setup.plain.parameters()))
-    before = probe.detach().clone()
+    probe = next(iter(setup.model.parameters()))
+    before = whole(probe.detach()).clone()
     reset_peak(setup.place.device)
     started = time.perf_counter()
     with enough_memory():
@@ -220,7 +221,7 @@ def _train_step(setup: Setup) -> Outcome:
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if setup.batch_size < len(rows):
         return "warn", f"memory ran out with {len(rows)} examples in a forward pass; {setup.batch_size} are taken now"
-    if torch.equal(before, probe):
+    if torch.equal(before, whole(probe.detach())):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
         "pass",
@@ -233,8 +234,8 @@ def _generation(setup: Setup) -> Outcome:
         return "warn", "no data.eval, nothing to generate for"
     lines: list[dict[str, Any]] = []
     questions = subset(setup.evaluator.num_questions, NUM_GENERATED)
-    with enough_memory():
-        record = setup.evaluator.run(setup.plain, step=0, questions=questions, write=lines.extend)
+    with enough_memory(), setup.whole() as plain:
+        record = setup.evaluator.run(plain, step=0, questions=questions, write=lines.extend)
     if setup.metric not in record.scores:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
     return (
@@ -246,17 +247,23 @@ def _generation(setup: Setup) -> Outcome:
 
 def _reload(setup: Setup) -> Outcome:
     """Save, load again, compare logits."""
-    if num_parameters(setup.plain) > MAX_RELOADED:
+    if num_parameters(setup.model) > MAX_RELOADED:
         return "warn", "skipped: the model is too large to be written and read in a minute"
-    batch = pad(collate(setup.stream.store, [0]), pad_id=setup.plain.config.pad_token_id)
-    with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
-        save_model(setup.plain, setup.loaded.tokenizer, Path(folder) / "model")
-        again = load(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
-    error = (_probe(again, batch) - _probe(setup.plain.to("cpu"), batch)).abs().max().item()
-    setup.plain.to(setup.place.device)
+    with setup.whole() as plain:
+        error = setup.world.from_first(_reload_error(setup, plain) if setup.world.is_first else 0.0)
     if error > 1e-5:
         return "fail", f"a saved and reloaded model differs by {error:.3g} nats. Report this with your versions"
     return "pass", f"the reloaded model gives the same nats (largest difference {error:.1g})"
+
+
+def _reload_error(setup: Setup, plain: Any) -> float:
+    batch = pad(collate(setup.stream.store, [0]), pad_id=plain.config.pad_token_id)
+    with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
+        save_model(plain, setup.loaded.tokenizer, Path(folder) / "model")
+        again = load(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
+    error = (_probe(again, batch) - _probe(plain.to("cpu"), batch)).abs().max().item()
+    plain.to(setup.place.device)
+    return error
 
 
 @torch.no_grad()

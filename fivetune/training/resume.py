@@ -11,12 +11,14 @@ import yaml
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.model.backend import Forward
 from fivetune.rundir import CONFIG, MACHINE
 from fivetune.training.setup import with_batch_size
 
 FREE = (  # what may change; the number of steps too, so that a run can be made longer
-    "run.dir", "report", "eval", "checkpoint", "launch", "data.cache_dir", "data.eval", "data.max_eval_examples",
-    "train.log_every_steps", "train.num_threads", "train.num_steps", "train.num_epochs",
+    "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "data.cache_dir",
+    "data.eval", "data.max_eval_examples", "train.capture", "train.log_every_steps", "train.num_threads",
+    "train.num_steps", "train.num_epochs",
 )  # fmt: skip
 
 
@@ -28,10 +30,10 @@ def as_begun(folder: Path, config: RunConfig) -> RunConfig:
     return with_batch_size(config, before)
 
 
-def forward_begun(folder: Path) -> str | None:
-    """The kind of forward that the run in `folder` began with; None where it did not get that far."""
+def forward_begun(folder: Path) -> Forward | None:
+    """The forward that the run in `folder` began with; None where it did not get that far."""
     path = folder / MACHINE
-    return json.loads(path.read_text(encoding="utf-8"))["forward"]["kind"] if path.is_file() else None
+    return Forward(**json.loads(path.read_text(encoding="utf-8"))["forward"]) if path.is_file() else None
 
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from fivetune.config import RunConfig
-from fivetune.data.batch import collate
 from fivetune.data.encode import Limits
 from fivetune.data.mixture import JoinedStore
 from fivetune.data.store import Source, TokenStore, cache_folder, prepare
@@ -28,9 +27,10 @@ from fivetune.metrics import score_names
 from fivetune.model.backend import Forward, choose_forward
 from fivetune.model.load import Loaded, load, num_parameters, sentinel_ids
 from fivetune.progress import Count, uncounted
+from fivetune.strategies import ALONE, World
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
-from fivetune.telemetry.devices import enough_memory, machine_facts, num_cores, pick_device, pick_precision
+from fivetune.telemetry.devices import enough_memory, machine_facts, num_cores, peak_of, pick_device, pick_precision
 from fivetune.training.micro_batch import Fit, largest_fit
 from fivetune.training.mixture import alone, draw_of, joined, part_configs
 
@@ -61,11 +61,13 @@ class Setup:
     """A run, ready to start.
 
     Args:
-        model: as the strategy wraps it; `plain` is the transformers model inside.
+        model: as the strategy places it; where that divides it, only `whole` gives all of its weights.
         batch_size: examples per forward pass; halved when memory runs out in a step.
         fit: how the batch size was found, where it is auto.
         num_steps: optimizer steps of the whole run.
         eval_every_steps, checkpoint_every_steps: at least 1; the last step has both anyway.
+        world: the processes that train together.
+        graphed: the GraphedUpdate that steps are replayed by; None where they are launched kernel by kernel.
     """
 
     config: RunConfig
@@ -73,8 +75,7 @@ class Setup:
     place: Place
     stream: TrainingStream
     evaluator: Evaluator | None
-    model: nn.Module
-    plain: Any
+    model: Any
     optimizer: torch.optim.Optimizer
     scaler: Any
     forward: Forward
@@ -83,6 +84,17 @@ class Setup:
     num_steps: int
     eval_every_steps: int
     checkpoint_every_steps: int
+    world: World = ALONE
+    graphed: Any = None
+
+    @property
+    def plain(self) -> Any:
+        """The model as transformers knows it: its classes, names and config."""
+        return self.model
+
+    def whole(self) -> AbstractContextManager[Any]:
+        """The model with all its weights, to generate with and to save. All processes enter it."""
+        return self.config.strategy.whole(self.model)
 
     @property
     def metric(self) -> str:
@@ -96,51 +108,59 @@ class Setup:
         return self.optimizer.param_groups[0]["initial_lr"] * self.config.schedule.factor(step, self.num_steps)
 
 
-def set_up(config: RunConfig, *, count: Count = uncounted, begun: str | None = None) -> Setup:
+def set_up(config: RunConfig, *, count: Count = uncounted, begun: Forward | None = None, world: World = ALONE) -> Setup:
     """Load, prepare, build. Raises the errors of every part; nothing is written but the data cache.
 
     Args:
-        begun: the kind of forward that a resumed run began with.
+        begun: the forward that a resumed run began with.
+        world: the processes that train together; all of them call it, and the first one prepares the data.
     """
     config = alone(config)
     _refuse_unknown_metric(config)
-    place = find_place(config)
+    place = find_place(config, world)
     seed_everything(config.run.seed)
     loaded = load_model(config)
-    train = prepare_split(config, loaded.tokenizer, "train", count=count)
+    with world.first_alone("data"):
+        train = prepare_split(config, loaded.tokenizer, "train", count=count)
+        evaluation = prepare_split(config, loaded.tokenizer, "eval", count=count)
     if train is None:
         raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
-    evaluation = prepare_split(config, loaded.tokenizer, "eval", count=count)
-    stream = TrainingStream(train, _order(config), draw_of(config, train))
+    stream = TrainingStream(train, _order(config), draw_of(config, train), world)
     num_steps = _num_steps(config, stream)
     with enough_memory():
-        model = config.strategy.wrap(loaded.model, place.device)
+        model = config.strategy.wrap(loaded.model, place.device, world)
     optimizer = build_optimizer(config, model)
     evaluator = None
     if evaluation is not None:
         evaluator = make_evaluator(config, loaded.tokenizer, evaluation, place, target_p99=train.summary["target_p99"])
     every = config.eval.every_steps or ceil(num_steps / EVALUATIONS_PER_RUN)
-    plain = config.strategy.unwrap(model)
-    sample = [collate(train, rows.tolist()) for rows in stream.rows(0)[:2]]
     forward = choose_forward(
-        config.train.forward, plain, place.device, sample,
+        config.train.forward, model, place.device, stream.group(0)[:2],
         autocast=place.autocast, recompute=config.train.recompute, begun=begun,
     )  # fmt: skip
-    forward.prepare(plain)
+    forward = world.from_first(forward)
+    forward.prepare(model)
     fit = None
     if config.train.batch_size == "auto":
-        fit = largest_fit(
-            plain, forward, train, total=config.train.examples_per_step, device=place.device, autocast=place.autocast,
-            state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
-        )  # fmt: skip
+        fit = _fit(config, model, forward, train, place, world)
         config = with_batch_size(config, fit.batch_size)
         stream.order = _order(config)
     return Setup(
         config=config, loaded=loaded, place=place, stream=stream, evaluator=evaluator, model=model,
-        plain=plain, optimizer=optimizer, scaler=place.scaler(), forward=forward,
+        optimizer=optimizer, scaler=place.scaler(), forward=forward,
         batch_size=stream.order.batch_size, fit=fit, num_steps=num_steps,
-        eval_every_steps=every, checkpoint_every_steps=config.checkpoint.every_steps or every,
+        eval_every_steps=every, checkpoint_every_steps=config.checkpoint.every_steps or every, world=world,
     )  # fmt: skip
+
+
+def _fit(config: RunConfig, model: Any, forward: Forward, train: TokenStore, place: Place, world: World) -> Fit:
+    """The largest micro-batch that fits in every process."""
+    fit = largest_fit(
+        model, forward, train, total=config.train.examples_per_step // world.size, device=place.device,
+        autocast=place.autocast, state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
+        num_processes=world.size,
+    )  # fmt: skip
+    return min(world.gather(fit), key=lambda found: found.batch_size)
 
 
 def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
@@ -154,7 +174,7 @@ def _refuse_unknown_metric(config: RunConfig) -> None:
         raise ConfigError(f"eval.metric: there is no {config.eval.metric!r}. {nearest(config.eval.metric, known)}")
 
 
-def find_place(config: RunConfig) -> Place:
+def find_place(config: RunConfig, world: World = ALONE) -> Place:
     """Device, precision and threads, set for the process; before any work, because threads inherit the flushing.
 
     Numbers too small for a normal float count as 0: computing with them is many times slower on a CPU.
@@ -162,6 +182,8 @@ def find_place(config: RunConfig) -> Place:
     torch.set_flush_denormal(True)
     torch.set_num_threads(config.train.num_threads or num_cores())
     device = pick_device(config.device)
+    if world.size > 1 and device == "cuda":
+        device = pick_device(f"cuda:{world.local_rank}")
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     return Place(device, pick_precision(config.train.precision, device))
@@ -252,14 +274,24 @@ def _label_ids(config: RunConfig, tokenizer: Any) -> tuple[tuple[int, ...], ...]
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer over all trainable weights; norms are not decayed."""
     trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        vars(parameter).pop("table_grad", None)  # an optimizer before this one may have taken gradients in parts
     groups: list[dict[str, Any]] = [{"params": [p for p in trainable if p.dim() > 1]}]
     norms = [p for p in trainable if p.dim() <= 1]
     if norms:
         groups.append({"params": norms, "weight_decay": 0.0})
-    optimizer = config.optimizer.build(groups)
+    build = config.optimizer.build
+    if _takes_tables(config):
+        build = getattr(config.optimizer, "build_for_tables", build)
+    optimizer = build(groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def _takes_tables(config: RunConfig) -> bool:
+    """Whether gradients stay in this process and unscaled, so that those of large tables may stay in parts."""
+    return not config.strategy.several and config.train.precision != "fp16"
 
 
 def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
@@ -267,11 +299,17 @@ def describe_machine(setup: Setup, command: str | None) -> dict[str, Any]:
     return {
         **machine_facts(setup.place.device),
         "precision": setup.place.precision,
-        "forward": {"kind": setup.forward.kind, "why": setup.forward.why, "recompute": setup.forward.recompute},
+        "forward": asdict(setup.forward),
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
         "attention": setup.forward.attention(setup.plain, setup.place.device),
         "num_threads": torch.get_num_threads(),
-        "num_parameters": num_parameters(setup.plain),
+        "peak_flops": peak_of(setup.place.device, setup.place.precision),
+        "num_parameters": num_parameters(setup.model),
+        "strategy": {
+            "name": setup.config.strategy.plugin_name(),
+            "world_size": setup.world.size,
+            "devices": setup.world.gather(setup.place.device),
+        },
         "command": command,
     }
 

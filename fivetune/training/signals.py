@@ -21,9 +21,13 @@ class StopRequest:
 
     The first one raises StopNow, but in the block of `wait`, where `signum` is to be looked at.
     In a thread other than the main one nothing is caught, as Python allows no handlers there.
+
+    Args:
+        silent: another process tells the user.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent: bool = False) -> None:
+        self._silent = silent
         self.signum: int | None = None
         self.waiting = False
         self._before: dict[int, Any] = {}
@@ -52,11 +56,17 @@ class StopRequest:
         finally:
             self.waiting = False
 
+    def end(self) -> None:
+        """The run ends for another reason, which is still to be told: signals are kept, and nothing comes of them."""
+        self.waiting = self._silent = True
+
     def _keep(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         for number in CAUGHT:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         if not self.waiting:
             raise StopNow
+        if self._silent:
+            return
         with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
             os.write(2, f"{self.name} received: stopping soon; once more stops at once.\n".encode())

@@ -66,7 +66,8 @@ def attention(
     if head_size < SMALLEST_HEAD:
         q, k, v = (F.pad(x, (0, SMALLEST_HEAD - head_size)) for x in (q, k, v))
     call = _Call(max_seqlen_q, max_seqlen_k, causal, rate, scale)
-    out = _Attention.apply(q, k, v, bias, seed_for(q, rate, seed), cu_seqlens_q, cu_seqlens_k, call)
+    starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()  # the kernels read them by address
+    out = _Attention.apply(q, k, v, bias, seed_for(q, rate, seed), *starts, call)
     assert isinstance(out, Tensor)
     return out[..., :head_size]
 

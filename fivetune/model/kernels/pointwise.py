@@ -31,8 +31,8 @@ def dropout(x: Tensor, probability: float, seed: Tensor | None = None) -> Tensor
 
 
 def add_dropout(residual: Tensor, x: Tensor, probability: float, seed: Tensor | None = None) -> Tensor:
-    """residual + dropout(x), rounded once. Arguments as of `dropout`; both tensors are of one shape and type."""
-    assert residual.shape == x.shape and residual.dtype == x.dtype, (residual.shape, x.shape)
+    """residual + dropout(x) in the type of residual, rounded once. Arguments as of `dropout`, both of one shape."""
+    assert residual.shape == x.shape, (residual.shape, x.shape)
     rate = dropout_rate(probability)
     return residual + x if rate == 0 else _dropped_sum(x, residual, seed, rate)
 
@@ -64,19 +64,20 @@ class _DroppedSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, seed: Tensor, rate: int) -> Tensor:
         ctx.save_for_backward(seed)
-        ctx.rate = rate
-        return _sum(x, residual, seed, rate)
+        ctx.rate, ctx.kind = rate, x.dtype
+        return _sum(x, residual, seed, rate, x.dtype if residual is None else residual.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (seed,) = ctx.saved_tensors
         residual = grads[0] if ctx.needs_input_grad[1] else None
-        return _sum(grads[0], None, seed, ctx.rate), residual, None, None
+        return _sum(grads[0], None, seed, ctx.rate, ctx.kind), residual, None, None
 
 
-def _sum(x: Tensor, residual: Tensor | None, seed: Tensor, rate: int) -> Tensor:
+def _sum(x: Tensor, residual: Tensor | None, seed: Tensor, rate: int, dtype: torch.dtype) -> Tensor:
+    """dropout(x), plus residual if there is one, in `dtype`."""
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
     tile = TILES["pointwise", ""]
     grid = (triton.cdiv(x.numel(), tile.cols),)
     launch(_dropped, grid, x, residual, seed, out, x.numel(), rate, tile=tile, BLOCK=tile.cols)

@@ -1,0 +1,203 @@
+"""Run a sweep and compare its variants, or compare runs that are there: a table, and one HTML page.
+
+In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out: the runs, and comparison.html.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fivetune.commands import print_json
+
+TAKES_SETTINGS = True
+PAGE = "comparison.html"
+COLUMNS = ("score_best", "seconds", "examples_per_second", "scaling_efficiency", "energy_joules", "cost")
+LABELS = {
+    "seconds": "time", "examples_per_second": "examples/s", "scaling_efficiency": "scaling",
+    "energy_joules": "energy", "cost": "cost",
+}  # fmt: skip
+WIDTH = 160  # characters of a table that is not printed to a terminal
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="sweep file, name of a shipped sweep, directory "
+                        "of a sweep, or run directories")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time, make none")
+    parser.add_argument("--resume", action="store_true", help="make the runs that a sweep in its directory still lacks")
+    parser.add_argument("--overwrite", action="store_true", help="move a sweep that is in the directory aside")
+    parser.add_argument("--baseline", metavar="NAME", help="the variant or run that the others are held against")
+    parser.add_argument("--metric", metavar="SCORE", help="the score that counts")
+    parser.add_argument("--vary", metavar="KEY", nargs="+", help="of run directories: the settings that are meant to "
+                        "differ; any other difference is a warning (default: all that differ)")  # fmt: skip
+    parser.add_argument("--price-per-hour", metavar="PRICE", type=float, help="of the machine, in any currency")
+    parser.add_argument("--output", metavar="FILE", type=Path, help=f"the page; default: {PAGE} beside the runs")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Settings of all runs of a sweep can follow: --train.num_steps 100"
+
+
+def run(args: Namespace) -> int:
+    from fivetune.config_layers import parse_overrides
+    from fivetune.errors import ConfigError, Incomplete
+    from fivetune.sweep import comparison_of, estimates, is_sweep, read_sweep, run_sweep
+
+    settings = parse_overrides(args.settings)
+    folders = [Path(source) for source in args.sources if Path(source).is_dir()]
+    if folders and (settings or args.dry_run or args.resume or args.overwrite):
+        raise ConfigError(f"{folders[0]}: is a directory, in which nothing is run. Give the sweep file, "
+                          "or leave settings, --dry-run, --resume and --overwrite out.")  # fmt: skip
+    if len(folders) == len(args.sources) > 0 and not (len(folders) == 1 and is_sweep(folders[0])):
+        return _told(_of_runs(args, folders), args, folders[0].resolve().parent)
+    if len(args.sources) > 1:
+        raise ConfigError(f"{args.sources[1]}: one sweep at a time, or several run directories. Give one of them.")
+    if args.vary:
+        raise ConfigError("--vary: a sweep says itself what is varied. Leave it out, or give run directories.")
+    asked = {"baseline": args.baseline, "metric": args.metric, "price_per_hour": args.price_per_hour}
+    if folders:
+        return _told(comparison_of(folders[0], **asked), args, folders[0])
+    sweep = read_sweep(args.sources[0], settings)
+    if args.dry_run:
+        _print_plan(sweep, estimates(sweep), as_json=args.json)
+        return 0
+    folder = run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet)
+    comparison = comparison_of(folder, **asked)
+    code = _told(comparison, args, folder)
+    if num := sum(len(variant.failures) for variant in comparison.variants):
+        raise Incomplete(f"{folder}: {num} of {len(sweep.runs)} runs failed; the others are compared. "
+                         f"Why is above and in {folder}/logs. Try them again with --resume.")  # fmt: skip
+    return code
+
+
+def _of_runs(args: Namespace, folders: Sequence[Path]) -> Any:
+    from fivetune.compare import compare, group_runs
+    from fivetune.errors import ConfigError
+    from fivetune.rundir import read
+
+    variants, differing = group_runs([read(folder) for folder in folders])
+    if len(variants) < 2:
+        raise ConfigError(f"{folders[0]}: there is nothing to compare it with: "
+                          f"{'no other run is given' if len(folders) < 2 else 'all runs have the same settings'}. "
+                          "Give runs that differ in more than the seed.")  # fmt: skip
+    return compare(
+        variants, title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
+        metric=args.metric, baseline=args.baseline, varied=args.vary or differing, price_per_hour=args.price_per_hour,
+    )  # fmt: skip
+
+
+def _told(comparison: Any, args: Namespace, folder: Path) -> int:
+    """Write the page and print what it says in short."""
+    from fivetune.report.comparison import write_comparison
+
+    page = args.output or folder / PAGE
+    write_comparison(comparison, page)
+    _print_comparison(comparison)
+    print(f"page  {page}")
+    if args.json:
+        print_json({"page": str(page), **as_table(comparison)})
+    return 0
+
+
+# --- what is printed ---
+
+
+def as_table(comparison: Any) -> dict[str, Any]:
+    """A comparison as plain values, for scripts."""
+    from dataclasses import asdict
+
+    def measures(table: Any) -> dict[str, Any]:
+        return {name: asdict(measure) for name, measure in table.items() if measure.value is not None}
+
+    return {
+        "title": comparison.title, "baseline": comparison.baseline, "metric": comparison.metric,
+        "varied": list(comparison.varied), "warnings": list(comparison.warnings),
+        "variants": [
+            {
+                "name": variant.name, "settings": dict(variant.settings), "runs": [run.name for run in variant.runs],
+                "measures": measures(variant.measures), "against": measures(variant.against),
+                "over_examples": asdict(variant.over_examples) if variant.over_examples else None,
+                "pareto": variant.pareto, "failures": list(variant.failures),
+                "verdicts": [asdict(verdict) for verdict in variant.verdicts],
+            }
+            for variant in comparison.variants
+        ],
+    }  # fmt: skip
+
+
+def _print_plan(sweep: Any, seconds: dict[str, float | None], *, as_json: bool) -> None:
+    """The runs in their order, with the time that each will take as far as finished ones tell."""
+    from fivetune.progress import duration
+    from fivetune.sweep.record import state_of
+
+    if as_json:
+        runs = [{"name": run.name, "variant": run.variant, "seed": run.seed, "seconds": seconds[run.name],
+                 "state": state_of(sweep.folder / run.name)} for run in sweep.runs]  # fmt: skip
+        print_json({"dir": str(sweep.folder), "runs": runs})
+        return
+    rows = []
+    for number, run in enumerate(sweep.runs, start=1):
+        state, expected = state_of(sweep.folder / run.name), seconds[run.name]
+        takes = "" if state == "finished" else "unknown" if expected is None else duration(expected)
+        rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
+    _print_rows(("", "variant", "seed", "state", "takes"), rows)
+    left = [value for value in seconds.values() if value != 0]
+    known = [value for value in left if value is not None]
+    total = (
+        f"about {duration(sum(known))}" if len(known) == len(left) else "unknown, as no run of the sweep is finished"
+    )
+    print(f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
+          f"score {sweep.metric}\ntime left: {total if left else 'none'}")  # fmt: skip
+
+
+def _print_comparison(comparison: Any) -> None:
+    """The page in short: warnings, the main figures, what wins, the first verdict of each variant, failures."""
+    from fivetune.report.comparison import outcome
+
+    for warning in comparison.warnings:
+        print(f"warning: {warning}")
+    shown = [name for name in COLUMNS if any(v.measures[name].value is not None for v in comparison.variants)]
+    labels = {"score_best": f"best {comparison.metric}", **LABELS}
+    held = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
+    columns = [(name, beside) for name in shown for beside in (False, True) if not beside or name in held]
+    header = ["variant", "runs", *("against" if beside else labels[name] for name, beside in columns)]
+    _print_rows(header, [_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
+    print("Below a figure: 95 % interval of scores, least and most of the rest. * nothing is both better and quicker.")
+    print(*outcome(comparison))
+    for variant in comparison.variants:
+        for verdict in variant.verdicts[:1]:
+            print(f"{variant.name}: {verdict.says}")
+        for failure in variant.failures:
+            print(f"not compared: {failure}")
+
+
+def _row(variant: Any, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:
+    """A variant's figures with their ranges; `columns` are measures, and whether each stands beside the baseline's."""
+    from fivetune.compare import MEASURES
+    from fivetune.report.variants import NONE, moved, ranged, worded
+
+    row = [variant.name + (" *" if variant.pareto else ""), str(len(variant.runs))]
+    for name, beside in columns:
+        if beside:
+            is_baseline = variant.name == baseline
+            row.append("baseline" if is_baseline else ranged(moved, MEASURES[name], variant.against.get(name, NONE)))
+        else:
+            row.append(ranged(worded, MEASURES[name], variant.measures[name]))
+    return row
+
+
+def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as the terminal, or as WIDTH characters where there is none."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for cell in header:
+        grid.add_column(Text(cell), overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    console = Console(highlight=False)
+    Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)

@@ -1,0 +1,47 @@
+"""Find the micro-batch size: what fits into memory, the throughput of each, and the setting to use."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fivetune.commands import print_json, write_found
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file or name of a shipped recipe")
+    parser.add_argument("--largest", type=int, help="largest size where there is no train.global_batch_size (256)")
+    parser.add_argument("--out", type=Path, help="JSON file, with a page beside it; default: RUN_DIR.find-batch.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "The report of the run shows what was found. Any setting can follow: --train.precision bf16"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.errors import ConfigError
+    from fivetune.progress import Progress
+    from fivetune.training.find_batch import find_batch
+
+    if args.largest is not None and args.largest < 1:
+        raise ConfigError(f"--largest {args.largest}: must be at least 1.")
+    config = load_config(args.recipe, parse_overrides(args.settings))
+    progress = Progress()
+    progress.start()
+    try:
+        found = find_batch(config, largest=args.largest, count=progress.count)
+    finally:
+        progress.close()
+    page = write_found("find-batch", found.as_dict(), run=config.run.dir, out=args.out)
+    if args.json:
+        print_json({"batch_size": found.batch_size, "largest_fit": found.fit.batch_size, "page": str(page)})
+        return 0
+    print("examples  tokens/s")
+    for one in found.speeds:
+        print(f"{one.batch_size:>8}  {one.tokens_per_second:>8,.0f}")
+    print(f"largest that fits: {found.fit.batch_size}; {found.fit.why}")
+    print(f"use   --train.batch_size {found.batch_size}")
+    print(f"page  {page}")
+    return 0

@@ -1,0 +1,122 @@
+"""Where the time of a training step goes: kernels by class, gaps, launches, memory; reads captures of Nsight too."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from fivetune.commands import print_json
+from fivetune.errors import ConfigError, DataError
+
+TAKES_SETTINGS = True
+CAPTURES, TRACES, REPORTS = (".sqlite", ".sqlite3", ".db"), ("trace.json", ".json.gz"), (".nsys-rep", ".qdrep")
+NUM_STEPS, NUM_WARM_UP = 5, 3
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # the profiler tells when it starts and stops
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target", metavar="RECIPE|CAPTURE",
+        help="recipe or run directory, whose steps are recorded; or a capture of Nsight Systems (.sqlite), or a trace "
+             "of torch.profiler (trace.json, .json.gz), which is read",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=int, metavar="N",
+        help=f"steps to record, default: {NUM_STEPS}; of a capture: steps that it holds, for figures per step",
+    )  # fmt: skip
+    parser.add_argument(
+        "--warm-up", type=int, metavar="N", default=NUM_WARM_UP, help=f"steps before them; default: {NUM_WARM_UP}"
+    )
+    parser.add_argument("--nsight", action="store_true", help="read the file as a capture, whatever its name")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="where the page is written; default: RUN_DIR/trace/")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object (seconds, bytes)")
+    parser.epilog = "Any setting of a recipe can follow: --train.batch_size 8 --device cuda"
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, value in (("--steps", args.steps), ("--warm-up", args.warm_up)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}: {value} is no number of steps. Allowed is 1 and more. Try {name} {NUM_STEPS}.")
+    path, title = Path(args.target), Path(args.target).name
+    if args.target.endswith(REPORTS):
+        raise DataError(f"{path}: is Nsight's own format. Export it: nsys export --type sqlite {path}, then give the "
+                        ".sqlite file.")  # fmt: skip
+    if args.nsight or args.target.endswith((*CAPTURES, *TRACES)):
+        if args.settings:
+            raise ConfigError(f"{args.settings[0]}: a file that is read takes no settings. Leave it out.")
+        _show(args, _read(args, path), title=title, about=f"read from {path}", page=args.html, written={})
+        return 0
+    return _record(args)
+
+
+def _read(args: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """The summary of a file."""
+    if args.target.endswith(TRACES) and not args.nsight:
+        from fivetune.telemetry.chrome import read_trace, summarise
+
+        return summarise(read_trace(path)).as_dict()
+    from fivetune.telemetry.nsight import summarise_capture
+
+    return summarise_capture(path, num_steps=args.steps).as_dict()
+
+
+def _record(args: argparse.Namespace) -> int:
+    """Take the steps of a recipe; its run directory gets the folder trace/ and nothing else."""
+    os.environ |= QUIET | os.environ
+    from fivetune.config import load_config
+    from fivetune.config_layers import parse_overrides
+    from fivetune.errors import RunDirError
+    from fivetune.progress import Progress
+    from fivetune.rundir import CONFIG, TRACE, TRACE_FOLDER, occupied, write_json
+    from fivetune.telemetry.chrome import read_trace, summarise
+    from fivetune.training.window import record_window
+
+    config = load_config(args.target, parse_overrides(args.settings))
+    folder = Path(config.run.dir)
+    if (reason := occupied(folder)) and not (folder / CONFIG).is_file():
+        raise RunDirError(reason)
+    trace, summary = folder / TRACE_FOLDER / "trace.json.gz", folder / TRACE
+    progress = Progress()
+    progress.start()
+    try:
+        window = record_window(
+            config, trace, num_steps=args.steps or NUM_STEPS, num_warm_up=args.warm_up, count=progress.count
+        )
+        progress.count("reading the trace", 0)
+        found = summarise(read_trace(trace), parts=window.parts, plain_step_seconds=window.plain_step_seconds).as_dict()
+    finally:
+        progress.close()
+    write_json(summary, found)
+    page = args.html or folder / TRACE_FOLDER / "trace.html"
+    about = f"{args.target}: {window.about}"
+    written = {"trace": trace, "summary": summary}
+    _show(args, found, title=f"Trace of {folder.name}", about=about, page=page, written=written)
+    return 0
+
+
+def _show(
+    args: argparse.Namespace, summary: dict[str, Any], *, title: str, about: str, page: Path | None,
+    written: dict[str, Path],
+) -> None:  # fmt: skip
+    """The tables on the terminal, the page as a file if one is asked for, and where everything is."""
+    from fivetune.report.inspect import page_lines
+    from fivetune.report.render import render
+    from fivetune.report.trace import trace_page
+    from fivetune.rundir import write_text
+
+    made = trace_page(summary, title=title, about=about)
+    if page:
+        write_text(page, render(made))
+        written = {**written, "page": page}
+    if args.json:
+        print_json({**summary, **{name: str(path) for name, path in written.items() if name != "summary"}})
+        return
+    print(*page_lines(made), sep="\n")
+    if written:
+        print()
+    for name, path in written.items():
+        print(f"{name:<8} {path}")
+    if "trace" in written:
+        print("The trace opens in https://ui.perfetto.dev; a run's report shows the summary: fivetune report RUN_DIR")

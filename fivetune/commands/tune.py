@@ -1,0 +1,69 @@
+"""Search for the best settings: many short runs, stopped early where others are better; resumable, shareable."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune.commands import print_json
+
+if TYPE_CHECKING:
+    from fivetune.types import Search
+
+TAKES_SETTINGS = True
+NUM_SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file or name of a shipped recipe, with a section search")
+    parser.add_argument("--dir", type=Path, help="folder of the study; default: the recipe's run.dir with -search")
+    parser.add_argument("--quiet", action="store_true", help="print the result only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = (
+        "The same command goes on with a study that was stopped; run it several times at once to share the work.\n"
+        "Any setting can follow: --search.num_trials 40 --search.sampler random"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config_layers import parse_overrides
+    from fivetune.search import tune
+    from fivetune.search.space import load_search
+
+    config = load_search(args.recipe, parse_overrides(args.settings))
+    folder = args.dir or Path(f"{config.run.dir}-search")
+    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
+    found = tune(config, folder=folder, say=say)
+    best = found.best
+    if not args.json:
+        _print_table(found)
+        if best:
+            print(f"recipe  {folder}/best.yaml")
+        print(f"page    {folder}/search.html")
+    else:
+        print_json({
+            "study": str(folder), "metric": found.metric, "num_trials": len(found.trials),
+            "best": {"trial": best.number, "score": best.score, "settings": best.settings} if best else None,
+            "importances": found.importances, "page": str(folder / "search.html"),
+        })  # fmt: skip
+    return 0
+
+
+def _print_table(found: Search) -> None:
+    """The best trials with their settings."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fivetune.report.search import in_order
+    from fivetune.report.wording import duration, fixed, setting
+
+    keys = list(found.best.settings) if found.best else []
+    table = Table("trial", "state", found.metric, "time", *keys, box=None, pad_edge=False, header_style="bold")
+    for one in in_order(found)[:NUM_SHOWN]:
+        values = (setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
+        table.add_row(str(one.number), one.state, fixed(one.score), duration(one.seconds), *values)
+    Console(highlight=False).print(table)
+    if len(found.trials) > NUM_SHOWN:
+        print(f"and {len(found.trials) - NUM_SHOWN} more, all in the page")

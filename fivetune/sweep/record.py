@@ -1,0 +1,96 @@
+"""sweep.json: what a sweep's directory holds, so that it can be compared without the sweep file.
+
+In: a Sweep, or such a directory. Out: its record as a plain table, and the Comparison of its runs.
+
+    {"title": ..., "baseline": ..., "metric": ..., "varied": [...], "price_per_hour": null,
+     "variants": {NAME: {SETTING: VALUE}},
+     "runs": [{"name": ..., "variant": ..., "seed": 1, "attempts": 1, "failure": null, "seconds": 51.3}]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fivetune import rundir
+from fivetune.compare import compare
+from fivetune.errors import RunDirError
+from fivetune.sweep.plan import Sweep
+from fivetune.types import Comparison, Variant
+
+RECORD = "sweep.json"
+NOT_MADE = "was not made: the sweep has not come to it"
+
+
+def is_sweep(folder: str | Path) -> bool:
+    """Whether a folder is the directory of a sweep."""
+    return (Path(folder) / RECORD).is_file()
+
+
+def new_record(sweep: Sweep) -> dict[str, Any]:
+    """The record of a sweep of which nothing is made yet."""
+    runs = [
+        {"name": run.name, "variant": run.variant, "seed": run.seed, "attempts": 0, "failure": None, "seconds": None}
+        for run in sweep.runs
+    ]
+    return {
+        "title": sweep.title, "baseline": sweep.baseline, "metric": sweep.metric, "varied": list(sweep.varied),
+        "price_per_hour": sweep.price_per_hour, "variants": dict(sweep.variants), "runs": runs,
+    }  # fmt: skip
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a sweep's directory. Raises RunDirError if it has none, or a damaged one."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunDirError(f"{folder}: is no sweep's directory (it has no {RECORD}). Give a sweep file.") from None
+    except json.JSONDecodeError as error:
+        raise RunDirError(f"{path}:{error.lineno}: damaged: {error.msg}. Restore the file.") from None
+    if not isinstance(record, dict) or not {"variants", "runs", "baseline", "metric"} <= record.keys():
+        raise RunDirError(f"{path}: damaged: it holds no variants and runs. Restore the file.")
+    return record
+
+
+def state_of(folder: Path) -> str:
+    """What became of a run: open (nothing is there), preparing, running, interrupted, failed or finished."""
+    return str(rundir.read_status(folder).get("state", "open")) if (folder / rundir.CONFIG).is_file() else "open"
+
+
+def comparison_of(
+    folder: str | Path, *, baseline: str | None = None, metric: str | None = None, price_per_hour: float | None = None
+) -> Comparison:
+    """Compare what is finished of a sweep; the other runs are told as failures. Raises RunDirError.
+
+    Args:
+        baseline, metric, price_per_hour: in the place of the sweep's own.
+    """
+    folder = Path(folder)
+    record = read_record(folder)
+    variants = tuple(_variant(name, settings, folder, record) for name, settings in record["variants"].items())
+    return compare(
+        variants,
+        title=record.get("title") or folder.name,
+        baseline=baseline or record["baseline"],
+        metric=metric or record["metric"],
+        varied=record.get("varied", ()),
+        price_per_hour=record.get("price_per_hour") if price_per_hour is None else price_per_hour,
+    )
+
+
+def _variant(name: str, settings: Mapping[str, Any], folder: Path, record: Mapping[str, Any]) -> Variant:
+    own = [run for run in record["runs"] if run["variant"] == name]
+    finished = [run for run in own if state_of(folder / run["name"]) == "finished"]
+    failures = [f"{run['name']}: {_why(folder / run['name'], run)}." for run in own if run not in finished]
+    runs = tuple(rundir.read(folder / run["name"]) for run in finished)
+    return Variant(name, dict(settings), runs, measures={}, failures=tuple(failures))
+
+
+def _why(folder: Path, run: Mapping[str, Any]) -> str:
+    """Why a run is not finished, without a full stop."""
+    state = state_of(folder)
+    told = run["failure"] or rundir.read_status(folder).get("why") or ("" if state == "open" else f"is {state}")
+    return str(told).strip().rstrip(".") or NOT_MADE

@@ -1,0 +1,116 @@
+"""What tests/test_strategies.py has two connected processes do: started with an environment as torchrun makes it.
+
+In: a folder with recipes by name. Out: in it, run directories, and what each process saw in seen-<rank>.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fivetune.config import load_config
+from fivetune.errors import DataError, FiveTuneError
+from fivetune.sharding import whole
+from fivetune.strategies import World
+from fivetune.training import loop, train
+from fivetune.training.setup import set_up
+
+
+def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """What the optimizer gets in the first step, after clipping, and the loss."""
+    seen: dict[str, torch.Tensor] = {}
+    with World.here().connected(cuda=False, timeout_minutes=2) as world:
+        setup = set_up(load_config(recipe), world=world)
+
+        def keep(*_: Any) -> None:
+            seen.update({name: whole(p.grad).clone() for name, p in setup.model.named_parameters()})
+
+        setup.optimizer.register_step_pre_hook(keep)
+        scored = int(setup.stream.lengths(0)[1].sum())
+        update = loop.update_weights(setup, setup.stream.group(0), lr=0.0, step=1, scored=scored)
+        return {**seen, "loss": update.values[0], "norm": update.values[1]}
+
+
+def stopped(recipe: dict[str, Any]) -> str:
+    """A run whose second process gets SIGTERM in its second step."""
+    step = loop.train_step
+
+    def hit(training: loop.Training, groups: Any) -> None:
+        if training.setup.world.rank == 1 and training.state.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        step(training, groups)
+
+    loop.train_step = hit
+    try:
+        return failing(lambda: train(recipe, preflight=False, quiet=True))
+    finally:
+        loop.train_step = step
+
+
+def told(message: str) -> str:
+    """Both processes fail, with these words."""
+
+    def work(world: World) -> None:
+        raise DataError(message.format(rank=world.rank))
+
+    return failing(lambda: connected(work))
+
+
+def lost() -> str:
+    """The second process leaves while the first one waits for it."""
+
+    def work(world: World) -> None:
+        if world.rank == 1:
+            raise DataError("no more")
+        world.wait()
+
+    return failing(lambda: connected(work))
+
+
+def alike() -> str:
+    """One of them cannot do its part."""
+
+    def work(world: World) -> None:
+        world.alike(lambda: 1 // (1 - world.rank))
+
+    return failing(lambda: connected(work))
+
+
+def connected(work: Any) -> None:
+    with World.here().connected(cuda=False, timeout_minutes=2) as world, world.telling_once():
+        work(world)
+
+
+def failing(work: Any) -> str:
+    try:
+        work()
+    except FiveTuneError as error:
+        return f"{type(error).__name__} {error.exit_code}: {error}"
+    except ZeroDivisionError as error:
+        return type(error).__name__
+    return "no error"
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    recipes = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))}
+    seen: dict[str, Any] = {}
+    for name, recipe in recipes.items():
+        if name.startswith("gradients"):
+            seen[name] = gradients(recipe)
+        elif name.startswith("stopped"):
+            seen[name] = stopped(recipe)
+        else:
+            train(recipe, preflight=name.endswith("checked"), resume=name.startswith("resumed"), quiet=True)
+    seen |= {"same": told("bad file"), "different": told("bad file {rank}"), "lost": lost(), "alike": alike()}
+    torch.save(seen, folder / f"seen-{World.here().rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

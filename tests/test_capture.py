@@ -1,0 +1,221 @@
+"""Steps by graphs on the CPU: when they are taken, and that they train what launched kernels train.
+
+Triton's interpreter runs the kernels, and a recorder that calls again stands in for CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import kit
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
+
+from fivetune import rundir
+from fivetune.errors import ConfigError, NumericError
+from fivetune.model import dispatch
+from fivetune.training import capture, checkpoint, train
+from fivetune.training.capture import choose_capture, obstacle
+from fivetune.training.checkpoint import Progression
+from fivetune.training.setup import build_optimizer
+from fivetune.training.update import refuse_not_finite, update_weights
+
+
+def again():
+    """Makes a recorder whose graphs call the function."""
+    return lambda function: function
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """The CPU counts as a device of kernels and graphs; its buckets are small."""
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(dispatch._Switch, "on", False)
+    monkeypatch.setattr(capture, "has_graphs", lambda device: True)
+    monkeypatch.setattr(capture, "GRAINS", (32, 16))
+    monkeypatch.setattr(capture, "cuda_graphs", again)
+
+
+def ready(folder, model_folder, **overrides: Any):
+    overrides = {"train__batch_size": 2, "train__global_batch_size": 2, "model__dropout": 0.0, **overrides}
+    return kit.ready(folder, model_folder, **overrides)
+
+
+def clock(*seconds: float):
+    """Says these seconds, one call after the other."""
+    left = list(seconds)
+    return lambda run: left.pop(0)
+
+
+def weights(setup) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in setup.model.parameters()]
+
+
+def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
+    setup = ready(tmp_path, model_folder)
+    before, random = weights(setup), torch.get_rng_state()
+    chosen = choose_capture(setup, graphs=again, clock=clock(0.3, 0.2))
+    assert chosen == capture.Capture(True, "measured: 200.0 ms a batch with graphs, 300.0 ms a batch without")
+    assert setup.optimizer is setup.graphed.optimizer and setup.graphed.steps.num_launched == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state()) and not setup.optimizer.flat.mean.any()
+
+
+def wrong():
+    return lambda function: lambda: 1.5 * function()
+
+
+def broken():
+    raise RuntimeError("no graphs here\nmore")
+
+
+def unrecorded():
+    def record(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("graphs", "seconds", "why"),
+    [
+        (again, 0.4, "measured: 400.0 ms a batch with graphs, 300.0 ms a batch without"),
+        (wrong, 0.2, "the loss is "),
+        (broken, 0.2, "RuntimeError: no graphs here"),
+        (unrecorded, 0.2, "a graph could not be recorded: RuntimeError: operation not permitted when stream is"),
+    ],
+)
+def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, graphs, seconds, why):
+    setup = ready(tmp_path, model_folder)
+    before = weights(setup)
+    chosen = choose_capture(setup, graphs=graphs, clock=clock(0.3, seconds))
+    assert chosen is not None and not chosen.on and chosen.why.startswith(why)
+    assert setup.graphed is None and type(setup.optimizer) is type(build_optimizer(setup.config, setup.model))
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+    assert len({p.untyped_storage().data_ptr() for p in setup.model.parameters()}) == len(before)
+    if graphs is wrong:
+        with pytest.raises(ConfigError, match=r"train\.capture: on cannot run: the loss is .* Use auto or off\."):
+            object.__setattr__(setup.config.train, "capture", "on")
+            choose_capture(setup, graphs=graphs)
+
+
+def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
+    setup = ready(tmp_path, model_folder)
+    assert obstacle(setup) == ""
+    setup.forward = replace(setup.forward, recompute=True)
+    assert obstacle(setup) == "train.recompute keeps random states on the host"
+    setup.place.precision = "fp16"
+    assert obstacle(setup) == "the precision is fp16, not bf16 or fp32"
+    monkeypatch.setattr(capture, "has_graphs", lambda device: False)
+    assert obstacle(setup) == "the device is cpu, which has none" and choose_capture(setup) is None
+
+
+def steps(setup, first: int, last: int) -> list[float]:
+    return [
+        update_weights(setup, setup.stream.group(step), lr=1e-3 / (1 + step), step=step + 1).loss
+        for step in range(first, last)
+    ]
+
+
+def captured(folder, model_folder, **overrides: Any):
+    setup = ready(folder, model_folder, **overrides)
+    assert choose_capture(setup, graphs=lambda: None, clock=clock(2.0, 1.0)) is not None
+    return setup
+
+
+def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+    options = {
+        "train__batch_size": 2,
+        "train__global_batch_size": 4,
+        "optimizer": {"name": "adamw", "weight_decay": 0.1},
+    }
+    mine = captured(tmp_path, model_folder, **options)
+    found = steps(mine, 0, 10)
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
+    launched = ready(tmp_path, model_folder, **options)
+    assert found == pytest.approx(steps(launched, 0, 10), rel=1e-5)
+    state, reference = mine.optimizer.state_dict()["state"], launched.optimizer.state_dict()["state"]
+    assert mine.graphed.steps.num_launched == 20 and float(state[0]["step"]) == 10
+    for number, values in reference.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            error = (state[number][name] - values[name]).abs().max()
+            assert error <= 1e-3 * values[name].abs().max(), (number, name)
+
+
+def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+    one = captured(tmp_path, model_folder, model__dropout=0.1)
+    steps(one, 0, 2)
+    path = checkpoint.save(tmp_path / "checkpoints", one.model, one.optimizer, one.scaler, Progression(step=2))
+    expected = steps(one, 2, 4)
+    two = captured(tmp_path, model_folder, model__dropout=0.1)
+    checkpoint.restore(path, two.model, two.optimizer, two.scaler)
+    assert steps(two, 2, 4) == expected
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
+    plain = ready(tmp_path, model_folder)
+    checkpoint.restore(path, plain.model, plain.optimizer, plain.scaler)
+    dropless = captured(tmp_path, model_folder)
+    checkpoint.restore(path, dropless.model, dropless.optimizer, dropless.scaler)
+    assert steps(dropless, 2, 4) == pytest.approx(steps(plain, 2, 4), rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_from_there_on(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+    setup = captured(tmp_path, model_folder)
+    steps(setup, 0, 1)
+    nats, before = sys_nats(), weights(setup)
+    monkeypatch.setattr("fivetune.training.graphed.static_nats", lambda *args: nats(*args) * torch.inf)
+    update = update_weights(setup, setup.stream.group(1), lr=1e-3, step=2)
+    monkeypatch.setattr("fivetune.training.graphed.static_nats", nats)
+    steps(setup, 2, 3)
+    assert setup.graphed.halted == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+    with pytest.raises(NumericError, match="step 2: loss"):
+        refuse_not_finite(setup, setup.stream.group(1), 2, update.loss, update.grad_norm)
+
+
+def sys_nats():
+    from fivetune.training import graphed
+
+    return graphed.static_nats
+
+
+def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+    setup = captured(tmp_path, model_folder, train__batch_size=2)
+    expected = captured(tmp_path, model_folder, train__batch_size=2)
+    original = setup.graphed.steps.step
+
+    def step(static, last):
+        if setup.batch_size > 1:
+            torch.zeros(1)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(static, last)
+
+    setup.graphed.steps.step = step
+    assert steps(setup, 0, 2) == pytest.approx(steps(expected, 0, 2), rel=1e-5) and setup.batch_size == 1
+
+
+def test_a_run_by_graphs_is_recorded_resumed_and_exported(tmp_path, model_folder, capsys):
+    options: dict[str, Any] = {
+        "train__capture": "on", "train__batch_size": 2, "train__global_batch_size": 2, "train__num_steps": 4,
+        "eval__every_steps": 2, "model__dropout": 0.1, "schedule": {"name": "constant"},
+    }  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run = train(kit.recipe(whole, model_folder, **options), preflight=False)
+    assert run.machine["capture"] == {"on": True, "why": "asked for"}
+    assert "steps are replayed as CUDA graphs (asked for)" in capsys.readouterr().err
+    recipe = kit.recipe(parts, model_folder, **options)
+    train(recipe, {"train.num_steps": 2}, quiet=True, preflight=False)
+    resumed = train(recipe, quiet=True, resume=True)
+    assert [s["loss"] for s in resumed.steps] == [s["loss"] for s in run.steps]
+    assert kit.weights_of(whole / "run") == kit.weights_of(parts / "run")
+    assert all(0 < step["padding_fraction"] < 1 for step in rundir.read(parts / "run").steps)

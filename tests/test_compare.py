@@ -1,0 +1,301 @@
+"""Comparing runs: the figures of each, their spread, whether they did the same work, what changed for which example."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import write_run
+
+from fivetune.cli import main
+from fivetune.compare import MEASURES, changes, compare, group_runs
+from fivetune.compare.measures import energy_joules, measures_of, seconds_to
+from fivetune.compare.spread import T_QUANTILES, over_seeds, t_quantile
+from fivetune.errors import RunDirError
+from fivetune.types import Comparison, DeviceSample, Run, StepRecord, TelemetryRecord, Variant
+
+EVERY = 2
+
+
+def make_run(
+    name: str = "a",
+    *,
+    seed: int = 1,
+    scores: tuple[float, ...] = (10.0, 50.0, 40.0),
+    step_seconds: float = 2.0,
+    world_size: int = 1,
+    right: str = "1100",
+    **settings: Any,
+) -> Run:
+    """Four updates of 8 examples, evaluated every two; `right` says which examples the best evaluation has right."""
+    config: dict[str, Any] = {
+        "run": {"seed": seed, "dir": f"runs/{name}"},
+        "task": {"name": "squad_v2"},
+        "optimizer": {"name": "adamw", "lr": 0.1},
+        "train": {"num_steps": 4, "precision": "fp32"},
+        "launch": {"nproc": 1},
+        "strategy": {"name": "single"},
+    }
+    for key, value in settings.items():
+        section, _, inner = key.partition("__")
+        config[section] = {**config[section], inner: value}
+    steps = [
+        StepRecord(i, 1.0, 0.1, 0.1, 1.0, 90, 10, 0.2, step_seconds + 8 * (i == 1), 0.5, 100 * i, None, world_size,
+                   8 * i, warm_up=i == 1).as_dict()
+        for i in range(1, 5)
+    ]  # fmt: skip
+    evals = [
+        {"step": i * EVERY, "split": "eval", "task": "squad_v2", "task_version": 1, "num_examples": len(right),
+         "scores": {"f1": score, "total": len(right)}, "loss": 2.0 - i / 2, "seconds": 1.0, "rates": {}}
+        for i, score in enumerate(scores)
+    ]  # fmt: skip
+    best = max(evals, key=lambda e: e["scores"]["f1"])
+    lines = [
+        {"id": f"q{i}", "inputs": f"question {i}", "references": ["yes"], "prediction": "yes" if mark == "1" else "no",
+         "scores": {"f1": float(mark), "exact": int(mark)}}
+        for i, mark in enumerate(right)
+    ]  # fmt: skip
+    return Run(
+        name=name,
+        config=config,
+        machine={"device": {"kind": "cpu"}, "versions": {"torch": "2"}, "git": {"commit": "abc", "dirty": False}},
+        status={"state": "finished", "seconds": 36.0 * step_seconds,
+                "best": {"step": best["step"], "metric": "f1", "score": best["scores"]["f1"]}},
+        data={split: {"fingerprint": "f" * 8, "num_examples": 32} for split in ("train", "eval")},
+        steps=steps, evals=evals, predictions={f"eval-{best['step']}": lines}, warnings=[],
+    )  # fmt: skip
+
+
+def of(*runs: Run, **options: Any) -> Comparison:
+    variants, varied = group_runs(runs)
+    return compare(variants, **{"title": "t", "varied": varied, **options})
+
+
+# --- figures of one run ---
+
+
+def test_measures_of_a_run():
+    found = measures_of(make_run(), metric="f1", price_per_hour=100.0)
+    assert found.keys() == MEASURES.keys()
+    assert (found["score_best"], found["score_last"], found["loss_best"], found["loss_last"]) == (50.0, 40.0, 1.0, 1.0)
+    assert (found["seconds"], found["train_seconds"], found["step_seconds"]) == (72.0, 16.0, 2.0)
+    assert (found["examples_per_second"], found["tokens_per_second"], found["data_wait"]) == (4.0, 50.0, 0.25)
+    assert found["padding"] == pytest.approx(0.2) and found["peak_bytes"] == 400
+    assert (found["cost"], found["cost_per_point"]) == (2.0, 0.04)
+    assert found["energy_joules"] is None and found["mfu"] is None and found["utilisation"] is None
+
+
+def test_a_run_without_anything_has_no_figures():
+    empty = replace(make_run(), steps=[], evals=[], status={}, predictions={})
+    assert set(measures_of(empty, metric="f1", price_per_hour=1.0).values()) == {None}
+
+
+def test_seconds_until_a_score_is_reached():
+    run = make_run(scores=(10.0, 50.0, 60.0))
+    assert [seconds_to(run, "f1", target) for target in (5, 50, 55, 70)] == [0.0, 12.0, 16.0, None]
+
+
+def line(second: float, *devices: DeviceSample, rank: int = 0, phase: str = "train") -> dict[str, Any]:
+    return TelemetryRecord(second, host="h", rank=rank, phase=phase, devices=devices).as_dict()
+
+
+def test_energy_by_counter_and_by_power():
+    counted = [line(0, DeviceSample(0, energy_joules=100, ours=True)), line(1, DeviceSample(0, energy_joules=350))]
+    drawn = [
+        line(second, DeviceSample(0, power_watts=watts, ours=True)) for second, watts in ((0, 100), (1, 200), (3, 200))
+    ]
+    foreign = [line(second, DeviceSample(1, power_watts=900, ours=False)) for second in (0, 1)]
+    assert energy_joules(counted + foreign) == 250.0
+    assert energy_joules(drawn) == 550.0
+    assert (
+        energy_joules([*drawn, *(line(second, DeviceSample(0, power_watts=1), rank=1) for second in (0, 3))]) == 550.0
+    )
+    assert (
+        energy_joules([line(0, DeviceSample(0, power_watts=100)), line(100, DeviceSample(0, power_watts=100))]) is None
+    )
+    assert energy_joules([line(0), line(1)]) is None
+
+
+# --- spread ---
+
+
+def test_t_quantiles_are_those_of_the_distribution():
+    """Checked by integrating the density; the expansion goes on where the table ends."""
+    from math import gamma, pi, sqrt
+
+    for degrees in (1, 2, 5, 20, 21, 60):
+        scale = gamma((degrees + 1) / 2) / (sqrt(degrees * pi) * gamma(degrees / 2))
+        step = t_quantile(degrees) / 20_000
+        inside = (
+            sum((1 + ((i + 0.5) * step) ** 2 / degrees) ** (-(degrees + 1) / 2) for i in range(20_000)) * step * scale
+        )
+        assert inside == pytest.approx(0.475, abs=2e-5), degrees
+    assert len(T_QUANTILES) == 20
+
+
+def test_repeats_give_intervals_and_ratios_by_seed():
+    runs = [make_run(f"{name}-seed{seed}", seed=seed, scores=(0.0, score), step_seconds=seconds, optimizer__lr=lr)
+            for name, lr, seed, score, seconds in (("a", 0.1, 1, 50.0, 2.0), ("a", 0.1, 2, 60.0, 4.0),
+                                                   ("b", 0.2, 1, 55.0, 1.0), ("b", 0.2, 2, 67.0, 1.0))]  # fmt: skip
+    a, b = of(*runs).variants
+    assert (a.name, b.name, b.settings) == ("a", "b", {"optimizer.lr": 0.2})
+    score = a.measures["score_best"]
+    assert (score.value, score.num, score.spread) == (55.0, 2, "seeds")
+    assert (score.low, score.high) == (0.0, 100.0)  # 55 -+ 63.5, cut to the scale
+    assert over_seeds([50.0, 60.0]).high == pytest.approx(55 + 12.7062 * 7.0711 / 2**0.5, rel=1e-4)
+    assert (a.measures["step_seconds"].low, a.measures["step_seconds"].high) == (2.0, 4.0)
+    assert b.against["score_best"].value == 6.0  # +5 and +7, seed by seed
+    speed = b.against["examples_per_second"]
+    assert (speed.value, speed.low, speed.high, speed.spread) == (3.0, 2.0, 4.0, "range")
+    assert a.against == {} and a.pareto is False and b.pareto is True
+
+
+def test_paired_bootstrap_over_examples():
+    a = make_run("a", scores=(0.0, 50.0), right="1100" * 50)
+    b = make_run("b", scores=(0.0, 75.0), right="1110" * 50, optimizer__lr=0.2)
+    found = of(a, b).variants[1].over_examples
+    assert found is not None and found.low is not None and found.high is not None and found.p_value is not None
+    assert found.value == 25.0 and 15 < found.low < 25 < found.high < 35 and found.p_value < 0.01
+    other = replace(b, predictions={"eval-2": [{"id": "else", "scores": {"f1": 0.75}}]})
+    assert of(a, other).variants[1].over_examples is None
+    no_mean = replace(b, evals=[{**e, "scores": {"f1": 76.0}} for e in b.evals])
+    assert of(a, no_mean).variants[1].over_examples is None
+
+
+def test_a_score_that_is_no_mean_is_computed_again_from_the_predictions():
+    def with_part(run: Run, score: float) -> Run:
+        best = {**run.status["best"], "metric": "HasAns_exact"}
+        evals = [{**e, "scores": {"HasAns_exact": score}} for e in run.evals]
+        return replace(run, evals=evals, status={**run.status, "best": best})
+
+    a, b = make_run("a", right="1100" * 50), make_run("b", right="1110" * 50, optimizer__lr=0.2)
+    found = of(with_part(a, 50.0), with_part(b, 75.0), metric="HasAns_exact").variants[1].over_examples
+    assert found is not None and found.value == 25.0 and found.low is not None and 15 < found.low < 25
+    assert of(with_part(a, 50.0), with_part(b, 76.0), metric="HasAns_exact").variants[1].over_examples is None
+
+
+# --- speed and devices ---
+
+
+def test_scaling_is_held_against_the_measured_one_device_run():
+    one = make_run("one")
+    two = make_run("two", step_seconds=1.25, world_size=2, launch__nproc=2, strategy__name="ddp")
+    other = make_run("other", step_seconds=1.25, world_size=2, launch__nproc=2, train__precision="bf16")
+    found = of(one, two, other).variants
+    assert [variant.measures["scaling_efficiency"].value for variant in found] == [None, 0.8, None]
+    assert found[1].measures["world_size"].value == 2
+
+
+def test_an_idle_second_device_is_told():
+    asked = make_run("asked", world_size=1, launch__nproc=2, strategy__name="ddp")
+    found = of(make_run("one"), asked)
+    assert "asked: 2 processes were asked for, 1 took part." in found.warnings[0]
+    assert found.variants[1].measures["scaling_efficiency"].value is None
+
+
+# --- the same work ---
+
+
+def test_the_same_work_has_no_warnings():
+    found = of(make_run("a"), make_run("b", optimizer__lr=0.2))
+    assert found.warnings == () and found.varied == ("optimizer.lr",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": make_run().steps[:2]}, "updates: 4 in a; 2 in b."),
+        ({"data": {"eval": {"fingerprint": "e" * 8, "num_examples": 9}}}, "the evaluation set: ffffffff with 32 ex"),
+        ({"machine": {"versions": {"torch": "3"}}}, "the version of torch: 2 in a; 3 in b."),
+        ({"machine": {"device": {"kind": "cuda"}}}, "the kind of device: cpu in a; cuda in b."),
+        ({"machine": {"git": {"commit": "abc", "dirty": True}}}, "the commit: abc in a; abc with changes in b."),
+        ({"evals": [{**e, "task_version": 2} for e in make_run().evals]}, "squad_v2 1 in a; squad_v2 2 in b."),
+        ({"steps": [{**s, "num_input_tokens": 91} for s in make_run().steps]}, "other examples from update 1 on"),
+        ({"steps": [{**s, "num_examples_seen": 9 * s["step"]} for s in make_run().steps]}, "update: 8.0 in a; 9.0 in"),
+        ({"status": {**make_run().status, "state": "interrupted"}}, "b is interrupted after 4 of unknown steps"),
+        ({"status": {**make_run().status, "num_resumes": 1}}, "b was interrupted and gone on with"),
+    ],
+)  # fmt: skip
+def test_whatever_else_differs_is_told(change, said):
+    other = make_run("b", optimizer__lr=0.2)
+    found = of(make_run("a"), replace(other, **{k: {**getattr(other, k), **v} if k in ("data", "machine") else v
+                                                 for k, v in change.items()}))  # fmt: skip
+    assert any(said in warning for warning in found.warnings), found.warnings
+
+
+def test_only_what_is_varied_may_differ():
+    runs = make_run("a"), make_run("b", optimizer__lr=0.2, train__precision="bf16")
+    found = of(*runs, varied=("optimizer.lr",))
+    assert "Not the same for all: the setting train.precision: fp32 in a; bf16 in b." in found.warnings
+    confounded = "b differs from every other variant in at least 2 settings at once (optimizer.lr and train.precision)"
+    assert any(warning.startswith(confounded) for warning in of(*runs).warnings)
+    between = make_run("c", train__precision="bf16")
+    assert of(*runs, between).warnings == ()
+
+
+def test_runs_at_the_same_time_are_told():
+    def timed(run: Run, minute: int) -> Run:
+        return replace(run, status={**run.status, "started": f"2026-01-01T00:0{minute}:00+0000"}, telemetry=[line(0)])
+
+    a, b = make_run("a"), make_run("b", optimizer__lr=0.2)
+    assert "a and b ran at the same time on h: their times are not their own." in of(timed(a, 0), timed(b, 1)).warnings
+    assert of(timed(a, 0), timed(b, 2)).warnings == ()
+
+
+# --- examples ---
+
+
+def test_changes_between_two_runs():
+    before = make_run("a", scores=(0.0, 50.0), right="1100")
+    after = make_run("b", scores=(0.0, 50.0), right="1010")
+    found = changes(before, after, metric="f1")
+    assert found is not None and found.score == "f1"
+    groups = (found.both_right, found.broken, found.fixed, found.both_wrong)
+    assert [[one.id for one in group] for group in groups] == [["q0"], ["q1"], ["q2"], ["q3"]]
+    assert (found.fixed[0].before, found.fixed[0].after, found.fixed[0].inputs) == ("no", "yes", "question 2")
+    assert changes(before, replace(after, predictions={}), metric="f1") is None
+
+
+# --- the command ---
+
+
+def test_failures_and_unknown_names():
+    failed = Variant("f", {}, (), measures={}, failures=("f-seed1: out of memory.",))
+    good = Variant("g", {}, (make_run(),), measures={})
+    found = compare([failed, good], title="t", metric="f1")
+    assert (
+        found.baseline == "f"
+        and found.variants[1].against == {}
+        and found.variants[0].measures["seconds"].value is None
+    )
+    with pytest.raises(RunDirError, match=r"metric: no run has a score 'f2'. Did you mean f1"):
+        compare([good], title="t", metric="f2")
+    with pytest.raises(RunDirError, match=r"baseline: there is no variant 'h'. "):
+        compare([good], title="t", baseline="h")
+
+
+def test_run_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folders = [str(write_run(tmp_path / name, make_run(name, optimizer__lr=lr, step_seconds=seconds)))
+               for name, lr, seconds in (("a", 0.1, 2.0), ("b", 0.2, 1.0))]  # fmt: skip
+    assert main(["compare", *folders, "--json"]) == 0
+    printed = capsys.readouterr().out
+    table = json.loads(printed.splitlines()[-1])
+    assert table["variants"][1]["against"]["examples_per_second"]["value"] == 2.0
+    assert "2.00 x" in printed and (tmp_path / "comparison.html").is_file()
+    assert main(["compare", folders[0]]) == 2 and "there is nothing to compare it with" in capsys.readouterr().err
+    assert main(["compare", *folders, "--resume"]) == 2 and "in which nothing is run" in capsys.readouterr().err
+
+
+def test_comparing_needs_no_torch(tmp_path: Path):
+    folders = [
+        str(write_run(tmp_path / name, make_run(name, optimizer__lr=lr))) for name, lr in (("a", 0.1), ("b", 0.2))
+    ]
+    blocked = "import sys; sys.modules['torch'] = None; from fivetune.cli import main"
+    code = f"{blocked}; sys.exit(main(['compare', *{folders}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

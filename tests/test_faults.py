@@ -1,0 +1,221 @@
+"""Runs with a fault put in on purpose: the first verdict names it; healthy runs get none.
+
+The runs of this file are real trainings of a tiny model. Where a machine would be needed that is not there (devices,
+links, heat), tests/test_verdict.py has records in which the counters are made up, and says so in the tests' names.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import torch
+from kit import WORDS, changed_weights
+
+from fivetune import rundir
+from fivetune.data import stream
+from fivetune.data.stream import TrainingStream
+from fivetune.errors import NumericError
+from fivetune.model.backend import Forward
+from fivetune.telemetry.verdict import verdicts_of
+from fivetune.training import checkpoint, loop, train
+from fivetune.training.setup import Place
+from fivetune.types import Batch, Run
+
+SLOW = 0.25  # seconds: several steps of the tiny model, on a busy machine too
+
+
+def questions(path: Path, *, num: int, offset: int = 0, longest: int = 12) -> str:
+    """A SQuAD 2.0 file whose contexts have one to `longest` sentences; every third question is unanswerable."""
+    paragraphs = []
+    for i in range(offset, offset + num):
+        facts = [
+            f"{WORDS[4 + j % 5]} has a {WORDS[(i + j) % 4]} {WORDS[9 + (i + j) % 5]}." for j in range(1 + i * 7 % 12)
+        ]
+        answer = f"{WORDS[i % 4]} {WORDS[9 + i % 5]}"
+        golds = [] if i % 3 == 0 else [{"text": answer, "answer_start": facts[0].index(answer)}]
+        asked = {"id": f"q{i}", "question": "What has Ann?", "answers": golds, "is_impossible": not golds}
+        paragraphs.append({"context": " ".join(facts), "qas": [asked]})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Things", "paragraphs": paragraphs}]}))
+    return str(path)
+
+
+@pytest.fixture
+def trained(tmp_path, model_folder):
+    """Trains the tiny model for some 30 steps of 16 examples; settings as in kit.recipe."""
+
+    def train_it(model: Path | str = model_folder, **settings: Any) -> Run:
+        usual = {
+            "data__train": questions(tmp_path / "some.json", num=200),
+            "data__eval": questions(tmp_path / "others.json", num=24, offset=300),
+            "train__num_steps": 30, "train__batch_size": 16, "train__global_batch_size": 16, "eval__every_steps": 15,
+        }  # fmt: skip
+        recipe = kit.recipe(tmp_path, Path(model), **{**usual, **settings})
+        return train(recipe, quiet=True, preflight=False)
+
+    return train_it
+
+
+def rules(run: Run, **asked: Any) -> list[str]:
+    return [verdict.rule for verdict in verdicts_of(run, **asked)]
+
+
+def slowed(work: Any, *args: Any, seconds: float = SLOW, **kwargs: Any) -> Any:
+    time.sleep(seconds)
+    return work(*args, **kwargs)
+
+
+# --- healthy runs ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train__global_batch_size": 32, "train__num_steps": 26},
+        {"data__eval": [], "optimizer__name": "adafactor", "optimizer__lr": 1e-2},
+        {"train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}},
+    ],
+    ids=["with evaluations", "in two passes", "without evaluation", "padded forward, sorted by length"],
+)
+def test_healthy_runs_get_no_verdict(trained, settings):
+    assert verdicts_of(trained("t5-nano", **settings)) == ()
+
+
+# --- faults of speed ---
+
+
+def test_a_slow_loader(trained, monkeypatch):
+    monkeypatch.setattr(stream, "collate", partial(slowed, stream.collate, seconds=2 * SLOW))
+    assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
+
+
+def test_no_worker_beside_the_training(trained, monkeypatch):
+    def one_after_the_other(self: TrainingStream, first_step: int, num_steps: int) -> Any:
+        yield from (slowed(self.group, step) for step in range(first_step, num_steps))
+
+    monkeypatch.setattr(TrainingStream, "groups", one_after_the_other)
+    assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
+
+
+def test_housekeeping_in_every_step(trained, monkeypatch):
+    def with_housekeeping(*args: Any, **kwargs: Any) -> Any:
+        update = work(*args, **kwargs)
+        gc.collect()
+        time.sleep(SLOW)  # what emptying the memory of a device and waiting for it would take
+        return update
+
+    work = loop.update_weights
+    monkeypatch.setattr(loop, "update_weights", with_housekeeping)
+    assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "host_bound"
+
+
+def test_tiny_batches(trained, tmp_path):
+    uneven = questions(tmp_path / "uneven.json", num=200, longest=40)  # tells what a token costs, and what a pass does
+    run = trained(data__train=uneven, data__eval=[], data__bucket_pool=32, train__batch_size=1,
+                  train__global_batch_size=8, train__num_steps=40)  # fmt: skip
+    first = verdicts_of(run)[0]
+    assert (first.rule, first.change) == ("launch_bound", {"train.batch_size": 8})
+    assert first.gain and first.gain > 2
+
+
+def test_no_bucketing(trained):
+    first = verdicts_of(trained(train__forward="padded", data__bucket_pool=1, data__eval=[]))[0]
+    assert (first.rule, first.change) == ("padding_bound", {"train.forward": "flat"})
+
+
+def test_heavy_evaluation(trained):
+    first = verdicts_of(trained(eval__every_steps=1, train__num_steps=16, checkpoint__every_steps=16))[0]
+    assert first.rule == "evaluation_bound"
+    assert first.change["eval.every_steps"] > 1
+
+
+def test_heavy_checkpoints(trained, monkeypatch):
+    monkeypatch.setattr(checkpoint, "save", partial(slowed, checkpoint.save))
+    first = verdicts_of(trained(checkpoint__every_steps=1, train__num_steps=16, data__eval=[]))[0]
+    assert first.rule == "checkpoint_bound"
+
+
+# --- faults of numbers ---
+
+
+def test_fp16_overflow_ends_the_run(trained, tmp_path, tokenizer_folder):
+    model = kit.make_model(tmp_path / "large", tokenizer_folder)
+    changed_weights(model, encoder__block__0__layer__1__DenseReluDense__wo__weight=torch.full((32, 48), 3e4))
+    with pytest.raises(NumericError):
+        trained(model, train__precision="fp16", data__eval=[])
+    first = verdicts_of(rundir.read(tmp_path / "run"))[0]
+    assert (first.rule, first.change) == ("not_finite", {"train.precision": "fp32"})
+
+
+def test_fp16_overflow_skips_steps(trained, monkeypatch):
+    scaler = partial(torch.amp.GradScaler, "cpu", init_scale=2.0**40, growth_interval=1)
+    monkeypatch.setattr(Place, "scaler", lambda place: scaler())
+    assert rules(trained(train__precision="fp16", train__num_steps=40, data__eval=[]))[0] == "overflow"
+
+
+def test_frozen_weights(trained, monkeypatch):
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self, closure=None: None)
+    monkeypatch.setattr(
+        "fivetune.optimizers._table_adamw.TableAdamW.step", lambda self, closure=None: None, raising=False
+    )
+    assert rules(trained())[0] == "frozen"
+
+
+def test_a_rate_that_fp32_cannot_add(trained):
+    first = verdicts_of(trained(optimizer__lr=1e-12))[0]
+    assert (first.rule, first.change) == ("updates_below_precision", {"optimizer.lr": 2e-4})
+
+
+def test_padding_in_the_labels(trained, monkeypatch):
+    def padded(*args: Any) -> Batch:
+        batch = work(*args)
+        ends = torch.arange(len(batch.ids) + 1) * 32
+        labels = torch.zeros(int(ends[-1]), dtype=torch.int64)
+        for i, (first, last) in enumerate(zip(batch.cu_seqlens_tgt, batch.cu_seqlens_tgt[1:], strict=False)):
+            labels[32 * i : 32 * i + last - first] = batch.labels[first:last]
+        return replace(batch, labels=labels, cu_seqlens_tgt=ends)
+
+    work = stream.collate
+    monkeypatch.setattr(stream, "collate", padded)
+    assert rules(trained(data__eval=[]))[0] == "padded_labels"
+
+
+# --- faults of the set-up ---
+
+
+def test_two_devices_asked_one_process_there(trained):
+    run = trained(data__eval=[])
+    assert rules(run) == []
+    assert rules(run, devices_asked=2)[0] == "world_size"
+
+
+def test_memory_that_ran_out(trained, monkeypatch):
+    def nats(self: Forward, model: Any, batch: Batch, **kwargs: Any) -> Any:
+        if len(batch.ids) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return work(self, model, batch, **kwargs)
+
+    work = Forward.nats
+    monkeypatch.setattr(Forward, "nats", nats)
+    first = verdicts_of(trained(data__eval=[]))[0]
+    assert (first.rule, first.change["train.batch_size"]) == ("memory_full", 8)
+
+
+# --- faults of learning ---
+
+
+def test_over_fitting(trained, tmp_path):
+    few = questions(tmp_path / "few.json", num=8)
+    run = trained(data__train=few, train__num_steps=120, train__batch_size=8, train__global_batch_size=8,
+                  optimizer__lr=5e-3, model__dropout=0.0, eval__every_steps=20)  # fmt: skip
+    first = verdicts_of(run)[0]
+    assert first.rule == "over_fitting"
+    assert 0 < first.change["train.num_steps"] < 120
