@@ -26,6 +26,7 @@ from fivetune.progress import Progress
 from fivetune.rundir import TELEMETRY, RunDir
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
+from fivetune.training.capture import choose_capture
 from fivetune.training.checkpoint import Progression
 from fivetune.training.loop import Training, train_step, write_steps
 from fivetune.training.setup import Setup, set_up
@@ -88,6 +89,7 @@ def own_setup(plan: Plan) -> Setup:
     }))  # fmt: skip
     examples: Any = plan.examples
     setup.stream = TrainingStream(examples, setup.stream.order)
+    choose_capture(setup)
     return setup
 
 

@@ -184,7 +184,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
 
 
 def read_settings(path: Path) -> list[Setting]:
-    """The settings that stand in one file, down to the second level of its tables. Raises ConfigError with the place."""
+    """The settings of one file, down to the second level of its tables. Raises ConfigError with the place."""
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.MarkedYAMLError as error:

@@ -448,7 +448,7 @@ class Example:
     """One prediction beside all its gold answers; `verdict` is one of right, near, wrong, unscored.
 
     `tags` are what a reader may choose examples by: {"truncation": "whole", "answerable": "unanswerable"}.
-    `before` is what another run said, where two are compared: `verdict` is then fixed, broken or both wrong.
+    `before` is what the first of two runs said, where two are compared: `verdict` is then fixed, broken or both wrong.
     """
 
     id: str

@@ -24,8 +24,9 @@ from rich.text import Text
 
 from fivetune import rundir
 from fivetune.errors import FiveTuneError
-from fivetune.report.wording import UNKNOWN, amount, dig, duration, fixed, number, percent, whole
+from fivetune.report.wording import UNKNOWN, amount, duration, fixed, percent, whole
 from fivetune.types import Run
+from fivetune.values import dig, number
 
 TAIL_BYTES = 64 * 2**10  # about 150 steps
 SAMPLE_BYTES = 2 * 2**10  # about five steps
@@ -36,7 +37,10 @@ SECONDS_RECENT = 30.0  # that utilisation is of
 SECONDS_BETWEEN_VERDICTS = 10.0
 SECONDS_UNTIL_DOUBTED = 5.0  # without a new record before a running run is looked for
 ACTIVE = ("preparing", "running")
-STYLES = {"finished": "green", "preparing": "cyan", "running": "cyan", "interrupted": "yellow", "failed": "red"}
+STYLES = {
+    "finished": "green", "preparing": "cyan", "running": "cyan", "pruned": "dim", "interrupted": "yellow",
+    "failed": "red",
+}  # fmt: skip
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 

@@ -1,12 +1,14 @@
 """Steps by graphs on the CPU: when they are taken, and that they train what launched kernels train.
 
-Triton's interpreter runs the kernels, and a recorder that calls again stands in for CUDA graphs.
+Triton's interpreter runs the optimizer, torch the attention of static buffers (the kernel's own tests are in
+test_kernels.py and test_fused.py), and a recorder that calls again stands in for CUDA graphs.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import kit
@@ -19,6 +21,7 @@ pytest.importorskip("triton", reason="the package triton is not installed; it ex
 from fivetune import rundir
 from fivetune.errors import ConfigError, NumericError
 from fivetune.model import dispatch
+from fivetune.model.kernels.optimizer import FlatAdamW
 from fivetune.training import capture, checkpoint, train
 from fivetune.training.capture import choose_capture, obstacle
 from fivetune.training.checkpoint import Progression
@@ -31,13 +34,28 @@ def again():
     return lambda function: function
 
 
+def attend(q, k, v, cu_q, cu_k, max_q, max_k, bias=None, causal=False, dropout=0.0):
+    """The kernel's function, one sequence after the other."""
+    outs = []
+    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
+        rows, cols = torch.arange(end_q - start_q)[:, None], torch.arange(end_k - start_k)
+        if bias is not None:
+            scores = scores + bias[:, cols - rows + bias.shape[1] // 2]
+        shares = scores.masked_fill(cols > rows, -torch.inf).softmax(-1) if causal else scores.softmax(-1)
+        outs.append(torch.einsum("hij,jhd->ihd", torch.dropout(shares, dropout, True), v[start_k:end_k]))
+    return torch.cat(outs)
+
+
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
     """The CPU counts as a device of kernels and graphs; its buckets are small."""
+    monkeypatch.setattr("fivetune.model.kernels.attention.attention", attend)
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(dispatch._Switch, "on", False)
     monkeypatch.setattr(capture, "has_graphs", lambda device: True)
     monkeypatch.setattr(capture, "GRAINS", (32, 16))
+    monkeypatch.setattr(capture, "NUM_WARM", 2)
     monkeypatch.setattr(capture, "cuda_graphs", again)
 
 
@@ -104,6 +122,20 @@ def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, g
             choose_capture(setup, graphs=graphs)
 
 
+def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, monkeypatch):
+    original = FlatAdamW.step
+
+    def too_far(self):
+        self.lr.mul_(2)
+        original(self)
+
+    monkeypatch.setattr(FlatAdamW, "step", too_far)
+    monkeypatch.setattr(capture, "TOLERANCES", {"fp32": 1.0})
+    chosen = choose_capture(ready(tmp_path, model_folder), graphs=again, clock=clock(0.3, 0.2))
+    assert chosen is not None and not chosen.on
+    assert chosen.why.startswith("after 3 steps the weights are ")
+
+
 def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
     setup = ready(tmp_path, model_folder)
     assert obstacle(setup) == ""
@@ -112,7 +144,7 @@ def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
     setup.place.precision = "fp16"
     assert obstacle(setup) == "the precision is fp16, not bf16 or fp32"
     monkeypatch.setattr(capture, "has_graphs", lambda device: False)
-    assert obstacle(setup) == "the device is cpu, which has none" and choose_capture(setup) is None
+    assert obstacle(setup) == "the device is cpu, which has no CUDA graphs" and choose_capture(setup) is None
 
 
 def steps(setup, first: int, last: int) -> list[float]:
@@ -123,13 +155,14 @@ def steps(setup, first: int, last: int) -> list[float]:
 
 
 def captured(folder, model_folder, **overrides: Any):
+    """A set-up that steps by static buffers, launched every time."""
     setup = ready(folder, model_folder, **overrides)
-    assert choose_capture(setup, graphs=lambda: None, clock=clock(2.0, 1.0)) is not None
+    setup.graphed = capture._graphed(setup, None)
+    setup.optimizer = setup.graphed.optimizer
     return setup
 
 
 def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
     options = {
         "train__batch_size": 2,
         "train__global_batch_size": 4,
@@ -148,11 +181,11 @@ def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeyp
             assert error <= 1e-3 * values[name].abs().max(), (number, name)
 
 
-def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder):
     one = captured(tmp_path, model_folder, model__dropout=0.1)
     steps(one, 0, 2)
-    path = checkpoint.save(tmp_path / "checkpoints", one.model, one.optimizer, one.scaler, Progression(step=2))
+    taken = checkpoint.snapshot(one.model, one.optimizer, one.scaler)
+    path = checkpoint.write(tmp_path / "checkpoints", taken, Progression(step=2))
     expected = steps(one, 2, 4)
     two = captured(tmp_path, model_folder, model__dropout=0.1)
     checkpoint.restore(path, two.model, two.optimizer, two.scaler)
@@ -166,7 +199,6 @@ def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder, 
 
 
 def test_a_step_that_is_not_finite_changes_nothing_from_there_on(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
     setup = captured(tmp_path, model_folder)
     steps(setup, 0, 1)
     nats, before = sys_nats(), weights(setup)
@@ -186,15 +218,13 @@ def sys_nats():
     return graphed.static_nats
 
 
-def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setattr(capture, "_disagreement", lambda *_: "")
+def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder):
     setup = captured(tmp_path, model_folder, train__batch_size=2)
     expected = captured(tmp_path, model_folder, train__batch_size=2)
     original = setup.graphed.steps.step
 
     def step(static, last):
         if setup.batch_size > 1:
-            torch.zeros(1)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return original(static, last)
 

@@ -32,7 +32,8 @@ def _step(setup) -> float:
 
 
 def _save(folder: Path, setup, step: int = 1, **facts) -> Path:
-    return checkpoint.save(folder, setup.plain, setup.optimizer, setup.scaler, Progression(step=step, **facts))
+    taken = checkpoint.snapshot(setup.plain, setup.optimizer, setup.scaler)
+    return checkpoint.write(folder, taken, Progression(step=step, **facts))
 
 
 @pytest.fixture(scope="module")

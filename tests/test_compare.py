@@ -14,7 +14,7 @@ from fake_run import write_run
 
 from fivetune.cli import main
 from fivetune.compare import MEASURES, changes, compare, group_runs
-from fivetune.compare.measures import energy_joules, measures_of, seconds_to
+from fivetune.compare.measures import energy_joules, measures_of, peak, seconds_to
 from fivetune.compare.spread import T_QUANTILES, over_seeds, t_quantile
 from fivetune.errors import RunDirError
 from fivetune.types import Comparison, DeviceSample, Run, StepRecord, TelemetryRecord, Variant
@@ -100,6 +100,16 @@ def test_seconds_until_a_score_is_reached():
     assert [seconds_to(run, "f1", target) for target in (5, 50, 55, 70)] == [0.0, 12.0, 16.0, None]
 
 
+def test_scores_of_a_part_are_not_held_against_scores_of_the_whole():
+    run = make_run(scores=(10.0, 50.0, 40.0))
+    whole = [{**run.evals[0], "scores": {"f1": 5.0}}, {**run.evals[1], "scores": {"f1": 70.0}}]
+    limited = replace(run, evals=[*whole, *({**e, "split": "subset"} for e in run.evals[1:])])
+    found = measures_of(limited, metric="f1")
+    assert (found["score_best"], found["score_last"], peak(limited, "f1")) == (70.0, 40.0, 50.0)
+    assert seconds_to(limited, "f1", 50.0) == 12.0
+    assert of(limited).variants[0].measures["seconds_to_score"].value == 12.0
+
+
 def line(second: float, *devices: DeviceSample, rank: int = 0, phase: str = "train") -> dict[str, Any]:
     return TelemetryRecord(second, host="h", rank=rank, phase=phase, devices=devices).as_dict()
 
@@ -119,6 +129,8 @@ def test_energy_by_counter_and_by_power():
         energy_joules([line(0, DeviceSample(0, power_watts=100)), line(100, DeviceSample(0, power_watts=100))]) is None
     )
     assert energy_joules([line(0), line(1)]) is None
+    instances = [line(second, *(DeviceSample(0, power_watts=50, mig=mig) for mig in (0, 1))) for second in (0, 2)]
+    assert energy_joules(instances) == 200.0
 
 
 # --- spread ---
@@ -191,6 +203,16 @@ def test_scaling_is_held_against_the_measured_one_device_run():
     assert found[1].measures["world_size"].value == 2
 
 
+def test_scaling_is_held_against_the_same_batch_where_it_was_measured():
+    def run(name: str, size: int, batch: int, seconds: float) -> Run:
+        return make_run(name, step_seconds=seconds, world_size=size, launch__nproc=size, train__batch_size=batch)
+
+    alone = [run("small", 1, 8, 2.0), run("big", 1, 16, 1.0)]
+    variants = of(*alone, run("small two", 2, 8, 1.25), run("big two", 2, 16, 0.625)).variants
+    assert [one.measures["scaling_efficiency"].value for one in variants[2:]] == [0.8, 0.8]
+    assert of(alone[0], run("wide", 2, 16, 1.0)).variants[1].measures["scaling_efficiency"].value == 1.0
+
+
 def test_an_idle_second_device_is_told():
     asked = make_run("asked", world_size=1, launch__nproc=2, strategy__name="ddp")
     found = of(make_run("one"), asked)
@@ -261,6 +283,25 @@ def test_changes_between_two_runs():
     assert changes(before, replace(after, predictions={}), metric="f1") is None
 
 
+def test_runs_that_were_never_evaluated_are_compared_by_their_speed():
+    runs = [replace(make_run(name, step_seconds=seconds, optimizer__lr=seconds), evals=[], predictions={})
+            for name, seconds in (("a", 2.0), ("b", 1.0))]  # fmt: skip
+    b = of(*runs, metric="f1").variants[1]
+    assert b.against["examples_per_second"].value == 2.0 and b.measures["score_best"].value is None
+
+
+def test_runs_of_other_tasks_have_no_score_of_this_metric():
+    other = make_run("b", task__name="gsm8k")
+    evals = [{**e, "scores": {"accuracy": 9.0}} for e in other.evals]
+    a, b = of(make_run("a"), replace(other, evals=evals, status={"state": "finished"}), metric="f1").variants
+    assert (a.measures["score_best"].value, b.measures["score_best"].value, b.over_examples) == (50.0, None, None)
+
+
+def test_runs_of_one_name_are_all_there():
+    runs = [make_run(name, optimizer__lr=lr) for name, lr in (("a (2)", 0.1), ("a", 0.2), ("a", 0.3))]
+    assert [one.name for one in of(*runs).variants] == ["a (2)", "a", "a (3)"]
+
+
 # --- the command ---
 
 
@@ -288,6 +329,7 @@ def test_run_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert table["variants"][1]["against"]["examples_per_second"]["value"] == 2.0
     assert "2.00 x" in printed and (tmp_path / "comparison.html").is_file()
     assert main(["compare", folders[0]]) == 2 and "there is nothing to compare it with" in capsys.readouterr().err
+    assert main(["compare", *folders, "--price-per-hour", "nan"]) == 2 and "0 or more" in capsys.readouterr().err
     assert main(["compare", *folders, "--resume"]) == 2 and "in which nothing is run" in capsys.readouterr().err
 
 

@@ -89,6 +89,16 @@ def test_a_bucket_is_launched_until_it_is_warm_and_replayed_after_that():
     assert (recorder.num_recorded, step.num_launched, step.num_replayed) == (1, 6, 2)  # max_graphs
 
 
+def test_where_recording_fails_the_steps_are_launched_and_why_is_kept():
+    def fail(function):
+        raise RuntimeError("out of memory\nmore")
+
+    step = CapturedStep(weigh, BUCKETS, start_id=0, device="cpu", record=fail, warm_up=1)
+    losses = [step.update([batch_of([5, 3], [4, 3])]).item() for _ in range(4)]
+    assert losses == pytest.approx([5.0] * 4) and (step.num_launched, step.num_replayed) == (4, 0)
+    assert step.failure == "RuntimeError: out of memory"
+
+
 def test_only_the_last_batch_of_a_group_updates_and_labels_weigh_the_same():
     lasts = []
 

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "fivetune"
 
 # From the bottom up; a module imports from rows below its own, or from what stands left of it in its row.
 ROWS = (
-    ("errors", "types", "plugins", "sharding"),
+    ("errors", "types", "plugins", "sharding", "values"),
     ("config_layers", "config_search", "config", "config_manual", "rundir", "nano"),
     ("metrics", "tasks", "optimizers", "schedules", "strategies", "sinks"),
     ("data", "model"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,10 @@ def test_what_wins_is_said_with_its_interval_and_its_doubt(found: Comparison) ->
 
 def test_failures_and_differences_stand_on_top(page: Page) -> None:
     told = [text for section in page.sections[:2] for text in section.parts if isinstance(text, Text)]
-    assert "1 run failed and is left out." in told[0].body
+    assert "1 run did not finish and is left out." in told[0].body
     assert any("version of torch" in text.body for text in told)
     assert told[-1].body.endswith("the process was killed (signal 9), out of memory.")
-    assert [badge.body for badge in page.badges] == ["4 variants", "7 runs", "3 warnings", "1 failed"]
+    assert [badge.body for badge in page.badges] == ["4 variants", "7 runs", "3 warnings", "1 missing"]
 
 
 def test_measures_are_worded_by_their_kind() -> None:
@@ -67,7 +68,7 @@ def test_measures_are_worded_by_their_kind() -> None:
     assert say("score_best", 1.5) == ("1.50", "+1.50")
     assert say("loss_best", -0.1234) == ("\u22120.123", "\u22120.123")
     assert say("seconds", 161.4) == ("2 min 41 s", "161.40 x")
-    assert say("padding", 0.125) == ("12.5 %", "+12.5 %")
+    assert say("padding", 0.125) == ("12.5 %", "+12.5 points")
     assert say("energy_joules", 38_000) == ("38.0 kJ", "38,000.00 x")
     seconds = MEASURES["seconds"]
     assert ranged(worded, seconds, Measure(20, 10, 30)) == "20.0 s\n10.0 s to 30.0 s"
@@ -91,6 +92,12 @@ def test_the_table_sorts_by_values_and_shows_best_and_last(page: Page, found: Co
     assert [row[0] for row in against.rows] == [one.name for one in found.variants[1:]]
     speed = against.header.index(MEASURES["examples_per_second"].label)
     assert [row[speed] for row in against.rows] == ["1.20 x", "1.40 x", "1.60 x"]
+
+
+def test_a_varied_setting_that_a_variant_leaves_alone_is_that_of_its_base(found: Comparison) -> None:
+    base = replace(found.variants[0], settings={})
+    table = part(build_comparison(replace(found, variants=(base, *found.variants[1:]))), "Variants", Table)
+    assert table.rows[0][1:3] == ("0.001", "1") and table.values[0][1:3] == (0.001, 1)
 
 
 def test_settings_that_differ_stand_apart_from_those_that_all_share(page: Page) -> None:
@@ -123,12 +130,16 @@ def test_scaling_beyond_the_ideal_is_not_the_same_work(found: Comparison) -> Non
     assert table.rows[0][0] == "lr 0.001, nproc 2 (not the same work)"
 
 
-def test_examples_of_each_kind_can_be_picked_by_variant(page: Page) -> None:
+def test_examples_of_each_kind_can_be_picked_for_any_two_variants(page: Page, found: Comparison) -> None:
     shown = [p for section in page.sections for p in section.parts if isinstance(p, Example)]
     picks = choices(shown)
-    assert set(picks["verdict"]) == {"fixed", "broken", "both wrong"} and len(picks["variant"]) == 3
+    names = [one.name for one in found.variants]
+    assert set(picks["verdict"]) == {"fixed", "broken", "both wrong"}
+    assert set(picks["compared"]) == {f"{a} \u2192 {b}" for a, b in combinations(names, 2)}
+    assert len({one.verdict for one in shown[:20]}) == 3  # what is printed on paper
     table = part(page, "Examples", Table)
-    assert all(sum(row[1:5]) == 640 for row in table.values)  # type: ignore[arg-type]
+    assert [row[:2] for row in table.rows[:3]] == [(names[0], other) for other in names[1:]]
+    assert all(sum(row[2:6]) == 640 for row in table.values)  # type: ignore[arg-type]
     fixed = next(one for one in shown if one.verdict == "fixed")
     assert fixed.before != fixed.prediction and fixed.remark == "F1 0.00, then 1.00"
 

@@ -21,7 +21,7 @@ from fivetune import plugins, rundir
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
 from fivetune.sharding import placed_like, whole
-from fivetune.strategies import World, refuse_other_world
+from fivetune.strategies import World, refuse_other_world, refuse_shared_devices
 from fivetune.strategies.ddp import BUCKET_BYTES, buckets
 from fivetune.training import train
 
@@ -90,6 +90,14 @@ def test_as_many_processes_as_were_asked_for_or_an_error(environ, asked, words):
     with pytest.raises(ConfigError, match=f"^launch.nproc: {words}"):
         refuse_other_world(World.here(environ), asked, environ)
     refuse_other_world(World.here({"SLURM_NTASKS": "1"}), 1, {"SLURM_NTASKS": "1"})
+
+
+def test_more_processes_than_devices_are_an_error():
+    with pytest.raises(
+        ConfigError, match=r"2 processes on this machine, which has 1 CUDA device\. .*launch.nproc to 1, or"
+    ):
+        refuse_shared_devices(1, {"LOCAL_WORLD_SIZE": "2"})
+    refuse_shared_devices(2, {"LOCAL_WORLD_SIZE": "2"})
 
 
 def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):

@@ -122,6 +122,14 @@ def test_baseline_by_settings_and_a_setting_over_the_base(sweep_file):
     assert (sweep.runs[0].config.train.num_steps, sweep.runs[0].config.train.num_epochs) == (None, 2)
     with pytest.raises(ConfigError, match=r"--learning_rate: is varied by .*sweep.yaml. Change it there"):
         read_sweep(path, {"learning_rate": 1})
+    with pytest.raises(ConfigError, match=r"--run.seed: is given by the sweep. Change `seeds:` in .*sweep.yaml"):
+        read_sweep(path, {"run.seed": 1})
+
+
+def test_whole_sections_can_be_varied(sweep_file):
+    sweep = read_sweep(sweep_file("grid: {optimizer: [{name: adamw, lr: 1e-2}, {name: adafactor}]}"))
+    assert list(sweep.variants) == ["optimizer=name=adamw+lr=0.01", "optimizer=name=adafactor"]
+    assert sweep.varied == ("optimizer.name", "optimizer.lr")
 
 
 @pytest.mark.parametrize(
@@ -132,6 +140,7 @@ def test_baseline_by_settings_and_a_setting_over_the_base(sweep_file):
         ("grid: {optimizer.lr: 1}", r"sweep.yaml:3: grid: optimizer.lr is 1. Give a list of values"),
         ("grid: {run.seed: [1, 2]}", r"sweep.yaml:3: grid: run.seed is given by the sweep. Use `seeds:`"),
         ("seeds: 3\ngrid: {optimizer.lr: [1]}", r"sweep.yaml:3: seeds is 3. Give a list of different whole numbers"),
+        ("seeds: [2147483648]\ngrid: {optimizer.lr: [1]}", r":3: seeds is \[2147483648\]. Give a list of different"),
         ("order: random\ngrid: {optimizer.lr: [1]}", r":3: order is 'random'. Give interleaved or by_variant"),
         ("zip: {optimizer.lr: [1], device: [cpu, mps]}", r":3: zip: the lists are not equally long .*lr 1, d"),
         ("grid: {optimizer.lr: [1], device: [cpu, cpu]}", r"two variants are called 'lr=1 device=cpu'"),
@@ -187,6 +196,16 @@ def test_a_failed_run_is_told_and_the_others_go_on(sweep_file, stand_in):
     failed, good = comparison_of(sweep.folder).variants
     assert failed.failures == ("lr-0.5-seed0: step 3: loss nan. Lower optimizer.lr.",)
     assert (failed.runs, len(good.runs)) == ((), 1)
+
+
+def test_a_damaged_run_does_not_hide_the_others(sweep_file, stand_in):
+    sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02]}\nseeds: [1, 2]"))
+    run_sweep(sweep, quiet=True)
+    (sweep.folder / "lr-0.02-seed1" / "status.json").write_text('{"state": "fini')
+    (sweep.folder / "lr-0.02-seed2" / "evals.jsonl").write_text("{}}\n{}\n")
+    good, bad = comparison_of(sweep.folder).variants
+    assert len(good.runs) == 2 and bad.runs == ()
+    assert "status.json:1:11: damaged" in bad.failures[0] and "evals.jsonl:1: damaged" in bad.failures[1]
 
 
 def test_a_killed_run_goes_on(sweep_file, stand_in):
@@ -273,4 +292,5 @@ def test_a_run_that_still_runs_is_left_alone(sweep_file, stand_in):
     run.status(state="running")
     with pytest.raises(RunDirError, match=r"lr-0.01-seed0: is still running in another process. Wait for it or stop"):
         run_sweep(sweep, resume=True, quiet=True)
+    assert comparison_of(sweep.folder).variants[0].failures == ("lr-0.01-seed0: is still running.",)
     run.close()

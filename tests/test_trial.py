@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import kit
@@ -12,10 +13,13 @@ from test_faults import questions
 from fivetune.cli import main
 from fivetune.errors import EnvironmentProblem
 from fivetune.telemetry import trial
-from fivetune.telemetry.evidence import of_run
+from fivetune.telemetry.evidence import Evidence, of_run
 from fivetune.telemetry.trial import can_try, try_out
 from fivetune.telemetry.verdict import diagnose
 from fivetune.training import train
+from fivetune.types import Verdict
+
+Done = subprocess.CompletedProcess([], 0)
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def here(monkeypatch):
 
 
 def tiny_run(folder, model, **settings):
-    data = {"data__train": questions(folder / "some.json", num=200, longest=40), "data__bucket_pool": 32}
+    data = {"data__train": questions(folder / "some.json", num=200), "data__bucket_pool": 32}
     return train(kit.recipe(folder, model, **{**data, "train__global_batch_size": 8, **settings}), quiet=True,
                  preflight=False)  # fmt: skip
 
@@ -64,9 +68,20 @@ def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder
     assert done.measured == pytest.approx(done.predicted, rel=0.6)
 
 
+def test_what_is_changed_is_as_the_recipe_has_it_in_the_runs_without_the_change(monkeypatch):
+    commands = []
+    monkeypatch.setattr(trial, "_cost", lambda *_: 1.0)
+    monkeypatch.setattr(trial.rundir, "read", lambda _: None)
+    monkeypatch.setattr(trial.subprocess, "run", lambda command, **_: commands.append(command) or Done)
+    change = {"report.sinks": []}
+    verdict = Verdict("host_bound", "", None, None, 1.0, "", change, gain=1.5)
+    try_out(Path("runs/x"), Evidence(), verdict, say=lambda _: None)
+    assert ["--report.sinks=[]" in command for command in commands] == [False, True, True, False]
+
+
 def test_a_short_run_that_fails_says_why(tmp_path, model_folder, here):
-    run = tiny_run(tmp_path, model_folder, train__batch_size=1, train__num_steps=40, data__eval=[])
+    tiny_run(tmp_path, model_folder, train__batch_size=8, train__num_steps=1, data__eval=[])
     (tmp_path / "some.json").unlink()
-    evidence = of_run(run)
+    verdict = Verdict("launch_bound", "", None, None, 1.0, "", {"train.batch_size": 4}, gain=1.5)
     with pytest.raises(EnvironmentProblem, match="the short run without the change failed: fivetune: what the error"):
-        try_out(tmp_path / "run", evidence, diagnose(evidence)[0], say=lambda words: None)
+        try_out(tmp_path / "run", Evidence(), verdict, say=lambda words: None)

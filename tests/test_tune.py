@@ -19,7 +19,7 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, EnvironmentProblem, Incomplete, Interrupted
 from fivetune.report.render import render
 from fivetune.report.search import search_page
-from fivetune.rundir import EVALS, STATUS, write_json
+from fivetune.rundir import EVALS, STATUS, read_status, write_json
 from fivetune.search import child
 from fivetune.search.space import grid, load_search, own_settings, trial_config
 from fivetune.search.study import Study
@@ -229,6 +229,8 @@ def test_worse_trials_are_stopped_early(tmp_path, fast):
     assert [one.state for one in found.trials] == ["finished", "finished", "pruned", "finished"]
     assert found.best is not None and found.best.settings == {"optimizer.lr": 9e-3}
     assert found.trials[2].curve == ((1, 1.01), (2, 1.02)) and "pruned" in said[2]
+    status = read_status(tmp_path / "s" / "trial-002")
+    assert (status["state"], status["why"]) == ("pruned", "pruned after evaluation 2")
     best = load_config(tmp_path / "s" / "best.yaml")
     assert best.optimizer.lr == 9e-3 and best.run.dir == "runs/x-best" and not best.search.over  # type: ignore[attr-defined]
 

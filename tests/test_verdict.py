@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,19 @@ def test_a_log_does_not_tell_why_the_device_waits():
         gpu_run({"throttle_reasons": ("sw_power_cap",), "sm_clock_mhz": 1400.0}),
         gpu_run({}, {"utilisation": 0.99, "ours": False}),
         gpu_run({}, {"utilisation": 0.0, "ours": False}),
+        gpu_run(telemetry=samples({"utilisation": 0.02}, num=4)),
+        gpu_run(step={"padding_fraction": 0.3, "num_target_tokens": 40}),
     ],
-    ids=["on a CPU", "GPU-like", "two GPU-like", "at its power limit", "beside another program", "beside an idle one"],
+    ids=[
+        "on a CPU",
+        "GPU-like",
+        "two GPU-like",
+        "at its power limit",
+        "beside another program",
+        "beside an idle one",
+        "too short to be seen",
+        "lengths rounded up by CUDA graphs",
+    ],
 )
 def test_healthy_records_get_no_verdict(run):
     assert verdicts_of(run) == ()
@@ -156,6 +168,21 @@ def test_made_up_counters_exchange_of_gradients():
 def test_made_up_counters_launch_bound_by_utilisation():
     first = verdicts_of(gpu_run({"utilisation": 0.5}))[0]
     assert (first.rule, first.gain) == ("host_bound", pytest.approx(2.0))
+
+
+def test_a_device_that_hardly_works_for_want_of_data_is_not_idle():
+    verdicts = verdicts_of(gpu_run({"utilisation": 0.03, "memory_busy": 0.0}, phases={"data": 30.0}))
+    assert [verdict.rule for verdict in verdicts] == ["input_bound"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "change"), [("padded", {"train.forward": "flat"}), ("auto", {"data.bucket_pool": 32})]
+)
+def test_flat_tokens_are_advised_where_they_were_not_ruled_out(asked, change):
+    run = gpu_run(step={"padding_fraction": 0.4}, settings={"train": {"forward": asked}})
+    padded = {**run.machine, "forward": {"kind": "padded", "why": "measured: flat 9.0 ms, padded 8.0 ms a batch"}}
+    first = verdicts_of(replace(run, machine=padded))[0]
+    assert (first.rule, first.change) == ("padding_bound", change)
 
 
 def test_waiting_for_data_is_not_taken_for_slow_launches():

@@ -77,11 +77,12 @@ def test_what_is_unknown_is_not_made_up(tmp_path):
 
 def test_states_reasons_and_the_order_of_runs(tmp_path):
     a_run(tmp_path / "a", state="failed", why="step 7: loss nan, first in decoder.")
+    a_run(tmp_path / "d", state="pruned", steps=10, why="pruned after evaluation 2")
     a_run(tmp_path / "deep" / "b", state="running", steps=10)
     killed = a_run(tmp_path / "c", state="running", steps=10)
     (killed / rundir.LOCK).write_text("process 1 on gone")
     text = shown(tmp_path)
-    assert "1 running, 1 interrupted, 1 failed" in text or "1 running, 1 failed, 1 interrupted" in text
+    assert "1 running, 1 pruned, 1 interrupted, 1 failed" in text and "pruned after evaluation 2" in text
     assert text.index("deep/b") < text.index("\na ") < text.index("\nc ")
     assert "step 7: loss nan, first in decoder." in text and "killed (process 1 on gone is gone)" in text
 

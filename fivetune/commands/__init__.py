@@ -6,8 +6,11 @@ A command with TAKES_SETTINGS = True gets the words that it does not know in `ar
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+WIDTH = 160  # characters of a table that is not printed to a terminal
 
 
 def print_json(result: dict[str, Any] | list[Any]) -> None:
@@ -26,6 +29,22 @@ def print_scores(scores: dict[str, float]) -> None:
     for name, value in scores.items():
         shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
         print(f"{name:<{width}}  {shown}")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as the terminal, or as WIDTH characters where there is none."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for cell in header:
+        grid.add_column(Text(cell), overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    console = Console(highlight=False)
+    Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)
 
 
 def write_found(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:

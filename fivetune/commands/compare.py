@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_table
 
 TAKES_SETTINGS = True
 PAGE = "comparison.html"
@@ -19,7 +20,6 @@ LABELS = {
     "seconds": "time", "examples_per_second": "examples/s", "scaling_efficiency": "scaling",
     "energy_joules": "energy", "cost": "cost",
 }  # fmt: skip
-WIDTH = 160  # characters of a table that is not printed to a terminal
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,6 +45,8 @@ def run(args: Namespace) -> int:
     from fivetune.sweep import comparison_of, estimates, is_sweep, read_sweep, run_sweep
 
     settings = parse_overrides(args.settings)
+    if args.price_per_hour is not None and not 0 <= args.price_per_hour < inf:
+        raise ConfigError(f"--price-per-hour {args.price_per_hour}: give a number, 0 or more.")
     folders = [Path(source) for source in args.sources if Path(source).is_dir()]
     if folders and (settings or args.dry_run or args.resume or args.overwrite):
         raise ConfigError(f"{folders[0]}: is a directory, in which nothing is run. Give the sweep file, "
@@ -141,7 +143,7 @@ def _print_plan(sweep: Any, seconds: dict[str, float | None], *, as_json: bool) 
         state, expected = state_of(sweep.folder / run.name), seconds[run.name]
         takes = "" if state == "finished" else "unknown" if expected is None else duration(expected)
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
-    _print_rows(("", "variant", "seed", "state", "takes"), rows)
+    print_table(("", "variant", "seed", "state", "takes"), rows)
     left = [value for value in seconds.values() if value != 0]
     known = [value for value in left if value is not None]
     total = (
@@ -162,7 +164,7 @@ def _print_comparison(comparison: Any) -> None:
     held = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
     columns = [(name, beside) for name in shown for beside in (False, True) if not beside or name in held]
     header = ["variant", "runs", *("against" if beside else labels[name] for name, beside in columns)]
-    _print_rows(header, [_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
+    print_table(header, [_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
     print("Below a figure: 95 % interval of scores, least and most of the rest. * nothing is both better and quicker.")
     print(*outcome(comparison))
     for variant in comparison.variants:
@@ -185,19 +187,3 @@ def _row(variant: Any, columns: Sequence[tuple[str, bool]], *, baseline: str) ->
         else:
             row.append(ranged(worded, MEASURES[name], variant.measures[name]))
     return row
-
-
-def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table as wide as the terminal, or as WIDTH characters where there is none."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for cell in header:
-        grid.add_column(Text(cell), overflow="fold")
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    console = Console(highlight=False)
-    Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)

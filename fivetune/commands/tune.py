@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_table
 
 if TYPE_CHECKING:
     from fivetune.types import Search
@@ -53,17 +53,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_table(found: Search) -> None:
     """The best trials with their settings."""
-    from rich.console import Console
-    from rich.table import Table
-
     from fivetune.report.search import in_order
     from fivetune.report.wording import duration, fixed, setting
 
     keys = list(found.best.settings) if found.best else []
-    table = Table("trial", "state", found.metric, "time", *keys, box=None, pad_edge=False, header_style="bold")
+    rows = []
     for one in in_order(found)[:NUM_SHOWN]:
         values = (setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
-        table.add_row(str(one.number), one.state, fixed(one.score), duration(one.seconds), *values)
-    Console(highlight=False).print(table)
+        rows.append((str(one.number), one.state, fixed(one.score), duration(one.seconds), *values))
+    print_table(("trial", "state", found.metric, "time", *keys), rows)
     if len(found.trials) > NUM_SHOWN:
         print(f"and {len(found.trials) - NUM_SHOWN} more, all in the page")

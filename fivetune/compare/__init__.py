@@ -12,28 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fivetune.compare.changes import Change, Changes, changes, paired_difference
-from fivetune.compare.measures import (
-    MEASURES,
-    Kind,
-    best_eval,
-    is_higher_better,
-    known,
-    measures_of,
-    number,
-    seconds_to,
-)
+from fivetune.compare.measures import MEASURES, Kind, best_eval, is_higher_better, measures_of, peak, seconds_to
 from fivetune.compare.same_work import warnings_of
 from fivetune.compare.spread import against, summary, within_scale
 from fivetune.compare.variants import differing, group_runs, seed_of, settings_of
 from fivetune.errors import RunDirError, nearest
 from fivetune.telemetry.verdict import verdicts_of
 from fivetune.types import Comparison, Measure, Run, Variant, Verdict
+from fivetune.values import known, number
 
 __all__ = ["MEASURES", "Change", "Changes", "Kind", "changes", "compare", "differing", "group_runs", "run_measures"]
 
 Values = dict[str, float | None]
 
-SHARING = ("launch.", "strategy.", "train.batch_size", "train.global_batch_size")
+SHARING = ("launch.", "strategy.")  # settings that say how many devices share the work, and how
+BATCH = ("train.batch_size", "train.global_batch_size")  # may grow with the devices
 
 
 def compare(
@@ -54,7 +47,7 @@ def compare(
         varied: the settings that are meant to differ; every other difference is a warning.
         price_per_hour: of the machine, in any currency.
 
-    Raises RunDirError for a baseline or a metric that no run has.
+    Raises RunDirError for a baseline that is no variant, or a metric that no evaluation has.
     """
     names = [variant.name for variant in variants]
     baseline = baseline if baseline is not None else names[0]
@@ -65,7 +58,7 @@ def compare(
     first = next(variant for variant in variants if variant.name == baseline)
     tables = run_measures(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     measured = [_measured(variant, first, tables, metric) for variant in variants]
-    better = is_higher_better(runs[0], metric) if runs else True
+    better = is_higher_better(runs, metric)
     front = pareto(measured, higher_is_better=better)
     return Comparison(
         title=title,
@@ -80,10 +73,10 @@ def compare(
 
 
 def _metric(runs: Sequence[Run], asked: str | None) -> str:
-    """The score that counts. Raises RunDirError if no run has it."""
+    """The score that counts. Raises RunDirError if there are scores and it is none of them."""
     found = Counter(name for run in runs for record in run.evals for name in record.get("scores") or {})
     if asked is not None:
-        if runs and asked not in found:
+        if found and asked not in found:
             raise RunDirError(f"metric: no run has a score {asked!r}. {nearest(asked, found)}")
         return asked
     said = Counter(name for run in runs if (name := (run.status.get("best") or {}).get("metric")))
@@ -103,7 +96,7 @@ def run_measures(
         ]
         for variant in variants
     }
-    targets = {seed: table["score_best"] for seed, table in tables[baseline.name]}
+    targets = {seed_of(run): peak(run, metric) for run in baseline.runs}
     typical = _median(targets.values())
     for variant in variants:
         for run, (seed, table) in zip(variant.runs, tables[variant.name], strict=True):
@@ -121,24 +114,28 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _efficiency(
     variant: Variant, table: Values, variants: Sequence[Variant], tables: Mapping[str, list[tuple[int | None, Values]]]
 ) -> float | None:
-    """Examples per second / (processes x those of the measured one-device runs of the same settings); None for one."""
+    """Examples per second / (processes x those of the measured one-device runs of the same settings); None for one.
+
+    Batches may be of another size on one device, but only where no one-device run has the same size.
+    """
     size, rate = table["world_size"], table["examples_per_second"]
     if not size or size < 2 or rate is None:
         return None
-    alone = [
-        own["examples_per_second"]
-        for other in variants
-        if other.runs and _unplaced(other.runs[0]) == _unplaced(variant.runs[0])
-        for _, own in tables[other.name]
-        if own["world_size"] == 1
-    ]
-    one = _median(alone)
-    return rate / (size * one) if one else None
+    for ignored in (SHARING, (*SHARING, *BATCH)):
+        one = _median(
+            own["examples_per_second"]
+            for other in variants
+            if other.runs and _without(ignored, other.runs[0]) == _without(ignored, variant.runs[0])
+            for _, own in tables[other.name]
+            if own["world_size"] == 1
+        )
+        if one:
+            return rate / (size * one)
+    return None
 
 
-def _unplaced(run: Run) -> dict[str, object]:
-    """The settings that say what is trained, not on how many devices."""
-    return {key: value for key, value in settings_of(run).items() if not key.startswith(SHARING)}
+def _without(ignored: tuple[str, ...], run: Run) -> dict[str, object]:
+    return {key: value for key, value in settings_of(run).items() if not key.startswith(ignored)}
 
 
 def _measured(

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fivetune.analysis.bootstrap import paired
-from fivetune.compare.measures import best_eval, known, number, score_of, task_of
+from fivetune.compare.measures import best_eval, score_of, task_of
 from fivetune.metrics import details_of, means_of, score_all
 from fivetune.types import Line, Measure, Run, Scores
+from fivetune.values import known, number
 
 RIGHT = 1.0  # score of an example that is wholly right
 

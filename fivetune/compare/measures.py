@@ -15,6 +15,7 @@ from fivetune import plugins, rundir
 from fivetune.errors import ConfigError
 from fivetune.metrics import higher_is_better, score_names
 from fivetune.types import Run
+from fivetune.values import known, number
 
 MAX_GAP_SECONDS = 60.0  # between two samples of a device; what lies in a longer gap is not known
 
@@ -71,7 +72,8 @@ def measures_of(run: Run, *, metric: str, price_per_hour: float | None = None) -
         metric: the score that counts, in points.
         price_per_hour: of the machine, in any currency.
     """
-    best, last = best_eval(run, metric), next(reversed(rundir.own_evals(run.evals)), None)
+    on_the_way = series(run)
+    best, last = best_eval(run, metric), next(reversed(on_the_way), None)
     score, seconds = score_of(best, metric), number(run.status.get("seconds"))
     energy = energy_joules(run.telemetry)
     cost = None if price_per_hour is None or seconds is None else price_per_hour * seconds / 3600
@@ -79,7 +81,7 @@ def measures_of(run: Run, *, metric: str, price_per_hour: float | None = None) -
         **dict.fromkeys(MEASURES),
         "score_best": score,
         "score_last": score_of(last, metric),
-        "loss_best": min(known(e.get("loss") for e in rundir.own_evals(run.evals)), default=None),
+        "loss_best": min(known(e.get("loss") for e in on_the_way), default=None),
         "loss_last": number(last.get("loss")) if last else None,
         "seconds": seconds,
         **speeds(run.steps),
@@ -89,17 +91,6 @@ def measures_of(run: Run, *, metric: str, price_per_hour: float | None = None) -
         "cost": cost,
         "cost_per_point": _ratio(cost, score),
     }
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for everything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
-
-
-def known(values: Iterable[Any]) -> list[float]:
-    """The finite numbers among values."""
-    return [found for value in values if (found := number(value)) is not None]
 
 
 def _ratio(top: float | None, bottom: float | None) -> float | None:
@@ -114,10 +105,11 @@ def score_of(record: Mapping[str, Any] | None, metric: str) -> float | None:
     return number((record.get("scores") or {}).get(metric)) if record else None
 
 
-def is_higher_better(run: Run, metric: str) -> bool:
-    """Whether more is better of a score, as the run's task says; True where its settings are no longer understood."""
-    task = task_of(run)
-    return higher_is_better(task.metrics, metric) if task and metric in score_names(task.metrics) else True
+def is_higher_better(runs: Iterable[Run], metric: str) -> bool:
+    """Whether more is better of a score, as the first task that has it says; True where none is understood any more."""
+    tasks = (task_of(run) for run in runs)
+    said = (higher_is_better(task.metrics, metric) for task in tasks if task and metric in score_names(task.metrics))
+    return next(said, True)
 
 
 def task_of(run: Run) -> Any:
@@ -127,6 +119,17 @@ def task_of(run: Run) -> Any:
         return plugins.load("tasks", table.pop("name", "")).model_validate(table)
     except (ValueError, ConfigError):
         return None
+
+
+def series(run: Run) -> list[dict[str, Any]]:
+    """The run's own evaluations on the way, all of the same examples: those of the subset, where it has one."""
+    return rundir.own_evals([e for e in run.evals if e.get("split") == "subset"]) or rundir.own_evals(run.evals)
+
+
+def peak(run: Run, metric: str) -> float | None:
+    """The best score on the way, in points."""
+    best = max if is_higher_better([run], metric) else min
+    return best(known(score_of(record, metric) for record in series(run)), default=None)
 
 
 def best_eval(run: Run, metric: str) -> dict[str, Any] | None:
@@ -140,17 +143,17 @@ def best_eval(run: Run, metric: str) -> dict[str, Any] | None:
     evals = [e for e in rundir.own_evals(run.evals) if score_of(e, metric) is not None]
     whole = [e for e in evals if e.get("split") == "eval"] or evals
     tuned = [e for e in whole if e["step"] > 0] or whole
-    sign = 1 if is_higher_better(run, metric) else -1
+    sign = 1 if is_higher_better([run], metric) else -1
     return max(tuned, key=lambda e: sign * (score_of(e, metric) or 0.0), default=None)
 
 
 def seconds_to(run: Run, metric: str, target: float) -> float | None:
-    """Seconds of training steps until an evaluation first reached a score; None if none did.
+    """Seconds of training steps until an evaluation on the way first reached a score; None if none did.
 
     Seconds of evaluations and checkpoints are not counted.
     """
-    sign = 1 if is_higher_better(run, metric) else -1
-    for record in rundir.own_evals(run.evals):
+    sign = 1 if is_higher_better([run], metric) else -1
+    for record in series(run):
         score = score_of(record, metric)
         if score is not None and sign * score >= sign * target:
             taken = [number(step.get("step_seconds")) for step in run.steps if step["step"] <= record["step"]]
@@ -245,16 +248,16 @@ Series = list[tuple[float, Mapping[str, Any]]]
 """Moments (seconds) and samples of one device."""
 
 
-def device_series(telemetry: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, int], Series]:
-    """The samples of each device of the run, by host and index, in the order of time.
+def device_series(telemetry: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], Series]:
+    """The samples of each device of the run, by host, index and MIG instance, in the order of time.
 
     Where several processes of a node sampled the same device, those of the lowest rank; devices that no process of the
     run uses are left out.
     """
-    by_rank: dict[tuple[Any, int], dict[int, Series]] = {}
+    by_rank: dict[tuple[Any, ...], dict[int, Series]] = {}
     for line in telemetry:
         for sample in line.get("devices") or ():
-            ranks = by_rank.setdefault((line.get("host"), sample["index"]), {})
+            ranks = by_rank.setdefault((line.get("host"), sample["index"], sample.get("mig")), {})
             ranks.setdefault(line.get("rank") or 0, []).append((line["seconds"], sample))
     series = {}
     for device, ranks in by_rank.items():

@@ -12,10 +12,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from fivetune import rundir
-from fivetune.compare.measures import known, number
+from fivetune.compare.measures import series
 from fivetune.compare.variants import ABSENT, seed_of, settings_of
 from fivetune.config_layers import PLUGIN_SECTIONS
 from fivetune.types import Run, Variant
+from fivetune.values import dig, known, number
 
 MAX_NAMED = 4  # names in one sentence
 OVERLAP_SECONDS = 5.0  # two runs one after the other may seem to overlap by the rounding of their starts
@@ -56,12 +57,6 @@ def warnings_of(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[s
 # --- facts ---
 
 
-def _dig(table: Any, *path: str) -> Any:
-    for key in path:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table
-
-
 def _last(run: Run) -> Mapping[str, Any]:
     return run.steps[-1] if run.steps else {}
 
@@ -78,7 +73,7 @@ def _tokens(run: Run) -> int | None:
 
 def _set(split: str) -> Callable[[Run], Any]:
     def fingerprint(run: Run) -> Any:
-        summary = _dig(run.data, split) or {}
+        summary = dig(run.data, split) or {}
         known = summary.get("fingerprint")
         return f"{str(known)[:8]} with {summary.get('num_examples')} examples" if known else None
 
@@ -86,7 +81,7 @@ def _set(split: str) -> Callable[[Run], Any]:
 
 
 def _evaluated(run: Run) -> Any:
-    evals = rundir.own_evals(run.evals)
+    evals = series(run)
     return evals[-1].get("num_examples") if evals else None
 
 
@@ -96,12 +91,12 @@ def _task(run: Run) -> Any:
 
 
 def _commit(run: Run) -> Any:
-    commit = _dig(run.machine, "git", "commit")
-    return commit and f"{str(commit)[:10]}{' with changes' if _dig(run.machine, 'git', 'dirty') else ''}"
+    commit = dig(run.machine, "git", "commit")
+    return commit and f"{str(commit)[:10]}{' with changes' if dig(run.machine, 'git', 'dirty') else ''}"
 
 
 def _machine(*path: str) -> Callable[[Run], Any]:
-    return lambda run: _dig(run.machine, *path)
+    return lambda run: dig(run.machine, *path)
 
 
 LENGTH = ("train.num_steps", "train.num_epochs", "train.global_batch_size", "train.batch_size", "launch")
@@ -210,7 +205,7 @@ def _world_sizes(variants: Sequence[Variant]) -> list[str]:
     sentences = []
     for variant in variants:
         for run in variant.runs:
-            asked = number(_dig(run.config, "launch", "nproc"))
+            asked = number(dig(run.config, "launch", "nproc"))
             there = {int(size) for step in run.steps if (size := number(step.get("world_size"))) is not None}
             if asked is not None and there and there != {int(asked)}:
                 sentences.append(
@@ -310,7 +305,7 @@ def _matters(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
 
 def _versions(variants: Sequence[Variant], names: Mapping[int, str]) -> list[str]:
     packages = dict.fromkeys(
-        name for variant in variants for run in variant.runs for name in _dig(run.machine, "versions") or {}
+        name for variant in variants for run in variant.runs for name in dig(run.machine, "versions") or {}
     )
     facts = [Fact(f"the version of {package}", _machine("versions", package)) for package in packages]
     return [line for fact in facts for line in _differences(fact, variants, names, (), always=True)]

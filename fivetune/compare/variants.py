@@ -5,27 +5,17 @@ In: Runs. Out: Variants without measures, in the order of the runs, and which se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from itertools import count
 from typing import Any
 
 from fivetune.config_layers import PLUGIN_SECTIONS
 from fivetune.types import Run, Variant
+from fivetune.values import flat
 
 NOT_WORK = ("run.", "report.", "search.", "telemetry.")  # settings that say where and how a run is told, and its seed
-NOT_WORK_KEYS = ("data.cache_dir", "train.log_every_steps", "checkpoint.keep", "checkpoint.every_steps")
+NOT_WORK_KEYS = ("data.cache_dir", "train.log_every_steps", "checkpoint.keep")
 ABSENT = "(not there)"
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys.
-
-    >>> flat({"optimizer": {"name": "adamw", "lr": 0.1}, "device": "cpu"})
-    {'optimizer.name': 'adamw', 'optimizer.lr': 0.1, 'device': 'cpu'}
-    """
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...
     variants: dict[str, Variant] = {}
     for members in groups.values():
         table = settings_of(members[0])
-        name = _free(_name(members[0]), variants)
+        name = free_name(_name(members[0]), variants)
         settings = {key: table.get(key, ABSENT) for key in varied}
         variants[name] = Variant(name, settings, tuple(members), measures={})
     return tuple(variants.values()), varied
@@ -77,7 +67,12 @@ def _name(run: Run) -> str:
     return run.name.removesuffix(f"-seed{seed_of(run)}")
 
 
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    """The name, numbered if another variant has it."""
-    number = sum(1 for other in taken if other == name or other.startswith(f"{name} ("))
-    return f"{name} ({number + 1})" if number else name
+def free_name(name: str, taken: Collection[str], *, numbered: str = "{} ({})") -> str:
+    """The name, with the least number that makes it another one if it is taken.
+
+    >>> free_name("a", ()), free_name("a", ("a (2)", "a"))
+    ('a', 'a (3)')
+    """
+    if name not in taken:
+        return name
+    return next(other for number in count(2) if (other := numbered.format(name, number)) not in taken)

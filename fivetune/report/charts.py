@@ -15,9 +15,10 @@ from typing import Any
 from fivetune.analysis.calibration import Bin, RiskCoverage
 from fivetune.analysis.labels import Confusion
 from fivetune.analysis.slices import Slice
-from fivetune.report.series import Series, known, quantile, smooth, thin, window
-from fivetune.report.wording import amount, number, visible, whole
+from fivetune.report.series import Series, quantile, smooth, thin, window
+from fivetune.report.wording import amount, visible, whole
 from fivetune.types import Chart
+from fivetune.values import known, number
 
 HEIGHT = 280
 COLORS = tuple(f"var(--series-{i})" for i in range(1, 7))

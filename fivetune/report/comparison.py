@@ -17,12 +17,12 @@ from fivetune.report.load_charts import Lane, lanes_chart, lines_told, look_of, 
 from fivetune.report.render import render
 from fivetune.report.scaling import scaling_section
 from fivetune.report.scores import label
-from fivetune.report.series import known
 from fivetune.report.telemetry import MEANINGS, breakdown, measured_steps, verdicts_table
 from fivetune.report.variants import COSTS, against_tables, measure, outcome, variants_tables
 from fivetune.report.wording import UNKNOWN, fixed, percent, plural, short
 from fivetune.rundir import write_text
 from fivetune.types import Comparison, Page, Run, Section, Table, Text, Variant
+from fivetune.values import known
 
 Part = Any
 
@@ -68,7 +68,7 @@ def _badges(comparison: Comparison) -> tuple[Text, ...]:
         Text(plural(runs, "run")),
         Text(plural(warned, "warning") if warned else "same work", "warning" if warned else "good"),
     ]
-    return (*badges, *([Text(f"{failed} failed", "warning")] if failed else ()))
+    return (*badges, *([Text(f"{failed} missing", "warning")] if failed else ()))
 
 
 def outcome_section(comparison: Comparison) -> Section:
@@ -84,7 +84,7 @@ def outcome_section(comparison: Comparison) -> Section:
 
 
 def warnings_section(comparison: Comparison) -> Section:
-    """What differs besides what was varied, and what became of runs that failed."""
+    """What differs besides what was varied, and what became of runs that did not finish."""
     failures = [f"{variant.name}: {why}" for variant in comparison.variants for why in variant.failures]
     told = [*comparison.warnings, *failures]
     if told:
@@ -147,22 +147,30 @@ def load_section(variants: Sequence[Variant]) -> Section:
 
 
 def _load_table(variants: Sequence[Variant], loads: Sequence[Sequence[Load]]) -> Table | None:
-    """Mean and highest value of each gauge of each run, all its devices taken together."""
+    """Mean and highest value of each quantity of each run, over all devices that it used."""
     runs = [(variant.name, run.name) for variant in variants for run in variant.runs]
-    gauges = (*DEVICE_GAUGES, *HOST_GAUGES)
-    found = [[_mean_and_most(load, gauge) for gauge in gauges] for of_variant in loads for load in of_variant]
-    shown = [i for i in range(len(gauges)) if any(row[i][0] is not None for row in found)]
+    told = [(gauge, word) for gauge in (*DEVICE_GAUGES, *HOST_GAUGES) for word in gauge.fields.values()]
+    found = [[_mean_and_most(load, gauge, word) for gauge, word in told] for own in loads for load in own]
+    shown = [i for i in range(len(told)) if any(row[i][0] is not None for row in found)]
     if not shown:
         return None
     rows = tuple((*names, *(_pair(*figures[i]) for i in shown)) for names, figures in zip(runs, found, strict=True))
     values = tuple((None, None, *(figures[i][0] for i in shown)) for figures in found)
-    header = ("variant", "run", *(f"{gauges[i].title} ({gauges[i].unit})" for i in shown))
-    caption = "Mean over the run, and below it the highest sample; all devices together. (telemetry.jsonl)"
+    header = ("variant", "run", *(_titled(*told[i]) for i in shown))
+    caption = (
+        "Mean over the whole run, and below it the highest sample, of the devices that the run used; several devices, "
+        "hosts or processes are averaged. (telemetry.jsonl)"
+    )
     return Table(caption, header, rows, values=values)
 
 
-def _mean_and_most(load: Load, gauge: Gauge) -> tuple[float | None, float | None]:
-    values = [value for track in load.tracks(gauge) for value in known(track.values)]
+def _titled(gauge: Gauge, word: str) -> str:
+    return f"{gauge.title}{', ' if word else ''}{word} ({gauge.unit})"
+
+
+def _mean_and_most(load: Load, gauge: Gauge, word: str) -> tuple[float | None, float | None]:
+    tracks = [track for track in load.tracks(gauge) if track.word == word and track.used]
+    values = [value for track in tracks for value in known(track.values)]
     return (sum(values) / len(values), max(values)) if values else (None, None)
 
 
@@ -230,13 +238,14 @@ def verdicts_section(variants: Sequence[Variant]) -> Section:
 def definitions_section() -> Section:
     """What the words on the page mean."""
     rows = (
-        ("95 % interval", "Of a score: how far it would move with other seeds and other examples of the same kind."),
+        ("95 % interval", "Of a score: how far it would move with other seeds; of a single run, with other examples."),
         ("range", "Of times, speeds and the like: the least and the most of the variant's runs."),
-        ("against the baseline", "Scores and losses: the variant's minus the baseline's, paired by example and seed. "
-         "The rest: the variant's divided by the baseline's."),
-        ("best, last", "The evaluation with the highest score of a run, and the one after its last step. "
-         "The best is chosen on the same examples, so it flatters; the last does not."),
+        ("against the baseline", "Scores, losses and shares: the variant's minus the baseline's, of runs with the same "
+         "seed. The rest: the variant's divided by the baseline's."),
+        ("best, last", "The evaluation that a run chose its weights by, and the one after its last step. The best is "
+         "chosen on the same examples, so it flatters; the last does not. Where eval.max_examples limits evaluations, "
+         "the best one is repeated on all examples, the last one is not."),
         ("examples per second", "Examples that were really processed, by the time that training steps took."),
-        ("Pareto front", "Variants to which no other is both better and cheaper."),
+        ("Pareto front", "Variants to which no other is as good and as quick, and better in one of the two."),
     )  # fmt: skip
     return Section("Definitions", (Table("What the words on this page mean.", ("word", "meaning"), rows),))

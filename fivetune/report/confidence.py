@@ -13,8 +13,9 @@ from fivetune.analysis.calibration import RiskCoverage, calibration_error, relia
 from fivetune.analysis.threshold import Tuned, tuned_threshold
 from fivetune.report import charts
 from fivetune.report.scores import label
-from fivetune.report.wording import change, dig, fixed, number, percent, plain, plural, short, whole
+from fivetune.report.wording import change, fixed, percent, plain, plural, short, whole
 from fivetune.types import Figure, Line, Section, Table, Text
+from fivetune.values import dig, number
 
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEANING = (

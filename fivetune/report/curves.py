@@ -20,20 +20,10 @@ from fivetune.report.scores import (
     score,
     score_keys,
 )
-from fivetune.report.series import (
-    Series,
-    by_step,
-    column,
-    evenly,
-    known,
-    quantile,
-    ratio,
-    smooth,
-    total,
-    window,
-)
-from fivetune.report.wording import dig, duration, fixed, number, percent, share, short, whole
+from fivetune.report.series import Series, by_step, column, evenly, quantile, ratio, smooth, total, window
+from fivetune.report.wording import duration, fixed, percent, share, short, whole
 from fivetune.types import Run, Section, Table, Text
+from fivetune.values import dig, known, number
 
 Part = Any
 NUM_VALUES = 13

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import combinations, zip_longest
 
 from fivetune.compare import Change, Changes, changes
+from fivetune.compare.variants import seed_of
 from fivetune.report.examples import shortened
-from fivetune.report.provenance import flat, machine_facts
+from fivetune.report.provenance import machine_facts
 from fivetune.report.scores import label
-from fivetune.report.wording import UNKNOWN, dig, fixed, grouped, number, plural, setting, whole
+from fivetune.report.wording import UNKNOWN, fixed, grouped, plural, setting, whole
 from fivetune.types import Comparison, Example, Run, Section, Table, Text, Variant
+from fivetune.values import flat, number
 
 OWN_KEYS = ("run.dir", "run.seed", "run.name", "report.title", "report.beside")
 MAX_EXAMPLES = 900
+MAX_PAIRS = 15  # any two of six variants
 KINDS = ("fixed", "broken", "both wrong")
+
+Pair = tuple[str, str]
+"""Names of two variants."""
 
 
 def settings_tables(comparison: Comparison) -> list[Table]:
     """The settings in which variants differ, a row per variant, and folded those that all of them share."""
-    settings = [dict(flat(variant.runs[0].config)) if variant.runs else {} for variant in comparison.variants]
+    settings = [flat(variant.runs[0].config) if variant.runs else {} for variant in comparison.variants]
     values = [{key: setting(key, value) for key, value in table.items()} for table in settings]
     keys = dict.fromkeys(key for table in values for key in table)
     told = [table for table in values if table]
@@ -74,50 +81,55 @@ def machine_tables(variants: Sequence[Variant]) -> list[Table]:
 
 
 def examples_section(comparison: Comparison) -> Section:
-    """Which examples each variant gets right that the baseline gets wrong, and the other way round."""
-    base = next((one for one in comparison.variants if one.name == comparison.baseline and one.runs), None)
-    others = [one for one in comparison.variants if base and one.name != base.name and one.runs]
-    found: dict[str, Changes] = {}
-    for other in others:
-        before, after = _alike(base or other, other)
-        moves = changes(before, after, metric=comparison.metric)
-        if moves:
-            found[other.name] = moves
+    """Which examples one variant gets right and another wrong: the baseline beside each, and any other two of a few."""
+    found: dict[Pair, Changes] = {}
+    for first, second in _pairs(comparison):
+        before, after = _alike(first, second)
+        if moves := changes(before, after, metric=comparison.metric):
+            found[first.name, second.name] = moves
     if not found:
         return Section("Examples", ())
     most = max(4, min(60, MAX_EXAMPLES // (3 * len(found))))
     words = (
-        f"Baseline {comparison.baseline} beside each variant: the best evaluations of one run of each, with the same "
-        f"seed where there is one. Of each kind at most {most} examples are shown, drawn by chance."
+        "The best evaluations of one run of each of two variants, with the same seed where there is one. Of each two "
+        f"and of each kind at most {most} examples are shown, drawn by chance."
     )
-    shown = [one for kind in KINDS for name, moves in found.items() for one in _examples(name, moves, kind, most)]
+    drawn = [_examples(pair, moves, kind, most) for kind in KINDS for pair, moves in found.items()]
+    shown = [one for row in zip_longest(*drawn) for one in row if one is not None]
     return Section("Examples", (_moves_table(found), Text("Single examples", "heading"), Text(words), *shown))
+
+
+def _pairs(comparison: Comparison) -> list[tuple[Variant, Variant]]:
+    """The baseline with every other variant; with few variants any two, the baseline first."""
+    told = sorted((one for one in comparison.variants if one.runs), key=lambda one: one.name != comparison.baseline)
+    pairs = list(combinations(told, 2))
+    return pairs if len(pairs) <= MAX_PAIRS else pairs[: len(told) - 1]
 
 
 def _alike(base: Variant, other: Variant) -> tuple[Run, Run]:
     """A run of each, of one seed if they have one in common."""
-    by_seed = {dig(run.config, "run", "seed"): run for run in reversed(base.runs)}
+    by_seed = {seed_of(run): run for run in reversed(base.runs)}
     for run in other.runs:
-        if (seed := dig(run.config, "run", "seed")) in by_seed:
+        if (seed := seed_of(run)) in by_seed:
             return by_seed[seed], run
     return base.runs[0], other.runs[0]
 
 
-def _moves_table(found: Mapping[str, Changes]) -> Table:
+def _moves_table(found: Mapping[Pair, Changes]) -> Table:
     rows, values = [], []
-    for name, moves in found.items():
+    for pair, moves in found.items():
         counts = [len(group) for group in (moves.fixed, moves.broken, moves.both_wrong, moves.both_right)]
-        rows.append((name, *map(whole, counts), f"{counts[0] - counts[1]:+d}".replace("-", "\u2212")))
-        values.append((None, *map(float, counts), float(counts[0] - counts[1])))
-    header = ("variant", "fixed", "broken", "both wrong", "both right", "fixed less broken")
+        rows.append((*pair, *map(whole, counts), f"{counts[0] - counts[1]:+d}".replace("-", "\u2212")))
+        values.append((None, None, *map(float, counts), float(counts[0] - counts[1])))
+    header = ("first", "second", "fixed", "broken", "both wrong", "both right", "fixed less broken")
     caption = (
-        "What became of each example: fixed are those that the baseline has wrong and the variant right, broken the "
-        f"other way round. Right is a {label(next(iter(found.values())).score)} of 1."
+        "What became of each example: fixed are those that the first has wrong and the second right, broken the other "
+        f"way round. Right is a {label(next(iter(found.values())).score)} of 1."
     )
     return Table(caption, header, tuple(rows), values=tuple(values))
 
 
-def _examples(name: str, moves: Changes, kind: str, most: int) -> list[Example]:
+def _examples(pair: Pair, moves: Changes, kind: str, most: int) -> list[Example]:
     """Some examples of a kind, drawn by their ids."""
     group: tuple[Change, ...] = getattr(moves, kind.replace(" ", "_"))
     return [
@@ -128,7 +140,7 @@ def _examples(name: str, moves: Changes, kind: str, most: int) -> list[Example]:
             references=tuple(grouped(shortened(reference) for reference in one.references if reference)),
             verdict=kind,
             remark=f"{label(moves.score)} {fixed(one.score_before)}, then {fixed(one.score_after)}",
-            tags={"variant": name},
+            tags={"compared": " \u2192 ".join(pair)},
             before=shortened(one.before),
         )
         for one in sorted(group, key=lambda one: sha256(one.id.encode()).digest())[:most]

@@ -13,8 +13,9 @@ from typing import Any
 
 from fivetune.analysis.slices import DIMENSIONS
 from fivetune.report.scores import baseline_eval, best_eval, predictions_of
-from fivetune.report.wording import dig, fixed, grouped, number, percent, plain, plural, share, whole
+from fivetune.report.wording import fixed, grouped, percent, plain, plural, share, whole
 from fivetune.types import Example, Run, Section, Table, Text
+from fivetune.values import dig, number
 
 NUM_WORST, NUM_RANDOM = 200, 100
 MAX_INPUT_CHARS = 2000

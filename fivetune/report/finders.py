@@ -10,8 +10,9 @@ from math import log10
 from typing import Any
 
 from fivetune.report.charts import COLORS, MUTED, layout, line, mark_step
-from fivetune.report.wording import amount, dig, number, percent, plain, short, size, whole
+from fivetune.report.wording import amount, percent, plain, short, size, whole
 from fivetune.types import Chart, Figure, Page, Section, Table, Text
+from fivetune.values import dig, number
 
 TITLES = {"find-lr": "Learning-rate range test", "find-batch": "Micro-batch size"}
 

@@ -24,8 +24,9 @@ from fivetune.report.scores import (
     score,
 )
 from fivetune.report.series import by_step, column
-from fivetune.report.wording import change, dig, duration, fixed, grouped, number, percent, plain, plural, share, whole
+from fivetune.report.wording import change, duration, fixed, grouped, percent, plain, plural, share, whole
 from fivetune.types import Run
+from fivetune.values import dig, number
 
 UNKNOWN_LIMIT = 0.001
 FROZEN_STEPS = 5
@@ -80,6 +81,7 @@ def _ending(run: Run) -> str:
         "finished": f"The run finished after {done} in {duration(dig(run.status, 'seconds'))}.",
         "failed": f"The run failed after {done}{reason}.",
         "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
+        "pruned": f"The search stopped the run after {done}, as others were better{reason}.",
         "preparing": "The run is marked as preparing: it has not made a step yet, or it was killed.",
         "running": f"The run is marked as running, after {done}: it goes on, or it was killed.",
     }

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivetune.report import charts
-from fivetune.report.wording import dig, discreet, fixed, number, percent, plain, plural, share, whole
+from fivetune.report.wording import discreet, fixed, percent, plain, plural, share, whole
 from fivetune.types import Run, Section, Table, Text
+from fivetune.values import dig, number
 
 Part = Any
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any
 
-from fivetune.report.series import Series, known, quantile
-from fivetune.report.wording import dig, number
+from fivetune.report.series import Series, quantile
+from fivetune.values import dig, known, number
 
 Record = dict[str, Any]
 Row = tuple[float, str, Mapping[str, Any]]  # time, name, counters
@@ -69,12 +69,17 @@ PROCESS_FIELDS = ("process_cores", "process_ram_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One quantity of one device, host or process: seconds since the run began, and values (None = gap)."""
+    """One quantity of one device, host or process: seconds since the run began, and values (None = gap).
+
+    `word` says which of a gauge's quantities it is; `used` is False for a device that no process of the run uses.
+    """
 
     name: str
     seconds: list[float]
     values: Series
     limit: float | None = None
+    word: str = ""
+    used: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +125,20 @@ class Load:
     def _devices(self) -> list[Row]:
         """Each device at each time, told by the first process of its node."""
         found = [
-            (at, (record.get("host"), device.get("index")), device)
+            (at, (record.get("host"), device.get("index"), device.get("mig")), device)
             for at, record in self._told_by_node()
             for device in record.get("devices") or ()
             if isinstance(device, Mapping)
         ]
         used = {place for _, place, device in found if device.get("ours") is not False}
         names = {
-            (host, index): f"{host if self._several_hosts else ''} GPU {index}".strip()
-            + ("" if (host, index) in used else " (not used by the run)")
-            for host, index in dict.fromkeys(place for _, place, _ in found)
+            place: self._called(*place) + ("" if place in used else " (not used by the run)") for _, place, _ in found
         }
-        return [(at, names[place], device) for at, place, device in found]
+        return [(at, names[place], {**device, "used": place in used}) for at, place, device in found]
+
+    def _called(self, host: Any, index: Any, mig: Any) -> str:
+        instance = "" if mig is None else f" MIG {mig}"
+        return f"{host if self._several_hosts else ''} GPU {index}{instance}".strip()
 
     @cached_property
     def _hosts(self) -> list[Row]:
@@ -165,6 +172,7 @@ def _series(rows: Sequence[Row], gauge: Gauge, field: str, word: str) -> list[Tr
     """One field of a gauge: a series of each device, host or process that has it."""
     points: dict[str, tuple[list[float], Series]] = {}
     limits: dict[str, float] = {}
+    unused = {name for _, name, table in rows if table.get("used") is False}
     for at, name, table in rows:
         if field not in table:
             continue
@@ -175,7 +183,8 @@ def _series(rows: Sequence[Row], gauge: Gauge, field: str, word: str) -> list[Tr
         if gauge.limit and (limit := number(table.get(gauge.limit))) is not None:
             limits[name] = gauge.scale * limit
     return [
-        Track(f"{name} {word}".strip(), times, values, limits.get(name)) for name, (times, values) in points.items()
+        Track(f"{name} {word}".strip(), times, values, limits.get(name), word, name not in unused)
+        for name, (times, values) in points.items()
     ]
 
 

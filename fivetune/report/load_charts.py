@@ -11,9 +11,10 @@ from typing import Any
 
 from fivetune.report.charts import COLORS, DASHES, INK, MUTED, Trace, label, layout
 from fivetune.report.load import Gauge, Span, Track
-from fivetune.report.series import MAX_POINTS, Series, known, thin
+from fivetune.report.series import MAX_POINTS, Series, thin
 from fivetune.report.wording import visible
 from fivetune.types import PHASES, Chart
+from fivetune.values import known
 
 LANE, SMALL_LANE, FRAME = 200, 66, 84
 NAME = 0.27  # share of a small lane that its name takes

@@ -31,30 +31,17 @@ from fivetune.report.scores import (
     score_keys,
     score_of_lines,
 )
-from fivetune.report.series import by_step, column, known, quantile, smooth, window
+from fivetune.report.series import by_step, column, quantile, smooth, window
 from fivetune.report.slices import labels_section, slices_section
 from fivetune.report.telemetry import limits_section, load_section, steps_section
 from fivetune.report.trace import trace_section
-from fivetune.report.wording import (
-    UNKNOWN,
-    amount,
-    dig,
-    duration,
-    fixed,
-    number,
-    percent,
-    plain,
-    plural,
-    share,
-    short,
-    size,
-    whole,
-)
+from fivetune.report.wording import UNKNOWN, amount, duration, fixed, percent, plain, plural, share, short, size, whole
 from fivetune.telemetry.verdict import verdicts_of
 from fivetune.types import Chart, Figure, Page, Run, Section, Table, Text
+from fivetune.values import dig, known, number
 
 Part = Any
-STATES = {"finished": "good", "preparing": "note", "running": "note", "interrupted": "warning", "failed": "warning"}
+STATES = {"finished": "good", "interrupted": "warning", "failed": "warning"}  # any other: a note
 
 
 def build_page(run: Run, *, beside: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:

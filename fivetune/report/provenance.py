@@ -5,13 +5,14 @@ In: the config, machine and status tables of a Run. Out: Sections.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from fivetune.report.scores import DEFINITIONS
-from fivetune.report.wording import dig, discreet, plain, setting, size, whole
+from fivetune.report.wording import discreet, plain, setting, size, whole
 from fivetune.types import Run, Section, Table, Text
+from fivetune.values import dig, flat
 
 MAIN_SETTINGS = (
     ("model", "model.path"),
@@ -42,7 +43,7 @@ def about(run: Run) -> str:
 
 def settings_section(run: Run) -> Section:
     """The settings that people ask for first, then all of them."""
-    values = dict(flat(run.config))
+    values = flat(run.config)
     if not values:
         return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
     first = tuple((words, setting(key, values[key])) for words, key in MAIN_SETTINGS if values.get(key) is not None)
@@ -52,17 +53,6 @@ def settings_section(run: Run) -> Section:
         f"All {len(everything)} settings, as resolved. (config.yaml)", ("key", "value"), everything, folded=True
     )
     return Section("Settings", (main, whole_table))
-
-
-def flat(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted keys, in their order."""
-    if not isinstance(table, Mapping):
-        return
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def machine_section(run: Run) -> Section:

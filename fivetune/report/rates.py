@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivetune.report.scores import Eval, score
-from fivetune.report.wording import UNKNOWN, dig, number, percent, plural, share
+from fivetune.report.wording import UNKNOWN, percent, plural, share
 from fivetune.types import Line, Table
+from fivetune.values import dig, number
 
 
 class Rate(NamedTuple):

@@ -21,9 +21,10 @@ from markupsafe import Markup
 
 from fivetune.errors import FiveTuneError
 from fivetune.report.pages import build_page
-from fivetune.report.wording import UNKNOWN, dig, visible
+from fivetune.report.wording import UNKNOWN, visible
 from fivetune.rundir import read, write_text
 from fivetune.types import Chart, Example, Page, Run, Section, Table
+from fivetune.values import dig
 
 _NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,]+ %\))?")
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from fivetune import plugins, rundir
 from fivetune.analysis.bootstrap import wilson
-from fivetune.report.wording import dig, fixed, number
+from fivetune.report.wording import fixed
 from fivetune.types import Run
+from fivetune.values import dig, number
 
 Eval = dict[str, Any]
 

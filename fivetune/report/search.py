@@ -11,8 +11,9 @@ from typing import Any
 
 from fivetune.report.charts import COLORS, MUTED, label, layout, line
 from fivetune.report.scores import label as score_label
-from fivetune.report.wording import duration, fixed, number, percent, plural, setting
+from fivetune.report.wording import duration, fixed, percent, plural, setting
 from fivetune.types import Chart, Figure, Page, Search, Section, Table, Text, Trial
+from fivetune.values import number
 
 Part = Any
 OVER = ("finished", "pruned", "failed")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fivetune.report.wording import number
+from fivetune.values import known, number
 
 Series = list[float | None]
 
@@ -24,10 +24,6 @@ def by_step(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def column(records: Sequence[dict[str, Any]], key: str) -> Series:
     return [number(record.get(key)) for record in records]
-
-
-def known(series: Sequence[float | None]) -> list[float]:
-    return [value for value in series if value is not None]
 
 
 def ratio(top: Series, bottom: Series) -> Series:

@@ -12,8 +12,9 @@ from fivetune.analysis.labels import Confusion, confusion
 from fivetune.analysis.slices import Slice, slices
 from fivetune.report import charts
 from fivetune.report.scores import label
-from fivetune.report.wording import dig, fixed, number, percent, plural, whole
+from fivetune.report.wording import fixed, percent, plural, whole
 from fivetune.types import Line, Section, Table, Text
+from fivetune.values import dig, number
 
 MAX_LABELS = 20
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from fivetune.report.load import DEVICE_GAUGES, HOST_GAUGES, Gauge, Load, Track
 from fivetune.report.load_charts import PARTS, Lane, lanes_chart, step_bars
-from fivetune.report.series import by_step, known, quantile
-from fivetune.report.wording import UNKNOWN, dig, fixed, number, percent, plural, setting, short, whole
+from fivetune.report.series import by_step, quantile
+from fivetune.report.wording import UNKNOWN, fixed, percent, plural, setting, short, whole
 from fivetune.types import Run, Section, Table, Text, Verdict
+from fivetune.values import dig, known, number
 
 Part = Any
 Step = dict[str, Any]

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fivetune.report import charts
-from fivetune.report.wording import UNKNOWN, dig, fixed, number, percent, plain, plural, share, size, whole
+from fivetune.report.wording import UNKNOWN, fixed, percent, plain, plural, share, size, whole
 from fivetune.telemetry.trace import REST
 from fivetune.types import Chart, Page, Section, Table, Text
+from fivetune.values import dig, number
 
 Part = Text | Table | Chart
 TITLE = "Trace"

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fivetune.compare.measures import best_eval
+from fivetune.compare.measures import best_eval, series
 from fivetune.report.charts import COLORS, INK, MUTED, Trace, label, layout, log_axis
 from fivetune.report.load_charts import budget, curve, look_of, rounded
 from fivetune.report.scores import label as score_name
-from fivetune.report.scores import main_evals, score
-from fivetune.report.series import Series, by_step, column, known, quantile, smooth, window
+from fivetune.report.scores import score
+from fivetune.report.series import Series, by_step, column, quantile, smooth, window
 from fivetune.report.variants import LAST, SCORE, measure
-from fivetune.report.wording import dig, number, visible
+from fivetune.report.wording import visible
 from fivetune.types import Chart, Measure, Run, Variant
+from fivetune.values import dig, known, number
 
 MOST_HOVERED = 24  # lines whose values can be read in one box
 PHASE_COLORS = {"train": COLORS[0], "evaluate": COLORS[1], "checkpoint": COLORS[2], "prepare": COLORS[4]}
@@ -154,13 +155,13 @@ def training_losses(run: Run) -> Points:
 
 def eval_losses(run: Run) -> Points:
     """Step and loss of each evaluation."""
-    evals = main_evals(run)
+    evals = series(run)
     return [float(record["step"]) for record in evals], [number(record.get("loss")) for record in evals]
 
 
 def eval_scores(run: Run, name: str) -> Points:
     """Step and score of each evaluation."""
-    evals = main_evals(run)
+    evals = series(run)
     return [float(record["step"]) for record in evals], [score(record, name) for record in evals]
 
 

@@ -8,20 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fivetune.compare import MEASURES, Kind
+from fivetune.compare.variants import settings_of
 from fivetune.report.scores import label
-from fivetune.report.wording import (
-    UNKNOWN,
-    change,
-    duration,
-    fixed,
-    number,
-    percent,
-    plural,
-    setting,
-    short,
-    size,
-)
+from fivetune.report.wording import UNKNOWN, change, duration, fixed, percent, plural, setting, short, size
 from fivetune.types import Comparison, Measure, Table, Variant
+from fivetune.values import number
 
 SCORE, LAST, SPEED = "score_best", "score_last", "examples_per_second"
 COSTS = ("seconds", "energy_joules", "cost")
@@ -41,7 +32,7 @@ WORDS: dict[str, Callable[[float], str]] = {
 }
 MOVES: dict[str, Callable[[float], str]] = {
     "loss": lambda value: change(value, 3),
-    "share": lambda value: f"{change(100 * value, 1)} %",
+    "share": lambda value: f"{change(100 * value, 1)} points",
     "celsius": lambda value: f"{change(value, 0)} \u00b0C",
 }
 
@@ -105,7 +96,8 @@ def _variants_table(comparison: Comparison, names: Sequence[str], caption: str, 
     keys = () if folded or len(comparison.varied) > MAX_SETTINGS else comparison.varied
     rows, values = [], []
     for variant in comparison.variants:
-        changed = [variant.settings.get(key) for key in keys]
+        resolved = settings_of(variant.runs[0]) if variant.runs else {}
+        changed = [variant.settings.get(key, resolved.get(key, UNKNOWN)) for key in keys]
         told = [setting(key, value) for key, value in zip(keys, changed, strict=True)]
         found = [measure(variant, name) for name in names]
         cells = [ranged(worded, MEASURES[name], one) for name, one in zip(names, found, strict=True)]
@@ -116,7 +108,7 @@ def _variants_table(comparison: Comparison, names: Sequence[str], caption: str, 
 
 
 def _marked(comparison: Comparison, variant: Variant) -> str:
-    failed = plural(len(variant.failures), "failed run") if variant.failures else ""
+    failed = f"{plural(len(variant.failures), 'run')} missing" if variant.failures else ""
     marks = (
         "baseline" if variant.name == comparison.baseline else "",
         "Pareto front" if variant.pareto else "",
@@ -177,7 +169,7 @@ def outcome(comparison: Comparison) -> list[str]:
     keys = ", ".join(comparison.varied) or "nothing"
     sentences = [f"{plural(len(variants), 'variant')} in {plural(runs, 'run')} were compared; varied: {keys}."]
     if failed:
-        sentences.append(f"{plural(failed, 'run')} failed and {'is' if failed == 1 else 'are'} left out.")
+        sentences.append(f"{plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} left out.")
     return [*sentences, *_best(comparison), *_fastest(comparison), *_front(variants)]
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fivetune import progress
+from fivetune.values import number
 
 UNKNOWN = "n/a"
 
@@ -22,20 +23,6 @@ _HIDDEN = re.compile(
 )
 _SECRET = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|AKIA)[\w-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
 _SECRET_KEY = re.compile(r"(^|[._])(token|api_?key|key|secret|password)$", re.IGNORECASE)
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def dig(table: Any, *path: str) -> Any:
-    """Follow keys into nested tables; None as soon as one is missing."""
-    for key in path:
-        table = table.get(key) if isinstance(table, Mapping) else None
-    return table
 
 
 def plain(value: Any) -> str:

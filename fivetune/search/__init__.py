@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fivetune.config import RunConfig
-from fivetune.errors import ConfigError, Incomplete, Interrupted, NumericError
+from fivetune.errors import ConfigError, DataError, Incomplete, Interrupted, NumericError
 from fivetune.report.render import render
 from fivetune.report.search import search_page
 from fivetune.report.wording import setting
-from fivetune.rundir import read_status, write_text
+from fivetune.rundir import STATUS, read_status, write_json, write_text
 from fivetune.search.child import Child, best_score, scores_so_far
 from fivetune.search.space import trial_config
 from fivetune.search.study import Study
@@ -27,7 +27,7 @@ from fivetune.types import Search
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_SIGNS = 20.0
 HOPELESS = 3  # trials that all failed, after which the search ends
-NO_SCORE = (ConfigError.exit_code, 3, NumericError.exit_code)  # the same again would end the same
+NO_SCORE = (ConfigError.exit_code, DataError.exit_code)  # the same again would end the same
 
 
 def tune(config: RunConfig, *, folder: Path, say: Callable[[str], None]) -> Search:
@@ -76,7 +76,9 @@ def _run(study: Study, trial: Any) -> None:
         raise
     seconds = time.monotonic() - started
     if pruned:
-        trial.set_user_attr("why", f"pruned after evaluation {len(trial.user_attrs['curve'])}")
+        why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
+        trial.set_user_attr("why", why)
+        write_json(run / STATUS, {**read_status(run), "state": "pruned", "why": why})  # its process is gone
         study.finish(trial, seconds=seconds)
     elif child.code in (0, Incomplete.exit_code):
         study.finish(trial, score=best_score(run, study.metric), seconds=seconds)

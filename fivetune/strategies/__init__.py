@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fivetune.plugins import Options
-from fivetune.strategies._world import ALONE, Lost, World, refuse_other_world
+from fivetune.strategies._world import ALONE, Lost, World, refuse_other_world, refuse_shared_devices
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ALONE", "Lost", "Strategy", "World", "refuse_other_world"]
+__all__ = ["ALONE", "Lost", "Strategy", "World", "refuse_other_world", "refuse_shared_devices"]
 
 
 class Strategy(Options):

@@ -251,5 +251,14 @@ def refuse_other_world(world: World, asked: int, environ: Mapping[str, str] = os
                           f"--launch.nproc {tasks} --strategy.name ddp.")  # fmt: skip
 
 
+def refuse_shared_devices(num_devices: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError where torchrun has started more processes on this machine than it has CUDA devices."""
+    processes = environ.get("LOCAL_WORLD_SIZE", "1")
+    if processes.isdecimal() and int(processes) > num_devices:
+        raise ConfigError(f"launch.nproc: {processes} processes on this machine, which has {num_devices} CUDA "
+                          f"{_devices(num_devices)}. Each needs one of its own: lower launch.nproc to {num_devices}, "
+                          "or add --device cpu.")  # fmt: skip
+
+
 def _devices(number: int) -> str:
     return "device" if number == 1 else "devices"

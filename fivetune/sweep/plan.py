@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path, PurePath
 from typing import Any
 
+from fivetune.compare.variants import free_name
 from fivetune.config import SWEEPS, RunConfig, find_recipe, load_config, recipes_folder
 from fivetune.config_layers import ALIASES, EXCLUSIVE, as_yaml, read_settings
 from fivetune.errors import ConfigError, nearest
@@ -83,8 +84,11 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
     shared = _laid_over(file.shared(), _flat(overrides or {}))
     variants = _variants(file)
     varied = tuple(dict.fromkeys(key for settings in variants.values() for key in settings))
-    if clash := [key for key in overrides or {} if ALIASES.get(key, key) in varied]:
-        raise ConfigError(f"--{clash[0]}: is varied by {path}. Change it there.")
+    for key in overrides or {}:
+        if ALIASES.get(key, key) in varied:
+            raise ConfigError(f"--{key}: is varied by {path}. Change it there.")
+        if key in OWN:
+            raise ConfigError(f"--{key}: is given by the sweep. Change `{OWN[key]}:` in {path}.")
     folder = Path(file.get("dir", f"runs/{path.stem}"))
     configs = {name: file.config(base, shared, name, settings) for name, settings in variants.items()}
     _refuse_equal(path, configs)
@@ -125,7 +129,8 @@ def _is_count(value: Any, least: int = 0) -> bool:
 
 
 def _are_seeds(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_count, value)) and len(set(value)) == len(value)
+    are_counts = isinstance(value, list) and bool(value) and all(map(_is_count, value))
+    return are_counts and max(value) < 2**31 and len(set(value)) == len(value)
 
 
 def _are_tables(value: Any) -> bool:
@@ -334,12 +339,13 @@ def _zipped(file: _File) -> list[Factor]:
         told = ", ".join(f"{key} {num}" for key, num in lengths.items())
         raise ConfigError(f"{file.where('zip')}: zip: the lists are not equally long ({told}). Make them so.")
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [[(_label(row, columns), row) for row in rows]] if rows else []
+    return [[(_label(row, columns), _flat(row)) for row in rows]] if rows else []
 
 
 def _gridded(file: _File) -> list[Factor]:
     columns = _columns(file, "grid")
-    return [[(_label({key: value}, columns), {key: value}) for value in values] for key, values in columns.items()]
+    found = [[{key: value} for value in values] for key, values in columns.items()]
+    return [[(_label(settings, columns), _flat(settings)) for settings in factor] for factor in found]
 
 
 def _columns(file: _File, kind: str) -> dict[str, list[Any]]:
@@ -372,9 +378,11 @@ def _short(key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a word: a path by its last part, a list by its parts."""
+    """A value as a word: a path by its last part, a list or table by its parts."""
     if isinstance(value, list):
         return "+".join(map(shown, value))
+    if isinstance(value, Mapping):
+        return "+".join(f"{key}={shown(inner)}" for key, inner in value.items())
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):
@@ -408,12 +416,11 @@ def _planned(configs: Mapping[str, RunConfig], folder: Path, seeds: Sequence[int
 def _slugs(names: Sequence[str]) -> dict[str, str]:
     """Names as folders are called, each of its own.
 
-    >>> _slugs(["lr=0.01 forward=flat", "a b", "a-b"])
-    {'lr=0.01 forward=flat': 'lr-0.01-forward-flat', 'a b': 'a-b', 'a-b': 'a-b-2'}
+    >>> _slugs(["lr=0.01 forward=flat", "a-b-2", "a b", "a-b"])
+    {'lr=0.01 forward=flat': 'lr-0.01-forward-flat', 'a-b-2': 'a-b-2', 'a b': 'a-b', 'a-b': 'a-b-3'}
     """
     slugs: dict[str, str] = {}
     for name in names:
         slug = re.sub(r"[^\w.+]+", "-", name).strip("-.") or "variant"
-        num = sum(1 for other in slugs.values() if other == slug or re.fullmatch(rf"{re.escape(slug)}-\d+", other))
-        slugs[name] = f"{slug}-{num + 1}" if num else slug
+        slugs[name] = free_name(slug, slugs.values(), numbered="{}-{}")
     return slugs

@@ -18,7 +18,7 @@ from fivetune import rundir
 from fivetune.compare import compare
 from fivetune.errors import RunDirError
 from fivetune.sweep.plan import Sweep
-from fivetune.types import Comparison, Variant
+from fivetune.types import Comparison, Run, Variant
 
 RECORD = "sweep.json"
 NOT_MADE = "was not made: the sweep has not come to it"
@@ -82,15 +82,26 @@ def comparison_of(
 
 
 def _variant(name: str, settings: Mapping[str, Any], folder: Path, record: Mapping[str, Any]) -> Variant:
-    own = [run for run in record["runs"] if run["variant"] == name]
-    finished = [run for run in own if state_of(folder / run["name"]) == "finished"]
-    failures = [f"{run['name']}: {_why(folder / run['name'], run)}." for run in own if run not in finished]
-    runs = tuple(rundir.read(folder / run["name"]) for run in finished)
-    return Variant(name, dict(settings), runs, measures={}, failures=tuple(failures))
+    runs: list[Run] = []
+    failures: list[str] = []
+    for run in record["runs"]:
+        if run["variant"] != name:
+            continue
+        own = folder / run["name"]
+        try:
+            if state_of(own) == "finished":
+                runs.append(rundir.read(own))
+            else:
+                failures.append(f"{run['name']}: {_why(own, run)}.")
+        except RunDirError as damaged:
+            failures.append(str(damaged))
+    return Variant(name, dict(settings), tuple(runs), measures={}, failures=tuple(failures))
 
 
 def _why(folder: Path, run: Mapping[str, Any]) -> str:
     """Why a run is not finished, without a full stop."""
     state = state_of(folder)
-    told = run["failure"] or rundir.read_status(folder).get("why") or ("" if state == "open" else f"is {state}")
-    return str(told).strip().rstrip(".") or NOT_MADE
+    if state in ("preparing", "running"):
+        return "is still running"
+    told = run["failure"] or rundir.read_status(folder).get("why") or (NOT_MADE if state == "open" else f"is {state}")
+    return str(told).strip().rstrip(".")

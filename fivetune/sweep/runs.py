@@ -31,6 +31,7 @@ from fivetune.errors import ConfigError, DataError, Interrupted, NumericError, R
 from fivetune.progress import Progress, duration
 from fivetune.sweep.plan import Planned, Sweep
 from fivetune.sweep.record import RECORD, new_record, read_record, state_of
+from fivetune.values import flat
 
 RECIPES, LOGS, LOG = "recipes", "logs", "log.txt"
 HOPELESS = {ConfigError.exit_code, DataError.exit_code, NumericError.exit_code}  # would fail again in the same way
@@ -133,8 +134,8 @@ def _refuse_changed(sweep: Sweep, run: Planned) -> None:
     path = sweep.folder / RECIPES / f"{run.name}.yaml"
     if not path.is_file():
         return
-    now, before = _settings(run.config.as_dict()), _settings(load_config(path).as_dict())
-    changed = [key for key in now | before if now.get(key) != before.get(key)]
+    now, before = flat(run.config.as_dict()), flat(load_config(path).as_dict())
+    changed = [key for key in now | before if now.get(key) != before.get(key) and not key.startswith("report.")]
     if changed:
         key = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -142,12 +143,6 @@ def _refuse_changed(sweep: Sweep, run: Planned) -> None:
             f"{sweep.folder / run.name}: was made with {key} {before.get(key)!r}, not {now.get(key)!r}{more}. "
             "Take the change back, add --overwrite to make all runs anew, or choose another `dir:`."
         )
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    sections = {name: value if isinstance(value, Mapping) else {"": value} for name, value in config.items()}
-    flat = {f"{name}.{key}".rstrip("."): value for name, table in sections.items() for key, value in table.items()}
-    return {key: value for key, value in flat.items() if not key.startswith("report.")}
 
 
 def _write_corpus(corpus: Mapping[str, Any] | None) -> None:

@@ -18,6 +18,9 @@ HELD_DOWN = ("thermal", "slowdown", "brake")
 """Parts of the names of NVML's reasons that hold clocks down because something is wrong: heat, or the power supply.
 Idleness, clocks that somebody set, and the power limit, which a busy device is meant to reach, are none."""
 
+MIN_SAMPLES = 5
+"""Samples from which on something is known of a device or a process: the first ones look back on the time before."""
+
 Line = Mapping[str, Any]
 
 
@@ -26,7 +29,6 @@ class Device:
     """One accelerator over the time in which anything was trained; what its driver did not tell is None.
 
     Args:
-        num_samples: that were counted.
         utilisation, memory_busy: means (0-1).
         active: share of the samples with more than IDLE utilisation.
         memory_share: most memory used, of all it has (0-1).
@@ -37,7 +39,6 @@ class Device:
 
     index: int
     name: str | None
-    num_samples: int
     utilisation: float | None
     active: float | None
     memory_busy: float | None
@@ -53,13 +54,13 @@ class Device:
 
 
 def devices_of(lines: Sequence[Line]) -> tuple[Device, ...]:
-    """The accelerators of all nodes; one that works for other programs only is left out."""
+    """The accelerators of all nodes that were seen MIN_SAMPLES times; one that works for others only is left out."""
     samples: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for line in while_training(lines):
         for device in line.get("devices") or ():
             samples[line.get("host") or "", device["index"]].append(device)
     found = ((_device(index, own), any(one.get("ours") is not False for one in own))
-             for (_, index), own in sorted(samples.items()))  # fmt: skip
+             for (_, index), own in sorted(samples.items()) if len(own) >= MIN_SAMPLES)  # fmt: skip
     return tuple(device for device, may_be_ours in found if may_be_ours or not device.is_busy)
 
 
@@ -82,7 +83,6 @@ def _device(index: int, samples: Sequence[Mapping[str, Any]]) -> Device:
     return Device(
         index=index,
         name=next((one["name"] for one in samples if one.get("name")), None),
-        num_samples=len(samples),
         utilisation=_mean(samples, "utilisation"),
         active=_active(samples),
         memory_busy=_mean(samples, "memory_busy"),
@@ -118,4 +118,5 @@ def busy_ranks(lines: Sequence[Line]) -> dict[int, float]:
     for line in lines:
         if line.get("phase") == "train" and line.get("process_cores") is not None:
             cores[line.get("rank", 0)].append(line["process_cores"])
-    return {rank: sum(values) / len(values) for rank, values in sorted(cores.items())}
+    seen = {rank: values for rank, values in sorted(cores.items()) if len(values) >= MIN_SAMPLES}
+    return {rank: sum(values) / len(values) for rank, values in seen.items()}

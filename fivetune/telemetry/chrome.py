@@ -89,7 +89,7 @@ def summarise(
 
     Args:
         parts: bytes of memory by category, as counted from the tensors; the rest of the peak is added.
-        plain_step_seconds: median of steps without profiler.
+        plain_step_seconds: mean of the same steps without profiler.
 
     Raises DataError where it holds neither device work nor operators.
     """

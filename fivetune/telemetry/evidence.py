@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -20,12 +20,13 @@ from fivetune.types import Run, TelemetryRecord
 MIN_STEPS = 10
 """Steps, warm-up left out, below which times are no evidence: one that was held up would be a tenth of them."""
 
+IN_EVERY_STEP = (
+    "step", "lr", "step_seconds", "data_seconds", "num_input_tokens", "num_target_tokens", "padding_fraction",
+    "world_size",
+)  # fmt: skip
+
 MIN_SPREAD = 1.2
 """Steps whose numbers of tokens differ by less than this factor do not tell what a token costs."""
-
-ROUNDED_UP = 0.1
-"""Share of the positions up to which a flat forward may compute more than the tokens: sizes that a device compiles a
-kernel or records a graph for are rounded up by a few per cent."""
 
 NOT_FINITE = re.compile(r"step (\d+): (?:loss|gradient norm) (?:-?inf|nan)\b")  # as training/loop.py refuses a step
 
@@ -96,7 +97,6 @@ class Evidence:
         world_size: processes that trained together, as they counted themselves.
         device_kind: cpu, cuda, mps.
         forward: flat, padded or buckets.
-        flat_obstacle: the flat forward cannot run this model.
         not_finite_step: first step whose loss or gradient was not finite, so that the run could not go on.
         skipped: share of the steps whose gradient overflowed, so that the weights stayed.
         loss_repeats: steps at the end whose loss is exactly that of the last one.
@@ -108,7 +108,7 @@ class Evidence:
         best_step: where the score that picks the best checkpoint was best.
         peak_bytes, memory_bytes: most memory used, and what there is: of the device, or of the host for a CPU run.
         batch_size_now: examples in a forward pass where it had to be lowered while training.
-        mfu: share of the device's peak (0-1), the mean.
+        mfu: share of the device's peak (0-1), the mean after the warm-up.
         devices: accelerators that were looked at; none of a CPU run, whatever the machine has.
         ranks: cores that each process kept busy while training, by rank.
     """
@@ -123,7 +123,6 @@ class Evidence:
     num_parameters: int | None = None
     num_threads: int | None = None
     forward: str | None = None
-    flat_obstacle: bool = False
     times: Times | None = None
     evaluations: Pauses | None = None
     checkpoints: Pauses | None = None
@@ -185,8 +184,8 @@ def of_log(records: Sequence[TelemetryRecord], *, devices_asked: int | None = No
 
 def of_run(run: Run, *, devices_asked: int | None = None) -> Evidence:
     """The figures of a run, finished or under way."""
+    run = _readable(run)
     steps, machine = run.steps, run.machine
-    forward = machine.get("forward") or {}
     device = machine.get("device") or {}
     evals = same_examples(own_evals(run.evals))
     return Evidence(
@@ -199,8 +198,7 @@ def of_run(run: Run, *, devices_asked: int | None = None) -> Evidence:
         weights=machine.get("weights", "fp32"),  # FiveTune loads and keeps them so; autocast only computes in 16 bits
         num_parameters=machine.get("num_parameters"),
         num_threads=machine.get("num_threads"),
-        forward=forward.get("kind"),
-        flat_obstacle=str(forward.get("why", "")).startswith("flat tokens cannot run"),
+        forward=_forward(run),
         times=times_of(steps),
         evaluations=_evaluations(run),
         checkpoints=_checkpoints(run),
@@ -217,10 +215,18 @@ def of_run(run: Run, *, devices_asked: int | None = None) -> Evidence:
         peak_bytes=max((step["peak_bytes"] for step in steps if step.get("peak_bytes")), default=None),
         memory_bytes=device.get("memory_bytes") or _host_memory(machine),
         batch_size_now=_lowered_batch(run),
-        mfu=_mean([step["mfu"] for step in steps if step.get("mfu") is not None]),
+        mfu=_mean([step["mfu"] for step in steady(steps) if step.get("mfu") is not None]),
         devices=() if device.get("kind") == "cpu" else devices_of(run.telemetry),
         ranks=busy_ranks(run.telemetry),
     )
+
+
+def _readable(run: Run) -> Run:
+    """A run whose files hold what they should: null is nothing, and steps that lack IN_EVERY_STEP are left out."""
+    tables = {name: getattr(run, name) or {} for name in ("config", "machine", "status", "data", "predictions")}
+    lists = {name: getattr(run, name) or [] for name in ("evals", "telemetry", "warnings")}
+    steps = [step for step in run.steps or () if None not in map(step.get, IN_EVERY_STEP)]
+    return replace(run, steps=steps, **tables, **lists)
 
 
 def steady(steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -351,15 +357,16 @@ def _scored_ratio(run: Run) -> float | None:
     """Labels that a training example was scored on over those that it has; None of mixtures, which draw unevenly.
 
     A flat forward computes what its batches hold: positions beyond the tokens of the data were put there on the way,
-    and are scored as labels, unless they are so few that only lengths were rounded up.
+    and are scored as labels. Not so on other devices than a CPU, where CUDA graphs round lengths up, and in several
+    processes, which lend each other examples.
     """
     data, steps = run.data.get("train") or {}, run.steps
     if not data.get("num_target_tokens") or "parts" in data or not steps or steps[0]["step"] != 1:
         return None
     scored = sum(step["num_target_tokens"] for step in steps)
-    if (run.machine.get("forward") or {}).get("kind") == "flat":
-        added = sum(map(_positions, steps)) - sum(map(num_tokens, steps))
-        scored += added if added > ROUNDED_UP * sum(map(_positions, steps)) else 0
+    on_cpu = (run.machine.get("device") or {}).get("kind") == "cpu"
+    if _forward(run) == "flat" and on_cpu and all(step["world_size"] == 1 for step in steps):
+        scored += sum(map(_positions, steps)) - sum(map(num_tokens, steps))
     return scored / steps[-1]["num_examples_seen"] / (data["num_target_tokens"] / data["num_examples"])
 
 
@@ -370,6 +377,10 @@ def _padded_length(run: Run) -> int | None:
     if not limit or data.get("num_clipped_targets") != 0 or "parts" in data:
         return None
     return limit if data.get("num_target_tokens") == limit * data["num_examples"] else None
+
+
+def _forward(run: Run) -> str | None:
+    return (run.machine.get("forward") or {}).get("kind")
 
 
 def _host_memory(machine: Mapping[str, Any]) -> int | None:

@@ -100,6 +100,8 @@ def idle_device(evidence: Evidence) -> Verdict | None:
     known = [device for device in evidence.devices if device.active is not None]
     if known:
         num_busy = sum(device.is_busy for device in known)
+        if not num_busy and evidence.train_loss:
+            return None  # it trained, so they work and wait: the rules of speed tell for what
         shares = ", ".join(f"device {device.index} {percent(device.utilisation or 0)}" for device in known)
         return _idle(f"{num_busy} of {asked} devices worked. Mean utilisation: {shares}.", num_busy, asked)
     if len(evidence.ranks) < 2:

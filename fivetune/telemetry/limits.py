@@ -153,8 +153,8 @@ def padding_bound(evidence: Evidence) -> Verdict | None:
     wasted = times.padding * max(0.0, times.computing - (times.fixed or 0.0)) if times else 0.0
     if times is None or wasted < WORTH or evidence.forward == "flat":
         return None
-    if evidence.forward in ("padded", "buckets") and not evidence.flat_obstacle:
-        change: dict[str, Any] = {"train.forward": "flat"}
+    if evidence.setting("train.forward") != "auto" and evidence.setting("strategy.name") != "fsdp":
+        change: dict[str, Any] = {"train.forward": "flat"}  # auto takes it where it runs and is the faster one
     else:
         change = {"data.bucket_pool": max(8, 4 * (evidence.setting("data.bucket_pool") or 1))}
     return Verdict(
@@ -173,15 +173,12 @@ def communication_bound(evidence: Evidence) -> Verdict | None:
     if times is None or (times.exchange or 0) < WORTH:
         return None
     share = min(times.exchange or 0, 0.99)
-    sharded = evidence.setting("strategy.name") == "fsdp"
     return Verdict(
         rule="communication_bound",
         says=f"{percent(share)} of the steps' time goes into the exchange of gradients between "
         f"{evidence.world_size} processes.",
         figure=share, threshold=WORTH, confidence=sure(share, WORTH), gain=1 / (1 - share),
-        change={"strategy.name": "ddp"} if sharded else {},
-        advice="Exchange less often (a larger train.global_batch_size), or over a faster link; where the model fits on "
-        "one device, ddp exchanges less than fsdp.",
+        advice="Exchange less often (a larger train.global_batch_size), or over a faster link.",
     )  # fmt: skip
 
 

@@ -80,8 +80,10 @@ def try_out(folder: Path, evidence: Evidence, verdict: Verdict, *, say: Callable
 
 def _short_run(folder: Path, target: Path, verdict: Verdict, *, changed: bool) -> Run:
     settings = {**QUIET, **WITH_PAUSES.get(verdict.rule, {"data.eval": []}), "run.dir": str(target)}
+    if verdict.rule not in WITH_PAUSES:  # else the short runs need their own number of them
+        settings = {key: value for key, value in settings.items() if key not in verdict.change}
     if changed:
-        settings = {**verdict.change, **settings} if verdict.rule in WITH_PAUSES else {**settings, **verdict.change}
+        settings = {**verdict.change, **settings}
     words = [f"--{key}={json.dumps(value)}" for key, value in settings.items()]
     command = [sys.executable, "-m", "fivetune", "train", str(folder), "--no-preflight", "--quiet", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -31,7 +31,7 @@ from fivetune.rundir import (
     Bystander,
     RunDir,
 )
-from fivetune.strategies import Lost, World, refuse_other_world
+from fivetune.strategies import Lost, World, refuse_other_world, refuse_shared_devices
 from fivetune.telemetry.devices import peak_of
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -77,11 +77,13 @@ def train(
                           "Give them to load_config, with the recipe.")  # fmt: skip
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
     folder, world = Path(config.run.dir), World.here()
+    cuda = config.device != "cpu" and torch.cuda.is_available()
     with world.telling_once():
         refuse_other_world(world, config.launch.nproc)
+        if cuda and world.size > 1:
+            refuse_shared_devices(torch.cuda.device_count())
         if resume and not folder.is_dir():
             raise RunDirError(f"{folder}: there is no run to go on with. Leave --resume out to start it.")
-    cuda = config.device != "cpu" and torch.cuda.is_available()
     connected = world.connected(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     with StopRequest(silent=not world.is_first) as stop, connected as world, world.telling_once():
         run, progress = _opened(config, world, resume=resume, overwrite=overwrite, quiet=quiet)

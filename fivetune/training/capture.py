@@ -26,11 +26,16 @@ from fivetune.types import Batch
 
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 """How far loss and gradient norm may be from those of launched kernels, relatively: only the order of sums differs."""
-NUM_TRIALS, NUM_WARM, NUM_BATCHES = 3, 3, 2
+WAY_TOLERANCE = 0.3
+"""How far apart weights may get, as a share of their way: AdamW steps as far along a gradient that is only rounding."""
+NUM_TRIALS, NUM_WARM, NUM_BATCHES, NUM_COMPARED = 3, 3, 2, 3
 GRAINS = (512, 128)  # tokens that totals of inputs and targets are rounded up to
 
 Clock = Callable[[Callable[[], Any]], float]
 """Seconds of a call."""
+
+Weights = list[tuple[Any, torch.Tensor]]
+"""Each parameter with its value, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ def obstacle(setup: Setup) -> str:
     """Why steps cannot be captured here; empty if they can be tried."""
     config, forward = setup.config, setup.forward
     facts = (
-        (not has_graphs(setup.place.device), f"the device is {setup.place.device}, which has none"),
+        (not has_graphs(setup.place.device), f"the device is {setup.place.device}, which has no CUDA graphs"),
         (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
         (config.optimizer.plugin_name() != "adamw", f"optimizer.name is {config.optimizer.plugin_name()}, not adamw"),
         (setup.place.precision not in TOLERANCES, f"the precision is {setup.place.precision}, not bf16 or fp32"),
@@ -103,12 +108,12 @@ def _tried(
     setup: Setup, graphs: Callable[[], Record], clock: Clock, *, timed: bool
 ) -> tuple[Any, str]:  # fmt: skip
     """The GraphedUpdate to step by, or None, and why; weights, optimizer and random states are as before."""
-    weights = [(parameter, parameter.detach().clone()) for parameter in setup.model.parameters()]
+    weights = [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in setup.model.parameters()]
     random, was_training = checkpoint.random_states(), setup.model.training
     stream = torch.cuda.current_stream() if setup.place.device.startswith("cuda") else None
     update, record, why = None, None, ""
     try:
-        record, why = _trial(setup, graphs, clock, timed=timed)
+        record, why = _trial(setup, weights, graphs, clock, timed=timed)
     except Exception as error:  # whatever a driver or a kernel has against it
         why = _words(error)
     _put_back(setup, weights)
@@ -125,15 +130,17 @@ def _tried(
     return update, why
 
 
-def _put_back(setup: Setup, weights: list[tuple[Any, torch.Tensor]]) -> None:
-    """Weights in memory of their own again, no gradients, a new optimizer."""
+def _put_back(setup: Setup, weights: Weights) -> None:
+    """Weights as they were, in memory of their own, no gradients, a new optimizer."""
     for parameter, saved in weights:
         parameter.grad = None
-        parameter.data = saved.clone()
+        parameter.data = saved.to(setup.place.device, copy=True)
     setup.optimizer = build_optimizer(setup.config, setup.model)
 
 
-def _trial(setup: Setup, graphs: Callable[[], Record], clock: Clock, *, timed: bool) -> tuple[Record | None, str]:
+def _trial(
+    setup: Setup, weights: Weights, graphs: Callable[[], Record], clock: Clock, *, timed: bool
+) -> tuple[Record | None, str]:
     """What records graphs, or None, and why."""
     batches = setup.stream.group(0)[:NUM_BATCHES]
     halted = halting(setup)
@@ -141,7 +148,7 @@ def _trial(setup: Setup, graphs: Callable[[], Record], clock: Clock, *, timed: b
     if timed:
         launched = clock(lambda: [update_weights(setup, [b], lr=0.0, step=0, halted=halted) for b in batches])
     record = graphs()
-    if reason := _disagreement(setup, record, batches[0]):
+    if reason := _disagreement(setup, record, batches[0], weights):
         return None, reason
     if not timed:
         return record, "asked for" if setup.config.train.capture == "on" else "as the run began"
@@ -157,26 +164,43 @@ def _shown(seconds: float, batches: Sequence[Batch]) -> str:
     return f"{1000 * seconds / len(batches):.1f} ms a batch"
 
 
-def _disagreement(setup: Setup, record: Record, batch: Batch) -> str:
-    """How replayed steps differ from launched kernels with the same weights, without dropout; empty if they do not."""
-    model, device = setup.model, setup.place.device
-    model.eval()
-    with setup.place.autocast():
-        loss = setup.forward.nats(model, batch, device=device)[0].sum() / batch.num_target_tokens
-    loss.backward()
-    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    wanted = {"the loss": loss.item(), "the gradient norm": torch.nn.utils.get_total_norm(grads).item()}
-    model.zero_grad(set_to_none=True)
+def _disagreement(setup: Setup, record: Record, batch: Batch, weights: Weights) -> str:
+    """How a few steps without dropout differ, by graphs and by launched kernels from the same weights; empty if not."""
+    lr, names = setup.optimizer.param_groups[0]["initial_lr"], ("the loss", "the gradient norm")
+    _put_back(setup, weights)
+    launched = [_launched(setup, batch, lr) for _ in range(NUM_COMPARED)][-1]
+    reached = [parameter.detach().to("cpu", copy=True) for parameter, _ in weights]
+    _put_back(setup, weights)
     update = _graphed(setup, record, warm_up=1, training=False)
-    values = [update.update([batch], lr=0.0) for _ in range(NUM_WARM)][-1]
-    _wait(device)
+    replayed = [update.update([batch], lr=lr) for _ in range(NUM_COMPARED)][-1]
+    _wait(setup.place.device)
     if not update.steps.num_replayed:
         return f"a graph could not be recorded: {update.steps.failure}"
     tolerance = TOLERANCES[setup.place.precision]
-    for (name, value), found in zip(wanted.items(), values.tolist(), strict=False):
+    for name, value, found in zip(names, launched, replayed.tolist(), strict=False):
         if not abs(found - value) <= tolerance * abs(value):
             return f"{name} is {found:.6g} with graphs and {value:.6g} without"
+    pairs = [
+        (parameter.detach().cpu(), there, before) for (parameter, before), there in zip(weights, reached, strict=True)
+    ]
+    away, way = (math.hypot(*[(pair[i] - pair[1]).norm().item() for pair in pairs]) for i in (0, 2))
+    if not away <= WAY_TOLERANCE * way:
+        return f"after {NUM_COMPARED} steps the weights are {away / way:.0%} of their way off"
     return ""
+
+
+def _launched(setup: Setup, batch: Batch, lr: float) -> tuple[float, float]:
+    """A step without dropout, kernel by kernel. Returns: loss and gradient norm."""
+    setup.model.eval()
+    with setup.place.autocast():
+        loss = setup.forward.nats(setup.model, batch, device=setup.place.device)[0].sum() / batch.num_target_tokens
+    loss.backward()
+    norm = setup.config.strategy.clip(setup.model, setup.config.train.max_grad_norm)
+    for group in setup.optimizer.param_groups:
+        group["lr"] = lr
+    setup.optimizer.step()
+    setup.optimizer.zero_grad(set_to_none=True)
+    return loss.item(), norm.item()
 
 
 def _graphed(setup: Setup, record: Record | None, *, warm_up: int = NUM_WARM, training: bool = True) -> Any:
@@ -187,7 +211,7 @@ def _graphed(setup: Setup, record: Record | None, *, warm_up: int = NUM_WARM, tr
     longest = [int(lengths.max()) for lengths in (store.inputs.lengths, store.labels.lengths)]
     return GraphedUpdate(
         setup.model, GraphedAdamW(setup.optimizer, max_norm=setup.config.train.max_grad_norm or math.inf),
-        Buckets(setup.stream.order.batch_size, *longest, *GRAINS),
+        Buckets(setup.stream.order.batch_size, longest[0], longest[1], GRAINS[0], GRAINS[1]),
         device=setup.place.device, autocast=setup.place.autocast, record=record, training=training, warm_up=warm_up,
     )  # fmt: skip
 

@@ -83,13 +83,6 @@ def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree) if isinstance(tree, Tensor) else tree
 
 
-def save(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, progression: Progression
-) -> Path:
-    """Take a snapshot and write it, in one process."""
-    return write(folder, snapshot(model, optimizer, scaler), progression)
-
-
 def write(folder: Path, taken: Snapshot, progression: Progression) -> Path:
     """Write checkpoints/<step>. Raises RunDirError when the disk does not take it; nothing half-written stays."""
     target = folder / str(progression.step)

@@ -1,7 +1,8 @@
 """A window of real training steps under torch.profiler: what `fivetune profile` records.
 
 In: a config, how many steps. Out: a trace file (Chrome's JSON format, gzip) and what the same steps took without the
-profiler. Nothing is evaluated or saved; the steps are those of a run: its data, order, forward, optimizer and seeds.
+profiler. Nothing is evaluated or saved; the steps are those of a run: its data, order, forward, optimizer and seeds,
+but launched kernel by kernel where the run would replay CUDA graphs.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def record_window(
     """
     if config.strategy.plugin_name() != "single":
         raise ConfigError(f"strategy: {config.strategy.plugin_name()} takes several processes, a profile looks at one. "
-                          "Add --strategy single.")  # fmt: skip
+                          "Add --strategy.name single --launch.nproc 1.")  # fmt: skip
     setup = set_up(config.model_copy(update={"data": config.data.model_copy(update={"eval": ()})}), count=count)
     halted = halting(setup)
     _take(setup, range(num_warm_up), halted)
