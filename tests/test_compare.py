@@ -250,6 +250,13 @@ def test_whatever_else_differs_is_told(change, said):
     assert any(said in warning for warning in found.warnings), found.warnings
 
 
+def test_a_difference_within_a_variant_names_its_runs():
+    one, two = make_run("a-seed1"), make_run("a-seed2", seed=2)
+    other = replace(two, machine={**two.machine, "num_threads": 2})
+    found = of(one, other, make_run("b-seed1", optimizer__lr=0.2))
+    assert "Not the same for all: threads: unknown in a-seed1 and b; 2 in a-seed2." in found.warnings
+
+
 def test_only_what_is_varied_may_differ():
     runs = make_run("a"), make_run("b", optimizer__lr=0.2, train__precision="bf16")
     found = of(*runs, varied=("optimizer.lr",))

@@ -134,7 +134,7 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
         ("run:\n  seed: -1", "r.yaml:4: run.seed: Input should be greater than or equal to 0, not -1."),
         ("data: {max_input_tokens: 1.5}", "got a number with a fractional part, not 1.5."),
         ("device: gpu", "r.yaml:3: device: there is no 'gpu'. Allowed: auto, cpu, cuda, cuda:N or mps."),
-        ("launch: {nproc: 2}", "r.yaml:3: launch.nproc 2 needs a strategy for several processes, strategy.name single has one."),
+        ("launch: {nproc: 2}", "r.yaml:3: launch.nproc 2 needs a strategy for several processes, strategy.name single"),
         ("checkpoint: {keep: 1}", "r.yaml:3: checkpoint.keep: Input should be greater than or equal to 2, not 1."),
         ("train: 3", "r.yaml:3: train: Input should be a table, not 3."),
         ("report: {sinks: [wandbb]}", "r.yaml:3: report: sinks: there is no 'wandbb'. Did you mean wandb? Allowed:"),

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def lines(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...]) -> list[
         shown += ["", f"{number}. {verdict.rule} (confidence {verdict.confidence:.2f})", f"   {verdict.says}"]
         shown += [f"   {verdict.advice}"]
         if verdict.change:
-            shown.append(f"   change:    {settings(verdict)}")
+            shown.append(f"   change:    {settings(verdict.change)}")
         if verdict.gain is not None:
             shown.append(f"   predicted: {verdict.gain:.2f} times as fast")
     if not verdicts:
@@ -78,18 +79,22 @@ def lines(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...]) -> list[
     return [*shown, *(["", "not judged, because the records do not tell", *missing] if missing else [])]
 
 
-def settings(verdict: Verdict) -> str:
-    """The change of a verdict as flags of `fivetune train`."""
+def settings(change: Mapping[str, Any]) -> str:
+    """A change as flags of `fivetune train`.
+
+    >>> settings({"strategy.name": "ddp", "report.sinks": []})
+    '--strategy.name ddp --report.sinks []'
+    """
     return " ".join(f"--{key} {value if isinstance(value, str) else json.dumps(value)}"
-                    for key, value in verdict.change.items())  # fmt: skip
+                    for key, value in change.items())  # fmt: skip
 
 
 def trial_lines(trial: Trial) -> list[str]:
     """Predicted beside measured."""
-    flags = " ".join(f"--{key} {value}" for key, value in trial.change.items())
     return [
         "",
-        f"tried out {flags}: {trial.num_steps} steps with and without it, {trial.num_rounds} times each, in turn",
+        f"tried out {settings(trial.change)}: {trial.num_steps} steps with and without it, "
+        f"{trial.num_rounds} times each, in turn",
         f"   predicted {trial.predicted:.2f} times as fast, measured {trial.measured:.2f} "
         f"({trial.low:.2f} to {trial.high:.2f})",
     ]

@@ -6,6 +6,7 @@ differs, conditions that differ.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -144,9 +145,14 @@ def _explaining(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
 def _differences(
     fact: Fact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str], *, always: bool
 ) -> list[str]:
-    """A sentence if runs differ in a fact; of facts that a varied setting explains only if `always`."""
-    values = {id(run): fact.of(run) for variant in variants for run in variant.runs}
-    if len({repr(value) for value in values.values()}) < 2:
+    """A sentence if runs differ in a fact; of facts that a varied setting explains only if `always`.
+
+    Runs are called by their variant, where that is alike in the fact.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in (run for variant in variants for run in variant.runs):
+        groups.setdefault(_shown(fact.of(run)), []).append(run)
+    if len(groups) < 2:
         return []
     causes = _explaining(fact.explained_by, varied)
     if causes and not always:
@@ -154,10 +160,12 @@ def _differences(
     because = (
         f" This follows from {_joined(causes)}, which {'is' if len(causes) == 1 else 'are'} varied." if causes else ""
     )
-    groups: dict[str, list[str]] = {}
-    for run, value in values.items():
-        groups.setdefault(_shown(value), []).append(names[run])
-    told = "; ".join(f"{value} in {_joined(dict.fromkeys(members))}" for value, members in groups.items())
+    alike = Counter(name for members in groups.values() for name in {names[id(run)] for run in members})
+    called = {
+        value: dict.fromkeys(names[id(run)] if alike[names[id(run)]] == 1 else run.name for run in members)
+        for value, members in groups.items()
+    }
+    told = "; ".join(f"{value} in {_joined(members)}" for value, members in called.items())
     return [f"Not the same for all: {fact.name}: {told}.{because}"]
 
 
