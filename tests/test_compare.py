@@ -276,6 +276,16 @@ def test_runs_at_the_same_time_are_told():
     assert of(timed(a, 0), timed(b, 2)).warnings == ()
 
 
+def test_load_of_other_programs_is_told():
+    def beside(run: Run, own: float) -> Run:
+        return replace(run, telemetry=[{"seconds": t, "host": "h", "phase": "train", "core_utilisation": [1.0, 0.8],
+                                        "process_cores": own} for t in range(3)])  # fmt: skip
+
+    a, b = make_run("a"), make_run("b", optimizer__lr=0.2)
+    said = "Other programs kept cores busy while b ran, up to 1.3 of 2 beside b: these times are not the runs' own."
+    assert of(beside(a, 1.7), beside(b, 0.5)).warnings == (said,)
+
+
 # --- examples ---
 
 

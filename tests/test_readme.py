@@ -108,7 +108,7 @@ def test_links_and_files_exist(page):
     if page.name == "design.md":  # there modules are named from inside the package
         for name in re.findall(r"`([a-z_]+/[\w/]*(?:\.py)?|[a-z_]+\.py)", text):
             exists = [(ROOT / name).exists(), any((ROOT / "fivetune").rglob(name.rstrip("/")))]
-            assert any(exists) or name in ("compare.py", "sweep.py", "train/"), name
+            assert any(exists) or name in ("sweep.py", "train/"), name
 
 
 def _anchors(text: str) -> set[str]:

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from fivetune import rundir
-from fivetune.errors import Interrupted, RunDirError
+from fivetune.errors import ConfigError, Interrupted, RunDirError
 from fivetune.progress import Progress
 from fivetune.training import checkpoint, train
 from fivetune.types import Run
@@ -280,6 +280,15 @@ def test_directory_in_use_is_refused(tmp_path, model_folder):
     with pytest.raises(RunDirError, match=rf"run: in use by process {os.getpid()} on .*Wait for it, or choose another"):
         train(table, resume=True, quiet=True)
     owner.close()
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
+    table = _table(tmp_path, model_folder, train__num_steps=4)
+    train(table, preflight=False, quiet=True)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"^train.num_steps: 2 steps are asked for, and .*run has done 4\. Ask for"):
+        train(_table(tmp_path, model_folder, train__num_steps=2), resume=True, quiet=True)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
 # --- real processes, real signals ---

@@ -20,6 +20,7 @@ from fivetune.types import Run, Variant
 from fivetune.values import dig, known, number
 
 MAX_NAMED = 4  # names in one sentence
+OTHERS_SHARE = 0.2  # of a host's cores; a fifth of the machine taken by others shows in every time
 OVERLAP_SECONDS = 5.0  # two runs one after the other may seem to overlap by the rounding of their starts
 PLACEMENT = ("launch", "strategy")  # sections that are one matter: how many devices, and how they share the work
 MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one matter: which model
@@ -52,6 +53,7 @@ def warnings_of(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[s
         *_versions(told, names),
         *_resumed(told),
         *_overlaps(told),
+        *_other_load(told),
     ]
 
 
@@ -348,3 +350,32 @@ def _span(run: Run) -> tuple[float, float, str, str] | None:
     if host is None or seconds is None or run.status.get("num_resumes"):
         return None
     return started, started + seconds, host, run.name
+
+
+def _other_load(variants: Sequence[Variant]) -> list[str]:
+    """Runs beside which other programs kept the cores of the host busy."""
+    taken = {run.name: others for variant in variants for run in variant.runs if (others := _others(run))}
+    loaded = {name: cores for name, (cores, all_cores) in taken.items() if cores > OTHERS_SHARE * all_cores}
+    if not loaded:
+        return []
+    most = max(loaded, key=lambda name: loaded[name])
+    return [
+        f"Other programs kept cores busy while {_joined(loaded)} ran, up to {loaded[most]:.1f} of "
+        f"{taken[most][1]} beside {most}: these times are not the runs' own."
+    ]
+
+
+def _others(run: Run) -> tuple[float, int] | None:
+    """Cores that others than the run kept busy while it trained, on average, and all cores; None if unknown."""
+    training = [line for line in run.telemetry if line.get("phase") == "train"]
+    hosts = {line.get("host") for line in training}
+    cores = [line["core_utilisation"] for line in training if not line.get("rank") and line.get("core_utilisation")]
+    ranks = {line.get("rank") for line in training}
+    own = [
+        [n for line in training if line.get("rank") == rank and (n := number(line.get("process_cores"))) is not None]
+        for rank in ranks
+    ]
+    if len(hosts) != 1 or not cores or not all(own):
+        return None
+    busy = sum(map(sum, cores)) / len(cores)
+    return busy - sum(sum(each) / len(each) for each in own), len(cores[0])

@@ -41,7 +41,14 @@ from fivetune.training.card import model_card
 from fivetune.training.checkpoint import Progression
 from fivetune.training.loop import Training, fit, resume_command, score, timed, warn
 from fivetune.training.preflight import check_before_training
-from fivetune.training.resume import as_begun, changed_schedule, forward_begun, refuse_changes, refuse_other_data
+from fivetune.training.resume import (
+    as_begun,
+    changed_schedule,
+    forward_begun,
+    refuse_changes,
+    refuse_fewer_steps,
+    refuse_other_data,
+)
 from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up, with_batch_size
 from fivetune.training.signals import StopNow, StopRequest
 from fivetune.training.update import halting
@@ -140,6 +147,7 @@ def _prepare(
     setup = set_up(config, count=progress.count, begun=forward_begun(run.path) if resume else None, world=world)
     if resume:
         refuse_other_data(run.path, setup.stream.store.fingerprint)
+        refuse_fewer_steps(run.path, run.past("step", 0), setup.num_steps)
         setup.batch_size = run.past("batch_size", setup.batch_size)
         _begin(config, run)
     if setup.fit:

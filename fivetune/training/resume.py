@@ -58,6 +58,15 @@ def refuse_other_data(folder: Path, fingerprint: str) -> None:
         )
 
 
+def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
+    """Raise ConfigError if a run of `num_steps` is to go on from a later step."""
+    if num_steps < done:
+        raise ConfigError(
+            f"train.num_steps: {num_steps:,} steps are asked for, and {folder} has done {done:,}. "
+            "Ask for at least as many, or choose another run.dir."
+        )
+
+
 def changed_schedule(schedule: Any, before: int, after: int) -> str | None:
     """What to warn of if `after` steps instead of `before` change the learning rate of steps that both have."""
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
