@@ -344,10 +344,29 @@ def test_run_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     table = json.loads(printed.splitlines()[-1])
     assert table["variants"][1]["against"]["examples_per_second"]["value"] == 2.0
-    assert "2.00 x" in printed and (tmp_path / "comparison.html").is_file()
+    assert "2.00 x" in printed and (tmp_path / "comparison-a-b.html").is_file()
     assert main(["compare", folders[0]]) == 2 and "there is nothing to compare it with" in capsys.readouterr().err
     assert main(["compare", *folders, "--price-per-hour", "nan"]) == 2 and "0 or more" in capsys.readouterr().err
     assert main(["compare", *folders, "--resume"]) == 2 and "in which nothing is run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--vary", "optimizer.lrr"], 2, "--vary optimizer.lrr: no run has this setting. Did you mean optimizer.lr"),
+        (["--price-per-hour", "-3"], 2, "--price-per-hour -3.0: give a number, 0 or more"),
+        (["--metric", "f2"], 2, "--metric f2: there is none of this name. Did you mean f1"),
+        (["--baseline", "c"], 2, "--baseline c: there is none of this name. Allowed: a, b"),
+        (["--output", "{}/no/x.html"], 2, "there is no folder"),
+        (["--output", "{}"], 2, "is a folder. Give a file in it"),
+        (["{}/nope"], 4, "nope: no such directory"),
+    ],
+)
+def test_what_is_asked_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags, code, said):
+    folders = [str(write_run(tmp_path / name, make_run(name, optimizer__lr=lr))) for name, lr in (("a", 1), ("b", 2))]
+    assert main(["compare", *folders, *(flag.format(tmp_path) for flag in flags)]) == code
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_comparing_needs_no_torch(tmp_path: Path):

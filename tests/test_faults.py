@@ -125,6 +125,13 @@ def test_tiny_batches(trained):
     assert first.gain and first.gain > 2
 
 
+def test_tiny_batches_with_an_update_after_each(trained):
+    run = trained(data__eval=[], train__batch_size=1, train__global_batch_size=None, train__num_steps=80)
+    first = verdicts_of(run)[0]
+    assert (first.rule, first.change) == ("launch_bound", {"train.batch_size": 4, "train.global_batch_size": 4})
+    assert first.gain and first.gain > 1.5
+
+
 def test_no_bucketing(trained):
     first = verdicts_of(trained(train__forward="padded", data__bucket_pool=1, data__eval=[]))[0]
     assert (first.rule, first.change) == ("padding_bound", {"train.forward": "flat"})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +20,7 @@ from fivetune import rundir
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.rundir import write_json
 from fivetune.sweep import comparison_of, estimates, read_sweep, run_sweep
 from fivetune.sweep.plan import find_sweep
 from fivetune.sweep.record import read_record, state_of
@@ -160,6 +163,15 @@ def test_mistakes_are_told_with_their_place(sweep_file, text, said):
         read_sweep(sweep_file(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("# nothing\n", "is empty. A sweep needs at least base"), ("[a, b]", "a sweep is a table .*'b'")]
+)
+def test_a_file_that_is_no_table(tmp_path, text, said):
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"s.yaml: .*{said}"):
+        read_sweep(tmp_path / "s.yaml")
+
+
 def test_unknown_base_and_unknown_sweep(sweep_file):
     with pytest.raises(ConfigError, match=r"sweep.yaml:1: base: quickstrat: no such recipe. Did you mean quickstart"):
         read_sweep(sweep_file("grid: {optimizer.lr: [1]}", base="quickstrat"))
@@ -194,7 +206,7 @@ def test_a_failed_run_is_told_and_the_others_go_on(sweep_file, stand_in):
     run_sweep(sweep, quiet=True)
     assert [line.split()[0] for line in stand_in.read_text().splitlines()] == ["lr-0.5-seed0"] * 3 + ["lr-0.01-seed0"]
     failed, good = comparison_of(sweep.folder).variants
-    assert failed.failures == ("lr-0.5-seed0: step 3: loss nan. Lower optimizer.lr.",)
+    assert failed.failures == ("lr-0.5-seed0: failed: step 3: loss nan. Lower optimizer.lr.",)
     assert (failed.runs, len(good.runs)) == ((), 1)
 
 
@@ -277,11 +289,67 @@ def test_dry_run_makes_nothing(sweep_file, stand_in, capsys):
     assert {run["state"] for run in plan["runs"]} == {"finished"} and {run["seconds"] for run in plan["runs"]} == {0.0}
 
 
+def test_dry_run_of_a_sweep_that_begins_anew(sweep_file, stand_in, capsys):
+    path = str(sweep_file("grid: {optimizer.lr: [0.01]}"))
+    run_sweep(read_sweep(path), quiet=True)
+    assert main(["compare", path, "--dry-run", "--overwrite"]) == 0
+    printed = capsys.readouterr().out
+    assert "finished" not in printed and "time left: about" in printed and "is moved aside first" in printed
+    assert main(["compare", path, "--resume", "--overwrite"]) == 2 and "Give one of them" in capsys.readouterr().err
+    assert len(stand_in.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--metric", "f2"], "--metric f2: there is none of this name. Did you mean f1"),
+        (["--baseline", "lr=2"], "--baseline lr=2: there is none of this name. Allowed: lr=0.01."),
+        (["--output", "/nonexistent/x.html"], "--output /nonexistent/x.html: there is no folder /nonexistent."),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_runs_and_after(sweep_file, stand_in, capsys, flags, said):
+    path = str(sweep_file("grid: {optimizer.lr: [0.01]}"))
+    assert main(["compare", path, *flags]) == 2 and said in capsys.readouterr().err
+    assert not stand_in.parent.exists()
+    run_sweep(read_sweep(path), quiet=True)
+    assert main(["compare", str(stand_in.parent), *flags]) == 2 and said in capsys.readouterr().err
+
+
+def test_what_a_killed_sweep_left_is_told_of_each_run(sweep_file, stand_in, capsys):
+    sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02, 0.03, 0.04]}"))
+    run_sweep(sweep, quiet=True)
+    folder = sweep.folder
+    write_json(folder / "lr-0.02-seed0" / "status.json", {"state": "preparing"})
+    write_json(folder / "lr-0.03-seed0" / "status.json", {"state": "failed", "why": "disk full"})
+    shutil.rmtree(folder / "lr-0.04-seed0")
+    assert main(["compare", str(folder)]) == 6
+    printed = capsys.readouterr()
+    assert "3 of 4 runs are missing" in printed.err
+    told = [line.removeprefix("not compared: lr-0.0") for line in printed.out.splitlines() if "not compared" in line]
+    assert [line.partition(" (")[0] for line in told] == [
+        "2-seed0: interrupted: killed", "3-seed0: failed: disk full.", "4-seed0: not begun.",
+    ]  # fmt: skip
+
+
+def test_a_run_that_finished_without_its_sweep_is_recorded(sweep_file, stand_in):
+    sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01]}"))
+    run_sweep(sweep, quiet=True)
+    record = read_record(sweep.folder)
+    record["runs"][0] |= {"seconds": None, "attempts": 0}
+    write_json(sweep.folder / "sweep.json", record)
+    run_sweep(sweep, resume=True, quiet=True)
+    entry = read_record(sweep.folder)["runs"][0]
+    assert (entry["seconds"], entry["attempts"], entry["failure"]) == (3.0, 1, None)
+
+
 def test_when_all_runs_fail_the_page_is_written_and_the_exit_code_says_so(sweep_file, stand_in, capsys):
     path = sweep_file("grid: {optimizer.lr: [0.5]}\nretries: 0")
     assert main(["compare", str(path), "--quiet"]) == 6
     printed = capsys.readouterr()
-    assert "not compared: lr-0.5-seed0: step 3: loss nan" in printed.out and "1 of 1 runs failed" in printed.err
+    assert (
+        "not compared: lr-0.5-seed0: failed: step 3: loss nan" in printed.out
+        and "1 of 1 runs are missing" in printed.err
+    )
     assert (stand_in.parent / "comparison.html").is_file()
 
 
@@ -290,7 +358,9 @@ def test_a_run_that_still_runs_is_left_alone(sweep_file, stand_in):
     run_sweep(sweep, quiet=True)
     run = rundir.RunDir.resume(sweep.folder / "lr-0.01-seed0")
     run.status(state="running")
-    with pytest.raises(RunDirError, match=r"lr-0.01-seed0: is still running in another process. Wait for it or stop"):
+    with pytest.raises(RunDirError, match=r"lr-0.01-seed0: is still running in process \d+ on .*Wait"):
         run_sweep(sweep, resume=True, quiet=True)
-    assert comparison_of(sweep.folder).variants[0].failures == ("lr-0.01-seed0: is still running.",)
+    assert comparison_of(sweep.folder).variants[0].failures == (
+        f"lr-0.01-seed0: still running, in process {os.getpid()} on {socket.gethostname()}.",
+    )
     run.close()

@@ -69,6 +69,16 @@ def test_steps_equal_those_of_torch(kinds, weight_decay):
     torch.testing.assert_close(mine["exp_avg_sq"], theirs["exp_avg_sq"])
 
 
+def test_hooks_are_called_once():
+    *_, table, ours = optimizers(0.0)
+    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])  # torch wraps the step of a class at its first instance
+    calls: list[int] = []
+    ours.register_step_post_hook(lambda *called: calls.append(1))
+    table.grad = torch.ones_like(table)
+    ours.step()
+    assert calls == [1]
+
+
 def test_a_dense_gradient_takes_in_what_came_in_parts():
     whole, plain, table, ours = optimizers(0.0)
     grad = parts(product=True, seed=3)

@@ -132,10 +132,14 @@ def test_two_processes_share_a_study_and_never_draw_the_same(tmp_path, storage):
 def test_a_trial_whose_process_died_is_marked_and_drawn_again(tmp_path):
     study = a_study(tmp_path / "s", num_trials=1)
     dead = study.next()
+    (tmp_path / "s" / "trial-000").mkdir()
+    (tmp_path / "s" / "trial-000" / "kept").touch()
     dead.set_user_attr("owner", {**dead.user_attrs["owner"], "process": {"pid": 2**22 - 1, "born": 0.0}})
     again = a_study(tmp_path / "s", num_trials=1).next()
-    assert (again.number, again.params, again.user_attrs["run"]) == (1, dead.params, "trial-000")
-    assert [one.number for one in study.search().trials] == [1]
+    assert (again.number, again.params, again.user_attrs["run"]) == (1, dead.params, "trial-001")
+    assert (tmp_path / "s" / "trial-001" / "kept").is_file() and not (tmp_path / "s" / "trial-000").exists()
+    told = [(one.state, one.run, one.why) for one in study.search().trials]
+    assert told == [("failed", "", "its process died; drawn again as trial 1"), ("running", "trial-001", "")]
 
 
 @pytest.mark.parametrize(("seen", "num"), [(0.0, 1), (1000.0, 2)])
@@ -152,7 +156,11 @@ def test_a_trial_that_fails_again_and_again_is_given_up(tmp_path):
     for _ in range(3):
         study.fail(study.next(), "killed", again=True)
     assert study.next() is None
-    assert [(one.state, one.why) for one in study.search().trials] == [("failed", "killed")]
+    assert [(one.state, one.why) for one in study.search().trials] == [
+        ("failed", "killed; drawn again as trial 1"),
+        ("failed", "killed; drawn again as trial 2"),
+        ("failed", "killed"),
+    ]
 
 
 def test_another_recipe_does_not_go_on_with_a_study(tmp_path):
@@ -257,7 +265,8 @@ def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):
     (tmp_path / "s" / "trial-000" / EVALS).unlink()
     (tmp_path / "s" / "trial-000").rmdir()
     found, _ = tuned(tmp_path / "s", RATES, num_trials=2)
-    assert [one.state for one in found.trials] == ["finished", "finished"]
+    assert sorted(one.state for one in found.trials) == ["failed", "finished", "finished"]
+    assert [one.run for one in found.trials] == ["", "trial-001", "trial-002"]
 
 
 # --- the page ---

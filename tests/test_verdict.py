@@ -5,10 +5,12 @@ What can be trained for real on a CPU is in tests/test_faults.py.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from fake_run import fake_run, write_run
 from kit import NEEDS_SHARED, SHARED
 
 from fivetune.cli import main
+from fivetune.telemetry import limits
 from fivetune.telemetry.activity import devices_of
 from fivetune.telemetry.evidence import Evidence, of_log, of_run, times_of
 from fivetune.telemetry.logs import read_log
@@ -69,6 +72,19 @@ def test_two_gpus_asked_one_idle_in_system_cs_log():
     assert verdicts[0].says == "1 of 2 devices worked. Mean utilisation: device 0 92 %, device 1 0 %."
     assert diagnose(of_log(records)) == ()  # nobody said that two were wanted
     assert "idle_device" in unjudged(of_log(records))["how many devices were asked for (--devices N)"]
+
+
+@needs_logs
+@pytest.mark.parametrize(
+    ("log", "num_notes"), [("system_c_model_4_two_gpus_asked.csv", 1), ("system_c_model_1_one_gpu.csv", 0)]
+)
+def test_a_log_with_an_idle_device_gets_a_note_though_nobody_said_how_many_were_asked_for(log, num_notes, capsys):
+    assert main(["diagnose", str(LOGS / log), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdicts"], len(told["notes"])) == ([], num_notes)
+    assert told["time"].startswith("the device is busy 9")
+    assert main(["diagnose", str(LOGS / log)]) == 0
+    assert ("--devices 2 makes it a verdict" in capsys.readouterr().out) == bool(num_notes)
 
 
 @needs_logs
@@ -255,6 +271,51 @@ def test_times_are_unknown_until_enough_steps_were_timed():
 def test_a_device_of_another_program_is_left_out():
     lines = [record.as_dict() for record in samples({}, {"ours": False}, {"ours": False, "utilisation": 0.0})]
     assert [device.index for device in devices_of(lines)] == [0, 2]
+
+
+# --- what a pass costs ---
+
+
+def passes(*, fixed: float, num: int = 60, noise: float = 0.1, batch_size: int = 1) -> Run:
+    """Passes of 48 to 96 tokens, of whose middle time a share is fixed, on a machine that slows down to a third."""
+    random = Random(5)
+    steps = []
+    for number in range(num):
+        tokens = random.randint(40, 88)
+        slower = (1 + 2 * number / num) * (1 + noise * random.random())
+        seconds = slower * (fixed + (1 - fixed) * (tokens + 8) / 72) / 50
+        steps.append({**fake_run().steps[0], "step": number + 1, "loss": 1 / (1 + number),
+                      "num_input_tokens": tokens, "num_target_tokens": 8, "padding_fraction": 0.0,
+                      "step_seconds": seconds, "data_seconds": 0.0, "warm_up": number < 3,
+                      "phase_seconds": {"host": 0.0, "forward": 0.4 * seconds, "backward": 0.6 * seconds}})  # fmt: skip
+    return fake_run(steps=steps, config={"train": {"batch_size": batch_size, "global_batch_size": 16}}, evals=[])
+
+
+@pytest.mark.parametrize("fixed", [0.2, 0.8])
+def test_a_slowing_machine_does_not_hide_what_a_pass_costs(fixed):
+    times = of_run(passes(fixed=fixed)).times
+    assert times and times.per_pass
+    least, likely, most = times.per_pass
+    assert least <= likely <= most
+    assert likely == pytest.approx(fixed, abs=0.1)
+
+
+def test_tiny_batches_are_told_on_a_slowing_machine():
+    first = verdicts_of(passes(fixed=0.8))[0]
+    assert (first.rule, first.change) == ("launch_bound", {"train.batch_size": 16})
+    assert 0.6 < first.confidence < 0.95
+
+
+def test_a_run_that_computes_is_told_so():
+    assert limits.state(of_run(passes(fixed=0.2))).startswith("compute-bound, as it should be: ")
+
+
+@pytest.mark.parametrize("unclear", [{"num": 20}, {"noise": 20.0}], ids=["few steps", "a busy machine"])
+def test_computing_is_not_claimed_where_the_times_do_not_tell(unclear):
+    evidence = of_run(passes(fixed=0.8, **unclear))
+    assert diagnose(evidence) == ()
+    assert "launch_bound" in sum(unjudged(evidence).values(), ())
+    assert limits.state(evidence).endswith("how much of it is computing and how much starting kernels is not known")
 
 
 # --- the command ---

@@ -1,12 +1,12 @@
 """Run a sweep and compare its variants, or compare runs that are there: a table, and one HTML page.
 
-In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out: the runs, and comparison.html.
+In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out: the runs, and an HTML page.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--vary", metavar="KEY", nargs="+", help="of run directories: the settings that are meant to "
                         "differ; any other difference is a warning (default: all that differ)")  # fmt: skip
     parser.add_argument("--price-per-hour", metavar="PRICE", type=float, help="of the machine, in any currency")
-    parser.add_argument("--output", metavar="FILE", type=Path, help=f"the page; default: {PAGE} beside the runs")
+    parser.add_argument("--output", metavar="FILE", type=Path, help=f"the page; default: {PAGE} in the sweep's "
+                        "directory, comparison-RUN-RUN.html beside runs")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = "Settings of all runs of a sweep can follow: --train.num_steps 100"
@@ -41,65 +42,152 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from fivetune.config_layers import parse_overrides
-    from fivetune.errors import ConfigError, Incomplete
-    from fivetune.sweep import comparison_of, estimates, is_sweep, read_sweep, run_sweep
+    from fivetune.errors import ConfigError
+    from fivetune.rundir import refuse_foreign
+    from fivetune.sweep import is_sweep
 
     settings = parse_overrides(args.settings)
     if args.price_per_hour is not None and not 0 <= args.price_per_hour < inf:
         raise ConfigError(f"--price-per-hour {args.price_per_hour}: give a number, 0 or more.")
+    if args.resume and args.overwrite:
+        raise ConfigError("--overwrite: begins anew, --resume goes on. Give one of them.")
     folders = [Path(source) for source in args.sources if Path(source).is_dir()]
+    for source in args.sources if folders else ():
+        if not Path(source).exists():
+            refuse_foreign(Path(source))
     if folders and (settings or args.dry_run or args.resume or args.overwrite):
         raise ConfigError(f"{folders[0]}: is a directory, in which nothing is run. Give the sweep file, "
                           "or leave settings, --dry-run, --resume and --overwrite out.")  # fmt: skip
     if len(folders) == len(args.sources) > 0 and not (len(folders) == 1 and is_sweep(folders[0])):
-        return _told(_of_runs(args, folders), args, folders[0].resolve().parent)
+        return _of_runs(args, folders)
     if len(args.sources) > 1:
         raise ConfigError(f"{args.sources[1]}: one sweep at a time, or several run directories. Give one of them.")
     if args.vary:
         raise ConfigError("--vary: a sweep says itself what is varied. Leave it out, or give run directories.")
-    asked = {"baseline": args.baseline, "metric": args.metric, "price_per_hour": args.price_per_hour}
-    if folders:
-        return _told(comparison_of(folders[0], **asked), args, folders[0])
+    return _of_directory(args, folders[0]) if folders else _of_file(args, settings)
+
+
+def _of_file(args: Namespace, settings: dict[str, Any]) -> int:
+    """Make the runs of a sweep file, or show which they are."""
+    from fivetune.metrics import score_names
+    from fivetune.sweep import estimates, read_sweep, run_sweep
+
     sweep = read_sweep(args.sources[0], settings)
+    _refuse_unknown("--baseline", args.baseline, sweep.variants)
+    _refuse_unknown("--metric", args.metric, score_names(sweep.runs[0].config.task.metrics))
+    _refuse_output(args.output, sweep.folder)
     if args.dry_run:
-        _print_plan(sweep, estimates(sweep), as_json=args.json)
+        seconds = estimates(sweep, overwrite=args.overwrite)
+        _print_plan(sweep, seconds, overwrite=args.overwrite, as_json=args.json)
         return 0
-    folder = run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet)
-    comparison = comparison_of(folder, **asked)
-    code = _told(comparison, args, folder)
-    if num := sum(len(variant.failures) for variant in comparison.variants):
-        raise Incomplete(f"{folder}: {num} of {len(sweep.runs)} runs failed; the others are compared. "
-                         f"Why is above and in {folder}/logs. Try them again with --resume.")  # fmt: skip
-    return code
+    return _of_directory(args, run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet))
 
 
-def _of_runs(args: Namespace, folders: Sequence[Path]) -> Any:
+def _of_directory(args: Namespace, folder: Path) -> int:
+    """Compare what a sweep's directory holds. Raises Incomplete, after telling the rest, if runs are missing."""
+    from fivetune.errors import Incomplete
+    from fivetune.sweep import comparison_of, variants_of
+
+    variants = variants_of(folder)
+    _refuse_asked(args, variants)
+    asked = {"baseline": args.baseline, "metric": args.metric, "price_per_hour": args.price_per_hour}
+    _tell(comparison_of(folder, variants, **asked), args, folder / PAGE)
+    missing = sum(len(variant.failures) for variant in variants)
+    if missing:
+        num = missing + sum(len(variant.runs) for variant in variants)
+        raise Incomplete(f"{folder}: {missing} of {num} runs are missing. What became of them is above. "
+                         "Make them with the sweep file and --resume.")  # fmt: skip
+    return 0
+
+
+def _of_runs(args: Namespace, folders: Sequence[Path]) -> int:
+    """Compare run directories that nobody planned together."""
     from fivetune.compare import compare, group_runs
     from fivetune.errors import ConfigError
     from fivetune.rundir import read
 
-    variants, differing = group_runs([read(folder) for folder in folders])
+    runs = [read(folder) for folder in folders]
+    variants, differing = group_runs(runs)
     if len(variants) < 2:
         raise ConfigError(f"{folders[0]}: there is nothing to compare it with: "
                           f"{'no other run is given' if len(folders) < 2 else 'all runs have the same settings'}. "
                           "Give runs that differ in more than the seed.")  # fmt: skip
-    return compare(
+    _refuse_asked(args, variants)
+    _refuse_unknown_settings(args.vary or (), runs)
+    comparison = compare(
         variants, title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
         metric=args.metric, baseline=args.baseline, varied=args.vary or differing, price_per_hour=args.price_per_hour,
     )  # fmt: skip
+    _tell(comparison, args, folders[0].resolve().with_name(page_of([run.name for run in runs])))
+    return 0
 
 
-def _told(comparison: Any, args: Namespace, folder: Path) -> int:
-    """Write the page and print what it says in short."""
+def page_of(names: Sequence[str]) -> str:
+    """File name of the page of some runs.
+
+    >>> page_of(["a", "b"]), page_of(["a", "b", "c", "d"])
+    ('comparison-a-b.html', 'comparison-a-and-3-more.html')
+    """
+    told = names if len(names) < 4 else [names[0], f"and-{len(names) - 1}-more"]
+    return f"comparison-{'-'.join(told)}.html"
+
+
+def _tell(comparison: Any, args: Namespace, page: Path) -> None:
+    """Write the page, to --output if it is given, and print what it says in short."""
     from fivetune.report.comparison import write_comparison
 
-    page = args.output or folder / PAGE
+    page = args.output or page
     write_comparison(comparison, page)
     _print_comparison(comparison)
     print(f"page  {page}")
     if args.json:
         print_json({"page": str(page), **as_table(comparison)})
-    return 0
+
+
+# --- what is refused ---
+
+
+def _refuse_asked(args: Namespace, variants: Sequence[Any]) -> None:
+    """A baseline that is no variant, a score that no run has, a page in a folder that is not there."""
+    scores = {
+        name for one in variants for run in one.runs for record in run.evals for name in record.get("scores") or ()
+    }
+    _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
+    _refuse_unknown("--metric", args.metric if scores else None, scores)
+    _refuse_output(args.output)
+
+
+def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> None:
+    from fivetune.errors import ConfigError, nearest
+
+    if name is not None and name not in allowed:
+        raise ConfigError(f"{flag} {name}: there is none of this name. {nearest(name, allowed)}")
+
+
+def _refuse_output(page: Path | None, *made: Path) -> None:
+    """A page in a folder that is neither there nor among those that will be `made`."""
+    from fivetune.errors import ConfigError
+
+    if page is None:
+        return
+    if page.is_dir():
+        raise ConfigError(f"--output {page}: is a folder. Give a file in it, such as {page / PAGE}.")
+    if not page.parent.is_dir() and page.parent not in made:
+        raise ConfigError(f"--output {page}: there is no folder {page.parent}. Make it, or give another file.")
+
+
+def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Any]) -> None:
+    """Settings that none of the runs has; those of the same section are told."""
+    from fivetune.errors import ConfigError, nearest
+    from fivetune.values import flat
+
+    known = {key for run in runs for key in flat(run.config)}
+    for key in keys:
+        if key not in known:
+            section = key.partition(".")[0]
+            beside = {other for other in known if other.startswith(f"{section}.")}
+            allowed = beside or {other.partition(".")[0] for other in known}
+            raise ConfigError(f"--vary {key}: no run has this setting. {nearest(key, allowed)}")
 
 
 # --- what is printed ---
@@ -128,19 +216,23 @@ def as_table(comparison: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_plan(sweep: Any, seconds: dict[str, float | None], *, as_json: bool) -> None:
-    """The runs in their order, with the time that each will take as far as finished ones tell."""
-    from fivetune.progress import duration
-    from fivetune.sweep.record import state_of
+def _print_plan(sweep: Any, seconds: dict[str, float | None], *, overwrite: bool, as_json: bool) -> None:
+    """The runs in their order, with the time that each will take as far as finished ones tell.
 
+    With `overwrite` what is there is moved aside, so that no run is begun.
+    """
+    from fivetune.progress import duration
+    from fivetune.sweep.record import is_sweep, state_of
+
+    states = {run.name: "open" if overwrite else state_of(sweep.folder / run.name) for run in sweep.runs}
     if as_json:
         runs = [{"name": run.name, "variant": run.variant, "seed": run.seed, "seconds": seconds[run.name],
-                 "state": state_of(sweep.folder / run.name)} for run in sweep.runs]  # fmt: skip
+                 "state": states[run.name]} for run in sweep.runs]  # fmt: skip
         print_json({"dir": str(sweep.folder), "runs": runs})
         return
     rows = []
     for number, run in enumerate(sweep.runs, start=1):
-        state, expected = state_of(sweep.folder / run.name), seconds[run.name]
+        state, expected = states[run.name], seconds[run.name]
         takes = "" if state == "finished" else "unknown" if expected is None else duration(expected)
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
     print_table(("", "variant", "seed", "state", "takes"), rows)
@@ -151,6 +243,8 @@ def _print_plan(sweep: Any, seconds: dict[str, float | None], *, as_json: bool) 
     )
     print(f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
           f"score {sweep.metric}\ntime left: {total if left else 'none'}")  # fmt: skip
+    if overwrite and is_sweep(sweep.folder):
+        print(f"{sweep.folder}, which is there, is moved aside first")
 
 
 def _print_comparison(comparison: Any) -> None:

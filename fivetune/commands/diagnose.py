@@ -18,7 +18,7 @@ from typing import Any
 from fivetune.commands import print_json
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir import read
-from fivetune.telemetry import limits
+from fivetune.telemetry import faults, limits
 from fivetune.telemetry.evidence import Evidence, of_log, of_run
 from fivetune.telemetry.logs import read_log
 from fivetune.telemetry.trial import Trial, can_try, try_out
@@ -75,6 +75,8 @@ def lines(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...]) -> list[
             shown.append(f"   predicted: {verdict.gain:.2f} times as fast")
     if not verdicts:
         shown += ["nothing to mend was found in the records", f"time: {limits.state(evidence)}"]
+    if note := faults.idle_note(evidence):
+        shown += ["", f"note: {note}"]
     missing = [f"   {words}: {', '.join(rules)}" for words, rules in unjudged(evidence).items()]
     return [*shown, *(["", "not judged, because the records do not tell", *missing] if missing else [])]
 
@@ -105,6 +107,8 @@ def as_table(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...], trial
     return {
         "source": name,
         "verdicts": [asdict(verdict) for verdict in verdicts],
+        "time": None if verdicts else limits.state(evidence),
+        "notes": [note for note in (faults.idle_note(evidence),) if note],
         "not_judged": {words: list(rules) for words, rules in unjudged(evidence).items()},
         "verified": asdict(trial) if trial else None,
     }

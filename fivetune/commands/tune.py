@@ -62,5 +62,8 @@ def _print_table(found: Search) -> None:
         values = (setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
         rows.append((str(one.number), one.state, fixed(one.score), duration(one.seconds), *values))
     print_table(("trial", "state", found.metric, "time", *keys), rows)
+    for one in found.trials:
+        if one.state == "failed":
+            print(f"trial {one.number} failed: {one.why}")
     if len(found.trials) > NUM_SHOWN:
         print(f"and {len(found.trials) - NUM_SHOWN} more, all in the page")

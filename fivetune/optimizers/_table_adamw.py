@@ -138,6 +138,8 @@ class TableAdamW(torch.optim.AdamW):
         for parameter in self._parameters():
             if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
                 parameter.table_grad = TableGrad()
+        self.register_step_pre_hook(self._merge_tables)  # an own `step` would call the hooks of others twice
+        self.register_step_post_hook(self._step_tables)
 
     def _parameters(self) -> list[Any]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -149,13 +151,16 @@ class TableAdamW(torch.optim.AdamW):
                 parameter.table_grad.clear()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        assert closure is None
+    def _merge_tables(self, *called: Any) -> None:
+        """Before torch's step: whoever has a dense gradient takes it, and every row gets moments."""
         for parameter in self._parameters():
             _merge(parameter)
             if parameter.grad is not None:
-                self._seen.pop(parameter, None)  # every row gets moments now
-        super().step()
+                self._seen.pop(parameter, None)
+
+    @torch.no_grad()
+    def _step_tables(self, *called: Any) -> None:
+        """After torch's step, which passed over the tables whose gradients are in parts."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parts := getattr(parameter, "table_grad", None):

@@ -38,8 +38,8 @@ def limits_section(run: Run, verdicts: Sequence[Verdict]) -> Section:
     for verdict in verdicts:
         parts.append(Text(f"{verdict.says} {verdict.advice}{_gain(verdict)}", "warning"))
     if not verdicts:
-        words = "No rule found anything that limits or spoils this run: neither its speed, nor its devices or losses."
-        parts.append(Text(words, "good"))
+        words = "No rule about speed, devices or losses found anything to change."
+        parts.append(Text(f"{words} The answers are another matter: see the scores, and the warnings if any.", "good"))
     else:
         parts.append(verdicts_table({"": verdicts}, named=False))
     return Section("Limits", tuple(parts))

@@ -126,22 +126,22 @@ def _follow(study: Study, trial: Any, child: Child, run: Path) -> bool:
 def _line(found: Search, number: int) -> str:
     """One trial in a line.
 
-    >>> _line(Search("s", "f1", True, (), None), 3)
-    'trial 3: drawn again'
+    >>> from fivetune.types import Trial
+    >>> lost = Trial(3, "failed", {}, None, why="its process died; drawn again as trial 4")
+    >>> _line(Search("s", "f1", True, (lost,), None), 3)
+    'trial 3: failed: its process died; drawn again as trial 4'
     """
-    one = next((one for one in found.trials if one.number == number), None)
-    if one is None:
-        return f"trial {number}: drawn again"
+    one = next(one for one in found.trials if one.number == number)
     settings = "  ".join(f"{key} {setting(key, value)}" for key, value in one.settings.items())
     if one.state == "failed":
-        return f"trial {number}: failed: {one.why}  {settings}"
+        return f"trial {number}: failed: {one.why}  {settings}".rstrip()
     best = f"  (best {found.best.score:.2f}, trial {found.best.number})" if found.best else ""
     score = "no score" if one.score is None else f"{found.metric} {one.score:.2f}"
     return f"trial {number}: {score}{', pruned' if one.state == 'pruned' else ''}{best}  {settings}"
 
 
 def _refuse_hopeless(found: Search, folder: Path) -> None:
-    over = [one for one in found.trials if one.state in ("finished", "pruned", "failed")]
+    over = [one for one in found.trials if one.state in ("finished", "pruned", "failed") and one.run]
     if len(over) >= HOPELESS and all(one.state == "failed" for one in over):
         raise Incomplete(f"{folder}: all of {len(over)} trials failed, the last one: {over[-1].why}")
 

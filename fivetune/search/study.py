@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,17 @@ class Study:
                 return None
             self._study.sampler = self._sampler(len(trials))
             trial = self._study.ask(self._ranges)
-            if "run" not in trial.user_attrs:
-                trial.set_user_attr("run", f"trial-{trial.number:03d}")
+            self._give_folder(trial)
             self.sign(trial)
             return trial
+
+    def _give_folder(self, trial: Any) -> None:
+        """A folder with the trial's number; of a trial that is drawn again with what its first attempt left."""
+        before, run = trial.user_attrs.get("run"), f"trial-{trial.number:03d}"
+        if before:
+            with suppress(FileNotFoundError):
+                (self.folder / before).rename(self.folder / run)
+        trial.set_user_attr("run", run)
 
     def sign(self, trial: Any, *, child: int | None = None) -> None:
         """Leave a sign of life: who works on the trial, with which process, and when it was last seen."""
@@ -89,10 +96,10 @@ class Study:
         self._clear()
 
     def search(self) -> Search:
-        """All trials as they stand."""
+        """All trials as they stand. One that was drawn again has no folder: its successor has it."""
         trials = self._study.get_trials(deepcopy=False)
         retried = self._retried(trials)
-        shown = tuple(self._told(one) for one in trials if one.number not in retried)
+        shown = tuple(self._told(one, drawn_again=retried.get(one.number)) for one in trials)
         sign = 1 if self.higher_is_better else -1
         scored = [
             (sign * one.score, -one.number, one) for one in shown if one.state == "finished" and one.score is not None
@@ -100,15 +107,18 @@ class Study:
         best = max(scored)[2] if scored else None
         return Search(self.folder.name, self.metric, self.higher_is_better, shown, best, self._importances(shown))
 
-    def _told(self, one: Any) -> Trial:
+    def _told(self, one: Any, *, drawn_again: int | None) -> Trial:
         attributes = one.user_attrs
+        why, run = attributes.get("why", ""), attributes.get("run", "")
+        if drawn_again is not None:
+            why, run = f"{(why or 'its process died').rstrip('.')}; drawn again as trial {drawn_again}", ""
         curve = tuple(sorted((int(step), score) for step, score in attributes.get("curve", ())))
         scores = [score for _, score in curve]
         so_far = (max if self.higher_is_better else min)(scores) if scores else None
         return Trial(
             number=one.number, state=STATES[one.state.name], settings=dict(one.params),
             score=one.value if one.state.name == "COMPLETE" else so_far, curve=curve,
-            seconds=attributes.get("seconds"), why=attributes.get("why", ""), run=attributes.get("run", ""),
+            seconds=attributes.get("seconds"), why=why, run=run,
         )  # fmt: skip
 
     def _begin(self) -> None:
@@ -158,8 +168,9 @@ class Study:
             marks = {"retry_of": number, "num_attempts": num_attempts, "run": attributes.get("run")}
             self._study.enqueue_trial(dict(settings), user_attrs={k: v for k, v in marks.items() if v is not None})
 
-    def _retried(self, trials: list[Any]) -> set[int]:
-        return {one.user_attrs["retry_of"] for one in trials if "retry_of" in one.user_attrs}
+    def _retried(self, trials: list[Any]) -> dict[int, int]:
+        """The trials that were drawn again, each with the number that it has now."""
+        return {one.user_attrs["retry_of"]: one.number for one in trials if "retry_of" in one.user_attrs}
 
     def _clear(self) -> None:
         """Remove the weights of all trials that are over, but the best one's."""

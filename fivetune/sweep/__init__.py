@@ -7,7 +7,7 @@ plan.read_sweep: file -> Sweep (checked to the last run) -> runs.run_sweep -> ru
 from __future__ import annotations
 
 from fivetune.sweep.plan import Planned, Sweep, read_sweep
-from fivetune.sweep.record import comparison_of, is_sweep
+from fivetune.sweep.record import comparison_of, is_sweep, variants_of
 from fivetune.sweep.runs import estimates, run_sweep
 
-__all__ = ["Planned", "Sweep", "comparison_of", "estimates", "is_sweep", "read_sweep", "run_sweep"]
+__all__ = ["Planned", "Sweep", "comparison_of", "estimates", "is_sweep", "read_sweep", "run_sweep", "variants_of"]

@@ -10,10 +10,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path, PurePath
 from typing import Any
+
+import yaml
 
 from fivetune.compare.variants import free_name
 from fivetune.config import SWEEPS, RunConfig, find_recipe, load_config, recipes_folder
@@ -173,6 +176,7 @@ class _File:
         self.path = path
         self._values: dict[str, Any] = {}
         self._where: dict[str, str] = {}
+        _refuse_no_table(path)
         for setting in read_settings(path):
             self._where[".".join(setting.path)] = setting.where
             if len(setting.path) == 1:
@@ -272,6 +276,16 @@ class _File:
             return message
         where = self.where(f"{kind}.{key}")
         return f"{where}: {rest}" if rest.startswith(key) else f"{where}: {key}: {rest}"
+
+
+def _refuse_no_table(path: Path) -> None:
+    """A file without keys; what else is wrong with it `read_settings` tells, with the place."""
+    with suppress(yaml.YAMLError, UnicodeDecodeError):
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if found is None:
+            raise ConfigError(f"{path}: the file is empty. A sweep needs at least base, and grid, zip or list.")
+        if not isinstance(found, dict):
+            raise ConfigError(f"{path}: a sweep is a table with the keys {', '.join(KEYS)}. It is {found!r:.60}.")
 
 
 # --- variants ---

@@ -10,7 +10,7 @@ In: a Sweep, or such a directory. Out: its record as a plain table, and the Comp
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from fivetune.sweep.plan import Sweep
 from fivetune.types import Comparison, Run, Variant
 
 RECORD = "sweep.json"
-NOT_MADE = "was not made: the sweep has not come to it"
 
 
 def is_sweep(folder: str | Path) -> bool:
@@ -60,19 +59,39 @@ def state_of(folder: Path) -> str:
     return str(rundir.read_status(folder).get("state", "open")) if (folder / rundir.CONFIG).is_file() else "open"
 
 
+def owner_of(folder: Path) -> str:
+    """Who is at work on a run, or was last: `process 12 on host`."""
+    try:
+        return (folder / rundir.LOCK).read_text().strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def variants_of(folder: str | Path) -> tuple[Variant, ...]:
+    """The variants of a sweep with their finished runs; the other runs are told as failures. Raises RunDirError."""
+    folder = Path(folder)
+    record = read_record(folder)
+    return tuple(_variant(name, settings, folder, record) for name, settings in record["variants"].items())
+
+
 def comparison_of(
-    folder: str | Path, *, baseline: str | None = None, metric: str | None = None, price_per_hour: float | None = None
+    folder: str | Path,
+    variants: Sequence[Variant] | None = None,
+    *,
+    baseline: str | None = None,
+    metric: str | None = None,
+    price_per_hour: float | None = None,
 ) -> Comparison:
-    """Compare what is finished of a sweep; the other runs are told as failures. Raises RunDirError.
+    """Compare what is finished of a sweep. Raises RunDirError.
 
     Args:
+        variants: of `variants_of`, where they are read already.
         baseline, metric, price_per_hour: in the place of the sweep's own.
     """
     folder = Path(folder)
     record = read_record(folder)
-    variants = tuple(_variant(name, settings, folder, record) for name, settings in record["variants"].items())
     return compare(
-        variants,
+        variants_of(folder) if variants is None else variants,
         title=record.get("title") or folder.name,
         baseline=baseline or record["baseline"],
         metric=metric or record["metric"],
@@ -99,9 +118,12 @@ def _variant(name: str, settings: Mapping[str, Any], folder: Path, record: Mappi
 
 
 def _why(folder: Path, run: Mapping[str, Any]) -> str:
-    """Why a run is not finished, without a full stop."""
+    """What became of a run that is not finished, without a full stop."""
     state = state_of(folder)
     if state in ("preparing", "running"):
-        return "is still running"
-    told = run["failure"] or rundir.read_status(folder).get("why") or (NOT_MADE if state == "open" else f"is {state}")
-    return str(told).strip().rstrip(".")
+        return f"still {state}, in {owner_of(folder)}"
+    if state == "open" and not run["failure"]:
+        return "not begun"
+    why = run["failure"] or rundir.read_status(folder).get("why") or ""
+    became = "interrupted" if state == "interrupted" and not run["failure"] else "failed"
+    return f"{became}: {why}".strip().rstrip(".:")

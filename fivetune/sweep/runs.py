@@ -30,7 +30,7 @@ from fivetune.config import load_config
 from fivetune.errors import ConfigError, DataError, Interrupted, NumericError, RunDirError
 from fivetune.progress import Progress, duration
 from fivetune.sweep.plan import Planned, Sweep
-from fivetune.sweep.record import RECORD, new_record, read_record, state_of
+from fivetune.sweep.record import RECORD, new_record, owner_of, read_record, state_of
 from fivetune.values import flat
 
 RECIPES, LOGS, LOG = "recipes", "logs", "log.txt"
@@ -74,14 +74,15 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     return sweep.folder
 
 
-def estimates(sweep: Sweep) -> dict[str, float | None]:
+def estimates(sweep: Sweep, *, overwrite: bool = False) -> dict[str, float | None]:
     """Seconds that each run will take, by its name: the median of the finished runs of its variant, else of all.
 
-    None where no run of the sweep is finished; 0 for finished runs.
+    None where no run of the sweep is finished; 0 for finished runs, unless all are made anew with `overwrite`.
     """
     known = read_record(sweep.folder)["runs"] if (sweep.folder / RECORD).is_file() else []
     finished = {run["name"] for run in known if state_of(sweep.folder / run["name"]) == "finished"}
-    return {run.name: 0.0 if run.name in finished else _expected(run.variant, known) for run in sweep.runs}
+    kept = set() if overwrite else finished
+    return {run.name: 0.0 if run.name in kept else _expected(run.variant, known) for run in sweep.runs}
 
 
 def _expected(variant: str, known: list[dict[str, Any]]) -> float | None:
@@ -121,10 +122,13 @@ def _recorded(sweep: Sweep) -> dict[str, Any]:
         entry |= {key: known[run.name][key] for key in ("attempts", "failure", "seconds") if run.name in known}
         state = state_of(sweep.folder / run.name)
         if state in ("running", "preparing"):
-            raise RunDirError(f"{sweep.folder / run.name}: is still {state} in another process. "
-                              "Wait for it or stop it, then try again.")  # fmt: skip
+            raise RunDirError(f"{sweep.folder / run.name}: is still {state} in {owner_of(sweep.folder / run.name)}. "
+                              "Wait until it has finished, or stop it, then try again.")  # fmt: skip
         if state != "open":
             _refuse_changed(sweep, run)
+        if state == "finished" and entry["seconds"] is None:  # after the sweep itself was killed
+            seconds = rundir.read_status(sweep.folder / run.name).get("seconds")
+            entry |= {"attempts": max(1, entry["attempts"]), "failure": None, "seconds": seconds}
     rundir.write_json(sweep.folder / RECORD, record)
     return record
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from statistics import median, quantiles
 from typing import Any
 
@@ -28,6 +30,9 @@ IN_EVERY_STEP = (
 MIN_SPREAD = 1.2
 """Steps whose numbers of tokens differ by less than this factor do not tell what a token costs."""
 
+NEIGHBOURS = 3
+"""Steps after a step that it is compared with: a machine hardly changes its speed in so few."""
+
 NOT_FINITE = re.compile(r"step (\d+): (?:loss|gradient norm) (?:-?inf|nan)\b")  # as training/loop.py refuses a step
 
 
@@ -41,8 +46,8 @@ class Times:
         shares: of the steps' time by phase (0-1), those that were measured; "data" always is.
         starved: share of the steps whose batch was not ready.
         padding: share of padded positions in what was computed.
-        fixed, fixed_at_least: share of the steps' time that forward and backward take whatever the number of tokens;
-            and the least that it may be, for all that the times vary.
+        per_pass: share of forward and backward (0-1) that they take whatever the number of tokens: the least, the
+            likely value and the most, for all that the times vary.
         tokens: real ones in a step, the mean.
     """
 
@@ -51,14 +56,18 @@ class Times:
     shares: Mapping[str, float]
     starved: float
     padding: float
-    fixed: float | None
-    fixed_at_least: float | None
+    per_pass: tuple[float, float, float] | None
     tokens: float
 
     @property
     def computing(self) -> float:
         """Share of the steps' time that forward and backward take."""
         return sum(self.shares.get(phase, 0.0) for phase in ("forward", "backward")) or 1 - self.shares["data"]
+
+    @property
+    def fixed(self) -> float | None:
+        """Share of the steps' time that forward and backward take whatever the number of tokens."""
+        return self.computing * self.per_pass[1] if self.per_pass else None
 
     @property
     def host(self) -> float | None:
@@ -244,7 +253,6 @@ def times_of(steps: Sequence[Mapping[str, Any]]) -> Times | None:
     for step in steps:
         phases.update({"data": step["data_seconds"], **(step.get("phase_seconds") or {})})
     positions = list(map(_positions, steps))
-    fixed = _fixed_share(steps, positions)
     tokens = sum(map(num_tokens, steps))
     return Times(
         num_steps=len(steps),
@@ -252,8 +260,7 @@ def times_of(steps: Sequence[Mapping[str, Any]]) -> Times | None:
         shares={phase: seconds / whole for phase, seconds in phases.items()},
         starved=sum(bool(step.get("starved")) for step in steps) / len(steps),
         padding=1 - tokens / sum(positions),
-        fixed=fixed and fixed[0],
-        fixed_at_least=fixed and fixed[1],
+        per_pass=_per_pass(positions, list(map(_computing_seconds, steps))),
         tokens=tokens / len(steps),
     )
 
@@ -267,37 +274,43 @@ def _positions(step: Mapping[str, Any]) -> float:
     return num_tokens(step) / (1 - step["padding_fraction"])
 
 
-def _fixed_share(steps: Sequence[Mapping[str, Any]], positions: Sequence[float]) -> tuple[float, float] | None:
-    """The share of a step that its passes would take with no token at all, and the least that it may be.
+def _per_pass(positions: Sequence[float], seconds: Sequence[float]) -> tuple[float, float, float] | None:
+    """The share of its time that a pass would take with no token at all: the least, the likely value and the most.
 
-    Seconds over positions are taken as a line through the quarter of the steps with fewest positions and the one with
-    most, at the lower quartiles of their times: what else a machine does adds time to a step, and takes none away.
-    What the line leaves at zero positions is paid per pass: launching, not computing. Attention grows faster than a
-    line, which makes the share smaller than it is, never larger. The least is what a line leaves that is steeper by a
-    standard error at both ends. None where the quarters are too alike.
+    By how many per cent does a step take longer than its neighbour that has one per cent more positions? By one, if
+    all is computing; what is missing is paid per pass: launching. Attention grows faster than a line, which makes the
+    share smaller than it is, never larger. Only neighbours are compared, so a machine that grows slower or faster in
+    the course of a run does no harm, and the middle one of all pairs counts, weighted by their difference in
+    positions, so neither do moments in which it did something else. The least and the most are a standard error away.
+    None where lengths are too alike, or the times vary so much that any share is possible.
     """
-    pairs = sorted(zip(positions, map(_computing_seconds, steps), strict=True))
-    quarter = len(pairs) // 4
-    if len(pairs) < 2 * MIN_STEPS:
+    if len(positions) < 2 * MIN_STEPS:
         return None
-    (few, short, below), (many, long, above) = map(_undisturbed, (pairs[:quarter], pairs[-quarter:]))
-    if many < MIN_SPREAD * few:
+    eighths = quantiles(positions, n=8)
+    if eighths[-1] < MIN_SPREAD * eighths[0]:
         return None
-    computing = sum(seconds for _, seconds in pairs) / sum(step["step_seconds"] for step in steps)
+    pairs: list[tuple[float, float]] = []
+    for apart in range(1, NEIGHBOURS + 1):
+        for few, many, short, long in zip(positions, positions[apart:], seconds, seconds[apart:], strict=False):
+            if few != many:
+                longer = (many - few) / (many + few)
+                pairs.append((1 - (long - short) / (long + short) / longer, abs(longer)))
+    error = 0.5 / math.sqrt(len(positions) / 2)  # in ranks: of a median, over pairs that have no step in common
+    least, likely, most = (_weighted_quantile(pairs, 0.5 + away) for away in (-error, 0.0, error))
+    if most - least >= 1:
+        return None
+    return max(0.0, least), min(1.0, max(0.0, likely)), min(1.0, most)
 
-    def share(least: float, most: float) -> float:
-        slope = max(0.0, most - least) / (many - few)
-        at_zero = max(0.0, least - slope * few)
-        typical = at_zero + slope * median(positions)
-        return computing * at_zero / typical if typical else 0.0
 
-    return share(short, long), share(short - below, long + above)
+def _weighted_quantile(pairs: Sequence[tuple[float, float]], rank: float) -> float:
+    """The value below which a share `rank` (0-1) of the weight lies.
 
-
-def _undisturbed(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median of positions, lower quartile of seconds, and its standard error: about two quarters' width / sqrt(n)."""
-    first, second, _ = quantiles(seconds for _, seconds in pairs)
-    return median(n for n, _ in pairs), first, 2 * (second - first) / math.sqrt(len(pairs))
+    >>> _weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 4.0)], 0.5)
+    2.0
+    """
+    values, weights = zip(*sorted(pairs), strict=True)
+    below = list(accumulate(weights))
+    return values[bisect_left(below, rank * below[-1])]
 
 
 def _computing_seconds(step: Mapping[str, Any]) -> float:

@@ -123,6 +123,16 @@ def _idle(says: str, num_busy: int, asked: int) -> Verdict | None:
     )  # fmt: skip
 
 
+def idle_note(evidence: Evidence) -> str | None:
+    """Devices that a log saw idle beside a busy one, where nobody said how many were asked for."""
+    idle = [device for device in evidence.devices if device.active is not None and not device.is_busy]
+    num, is_log = len(evidence.devices), evidence.world_size is None
+    if evidence.devices_asked is not None or not is_log or not 0 < len(idle) < num:
+        return None
+    names = ", ".join(f"device {device.index} (mean utilisation {percent(device.utilisation or 0)})" for device in idle)
+    return f"{names} did no work in the whole log. If {num} devices were asked for, --devices {num} makes it a verdict."
+
+
 def updates_below_precision(evidence: Evidence) -> Verdict | None:
     """Updates so small that adding them to the weights changes nothing."""
     rate, eps = evidence.peak_lr, HALF_GAP.get(evidence.weights or "")

@@ -22,8 +22,8 @@ HOST_SHARE = 0.20
 millisecond or two, which is a tenth of a tiny model's step and nothing of a real one's."""
 
 FIXED_SHARE = 0.5
-"""Share of a step that is paid per forward pass, not per token: above it, more time goes into starting kernels than
-into what they compute."""
+"""Share of the passes' time that is paid per pass, not per token: above it, more time goes into starting kernels than
+into what they compute. It matters where as much of the steps' time is fixed."""
 
 LOW_UTILISATION = 0.7
 """Mean utilisation of a device below which it stands idle often enough to matter. NVML counts a moment in which any
@@ -112,20 +112,27 @@ def host_bound(evidence: Evidence) -> Verdict | None:
 def launch_bound(evidence: Evidence) -> Verdict | None:
     """A forward pass has so few tokens that starting it costs more than computing it."""
     times = evidence.times
-    if times is None or times.fixed is None or (times.fixed_at_least or 0) < FIXED_SHARE:
+    if times is None or times.per_pass is None or times.per_pass[0] < FIXED_SHARE:
         return None
+    fixed = (times.fixed or 0.0) + (0.0 if evidence.accumulates else times.shares.get("optimizer", 0.0))
     change, factor = larger_batch(evidence)
-    if not change:
+    if not change or fixed < FIXED_SHARE:
         return None
-    gain = 1 / (1 - times.fixed * (1 - 1 / factor))
+    gain = 1 / (1 - fixed * (1 - 1 / factor))
     other = "" if evidence.accumulates else " It is another training: more examples in an update, so fewer updates."
     return Verdict(
         rule="launch_bound",
-        says=f"{percent(times.fixed)} of the steps' time does not depend on how much is computed: "
+        says=f"{percent(fixed)} of the steps' time does not depend on how much is computed: "
         f"{evidence.tokens_per_pass:.0f} tokens in a forward pass are too few.",
-        figure=times.fixed, threshold=FIXED_SHARE, confidence=sure(times.fixed, FIXED_SHARE), change=change, gain=gain,
+        figure=fixed, threshold=FIXED_SHARE, confidence=sure(times.per_pass[0], FIXED_SHARE), change=change, gain=gain,
         advice=f"Give each forward pass more examples.{other}",
     )  # fmt: skip
+
+
+def knows_passes(evidence: Evidence) -> bool:
+    """Whether the times tell on which side of FIXED_SHARE the passes are."""
+    found = evidence.times.per_pass if evidence.times else None
+    return found is not None and (found[0] >= FIXED_SHARE or found[2] < FIXED_SHARE)
 
 
 def waiting_device(evidence: Evidence) -> Verdict | None:
@@ -336,8 +343,9 @@ def _parts(evidence: Evidence) -> list[int]:
 
 
 def state(evidence: Evidence) -> str:
-    """What limits a run that no rule of speed speaks of: computing, which is as it should be."""
+    """What takes the time of a run that no rule of speed speaks of; it is computing only where that is known."""
     busy: list[Device] = [device for device in evidence.devices if device.is_busy]
+    found = evidence.times.per_pass if evidence.times else None
     parts = []
     if evidence.times is not None:
         parts.append(f"forward and backward take {percent(evidence.times.computing)} of a step")
@@ -345,4 +353,10 @@ def state(evidence: Evidence) -> str:
         parts.append(f"the device is busy {percent(busy[0].utilisation)} of the time")
     if evidence.mfu is not None:
         parts.append(f"{percent(evidence.mfu)} of its peak is computed")
-    return f"compute-bound, as it should be: {', '.join(parts)}" if parts else "nothing is known of the time"
+    if not parts:
+        return "nothing is known of the time"
+    if not knows_passes(evidence):
+        return f"{', '.join(parts)}; how much of it is computing and how much starting kernels is not known"
+    if found and found[0] >= FIXED_SHARE:
+        return f"{', '.join(parts)}; {percent(found[1])} of forward and backward do not depend on how much is computed"
+    return f"compute-bound, as it should be: {', '.join(parts)}"

@@ -58,7 +58,7 @@ def _knows(name: str) -> Callable[[Evidence], bool]:
 STEPS = Need("the records of the steps", lambda e: bool(e.train_loss) or e.not_finite_step is not None)
 TIMES = Need(f"the times of {MIN_STEPS} steps after the warm-up", lambda e: e.times is not None)
 PHASES = Need("what the steps' time went into, by phase", lambda e: e.times is not None and e.times.host is not None)
-LENGTHS = Need("the times of steps of different lengths", lambda e: e.times is not None and e.times.fixed is not None)
+LENGTHS = Need("what a pass takes whatever its length (steps of different lengths, clear times)", limits.knows_passes)
 EXCHANGE = Need(
     "the time of the exchange of gradients",
     lambda e: e.times is not None and e.times.exchange is not None,
