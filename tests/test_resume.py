@@ -263,6 +263,7 @@ def test_second_signal_acts_at_once(tmp_path, model_folder, monkeypatch):
         return whole(self, record, num_steps)
 
     monkeypatch.setattr(Progress, "step", twice)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     with pytest.raises(KeyboardInterrupt):
         train(_table(tmp_path, model_folder), preflight=False, quiet=True)
     status = rundir.read(tmp_path / "run").status
