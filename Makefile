@@ -25,10 +25,10 @@ quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist worksteal
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow"
 
 lint: .venv/.installed-test
 	$(BIN)/ruff format fivetune tests benchmarks

@@ -19,11 +19,11 @@ from benchmarks.harness import RESULTS, Work, facts, interleaved, rates, ratio, 
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import TokenStore
-from fivetune.data.stream import Order, TrainingStream
-from fivetune.model.load import load_tokenizer
+from fivetune.data.stream import BatchPlan, TrainingStream
+from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.nano.reading import write_reading_corpus
-from fivetune.progress import uncounted
+from fivetune.progress import ignore_progress
 from fivetune.training.setup import prepare_split
 
 BATCH_SIZE, WINDOW, NUM_WINDOWS = 32, 100, 8
@@ -68,10 +68,13 @@ def main() -> None:
         rows.append([name, f"{speed.median:,.0f}", f"{speed.least:,.0f} to {speed.most:,.0f}", times])
     print(table(rows))
     result = {
-        "batch_size": BATCH_SIZE, "batches_per_window": WINDOW, "num_windows": NUM_WINDOWS, "machine": facts("cpu"),
+        "batch_size": BATCH_SIZE,
+        "batches_per_window": WINDOW,
+        "num_windows": NUM_WINDOWS,
+        "machine": facts("cpu"),
         "examples_per_second": {name: speed.as_list() for name, speed in speeds.items()},
         "ratios": {name: each.as_list() for name, each in ratios.items()},
-    }  # fmt: skip
+    }
     print(f"written to {write_result('data-cpu', result, args.results)}")
 
 
@@ -79,16 +82,16 @@ def _store(folder: Path) -> tuple[TokenStore, Any]:
     train, _ = write_reading_corpus(folder, num_train=8_000, num_eval=8, seed=1)
     config = load_config("quickstart", {"data.train": str(train), "data.cache_dir": str(folder / "cache")})
     tokenizer = load_tokenizer(None, CHECKPOINT)
-    store = prepare_split(config, tokenizer, "train", count=uncounted)
+    store = prepare_split(config, tokenizer, "train", on_progress=ignore_progress)
     assert store is not None
     return store, tokenizer
 
 
 def _order(store: TokenStore) -> Iterator[list[int]]:
-    stream = TrainingStream(store, Order(BATCH_SIZE, BATCH_SIZE, 1, seed=0))
+    stream = TrainingStream(store, BatchPlan(BATCH_SIZE, BATCH_SIZE, 1, seed=0))
     step = 0
     while True:
-        yield stream.rows(step)[0].tolist()
+        yield stream.select_rows(step)[0].tolist()
         step += 1
 
 

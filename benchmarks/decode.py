@@ -23,12 +23,14 @@ import torch
 
 from benchmarks.harness import UnequalWork, Work, facts, interleaved, rates, ratio, table, write_result
 from fivetune.data.batch import collate, pad
-from fivetune.data.encode import Limits
-from fivetune.data.store import Source, TokenStore, prepare
-from fivetune.decode import Decoding, generate, length_sorted
-from fivetune.model.load import load, quiet
-from fivetune.plugins import load as load_plugin
-from fivetune.progress import uncounted
+from fivetune.data.encode import LengthLimits
+from fivetune.data.examples import Source
+from fivetune.data.store import TokenStore, load_or_build_store
+from fivetune.decode import Decoding, generate, group_by_length
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.model.tokenizer import suppress_output
+from fivetune.plugins import load_plugin as load_plugin
+from fivetune.progress import ignore_progress
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 BATCH_SIZE, NUM_FIRST, CAP = 64, 64, 48
@@ -49,11 +51,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        loaded = load(None, config=str(args.model), tokenizer=str(args.model), init="random")
+        loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
         source = Source(
-            paths=(str(args.squad),), task=load_plugin("tasks", "squad_v2")(), limits=Limits(512, 128, "truncate")
+            paths=(str(args.squad),), task=load_plugin("tasks", "squad_v2")(), limits=LengthLimits(512, 128, "truncate")
         )
-        store = prepare(source, loaded.tokenizer, cache=Path(folder), progress=uncounted)
+        store = load_or_build_store(source, loaded.tokenizer, cache=Path(folder), on_progress=ignore_progress)
         model = loaded.model.eval()
         make_answers_end(model, store)
         result = _compare(model, loaded.tokenizer, store, Path(folder), args)
@@ -80,7 +82,7 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
     starts = np.linspace(0, len(store) - BATCH_SIZE, args.blocks).astype(int)
     in_order = [list(range(start, start + BATCH_SIZE)) for start in starts.tolist()]
     rows = [row for batch in in_order for row in batch]
-    by_length = [[rows[i] for i in batch] for batch in length_sorted(store.inputs.lengths[rows], BATCH_SIZE)]
+    by_length = [[rows[i] for i in batch] for batch in group_by_length(store.inputs.lengths[rows], BATCH_SIZE)]
     engines = [
         Engine("fivetune", lambda: _ours(model, store, rows)),
         Engine("generate", lambda: _theirs(model, store, in_order)),
@@ -117,9 +119,12 @@ def _theirs(model: Any, store: TokenStore, batches: list[list[int]]) -> Answers:
     for rows in batches:
         batch = pad(collate(store, rows), pad_id=0)
         written = model.generate(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask,
-            max_new_tokens=CAP, num_beams=1, do_sample=False,
-        )  # fmt: skip
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            max_new_tokens=CAP,
+            num_beams=1,
+            do_sample=False,
+        )
         for row, ids in zip(rows, written[:, 1:].tolist(), strict=True):
             answers[row] = ids[: ids.index(1)] if 1 in ids else ids
     return answers
@@ -133,7 +138,7 @@ def _ctranslate2(model: Any, tokenizer: Any, store: TokenStore, rows: list[int],
 
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
-        with quiet():
+        with suppress_output():
             TransformersConverter(str(folder / "model")).convert(str(folder / "converted"))
         translator = ctranslate2.Translator(
             str(folder / "converted"), device="cpu", compute_type="float32", intra_threads=torch.get_num_threads()

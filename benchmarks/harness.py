@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fivetune.telemetry.devices import machine_facts
+from fivetune.telemetry.devices import collect_machine_info
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -181,7 +181,7 @@ def peak_resident() -> int | None:
 def facts(device: str) -> dict[str, Any]:
     """The machine, its versions, its threads, and how busy it was."""
     return {
-        **machine_facts(device),
+        **collect_machine_info(device),
         "num_threads": torch.get_num_threads(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,6 +1,6 @@
 """Every Triton kernel compiled for Hopper (sm_90) on a machine without a GPU: registers, spilled bytes, shared memory.
 
-In: the kernels and tiles of fivetune.model.kernels. Out: a table. It says that a kernel compiles, not that it is fast.
+In: the kernels and tiles of fivetune.model.cuda. Out: a table. It says that a kernel compiles, not that it is fast.
     python -m benchmarks.kernel_compile
 """
 
@@ -18,8 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
 from benchmarks.harness import table
-from fivetune.model.kernels import attention_kernels, norm, optimizer, pointwise
-from fivetune.model.kernels.tiles import TILES, Tile, attention_tile
+from fivetune.model.cuda import attention_kernels, norm, optimizer, pointwise
+from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -45,16 +45,16 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
     for kind, num_bytes in (("bf16", 2), ("fp32", 4)):
         for head_size in (64, 128):
             for name in ("forward", "grad_q", "grad_kv", "grad_bias"):
-                tile = attention_tile(name, head_size, num_bytes=num_bytes)
+                tile = choose_attention_tile(name, head_size, num_bytes=num_bytes)
                 constants = {"CAUSAL": True, "D": head_size, "M": tile.rows, "N": tile.cols}
                 yield f"attention {name}", getattr(attention_kernels, name), f"{kind}, {head_size}", constants, tile
-        side = {"SIDE": attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
+        side = {"SIDE": choose_attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
         yield (
             "attention sum_diagonals",
             attention_kernels.sum_diagonals,
             kind,
             side,
-            attention_tile("grad_bias", 64, num_bytes=num_bytes),
+            choose_attention_tile("grad_bias", 64, num_bytes=num_bytes),
         )
         yield "norm forward", norm._forward, kind, {"BLOCK": 1024}, TILES["norm", ""]
         yield "norm backward", norm._backward, kind, {"BLOCK": 1024}, TILES["norm", ""]

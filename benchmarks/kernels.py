@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Spread, Work, facts, interleaved, rates, ratio, table, write_result
-from fivetune.errors import EnvironmentProblem
-from fivetune.model.kernels.attention import attention
-from fivetune.model.kernels.norm import rms_norm
-from fivetune.model.kernels.optimizer import FlatAdamW
-from fivetune.model.kernels.pointwise import activate, add_dropout
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.model.cuda.attention import compute_attention
+from fivetune.model.cuda.norm import compute_rms_norm
+from fivetune.model.cuda.optimizer import FlatAdamW
+from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout
 
 DEVICE, HEADS, HEAD_SIZE, WIDTH, DROPOUT = "cuda", 12, 64, 768, 0.1  # t5-base
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest error relative to the largest value or 1
@@ -31,7 +31,7 @@ NUM_CALLS, NUM_WINDOWS = 50, 6
 
 def main() -> None:
     if not torch.cuda.is_available():
-        raise EnvironmentProblem("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
+        raise FiveTuneEnvironmentError("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
     torch.manual_seed(0)
     errors = [(name, dtype, error) for dtype in ALLOWED for name, error in checks(dtype)]
     print(
@@ -72,10 +72,10 @@ def checks(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
     yield "attention, dropout", _dropout_error(dtype)
     x, weight = _random(4000, WIDTH, dtype=dtype), _random(WIDTH, dtype=dtype)
     definition = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
-    yield "norm", _error(rms_norm(x, weight, 1e-6), [x, weight], definition)
-    yield "relu", _error(activate(x, "relu", gated=False), [x], torch.relu)
+    yield "norm", _error(compute_rms_norm(x, weight, 1e-6), [x, weight], definition)
+    yield "relu", _error(compute_activation_dropout(x, "relu", gated=False), [x], torch.relu)
     gelu = lambda x: F.gelu(x[:, : WIDTH // 2], approximate="tanh") * x[:, WIDTH // 2 :]  # noqa: E731
-    yield "gated gelu", _error(activate(x, "gelu_new", gated=True), [x], gelu)
+    yield "gated gelu", _error(compute_activation_dropout(x, "gelu_new", gated=True), [x], gelu)
     yield "adamw", _optimizer_error(dtype)
 
 
@@ -109,7 +109,7 @@ def _attention_error(
 ) -> float:
     q, k, v = _qkv(lengths, keys, dtype)
     cu_q, cu_k = _starts(lengths), _starts(keys)
-    ours = attention(q, k, v, cu_q, cu_k, max(lengths), max(keys), bias, causal)
+    ours = compute_attention(q, k, v, cu_q, cu_k, max(lengths), max(keys), bias, causal)
 
     def definition(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         return eager(q, k, v, bias, cu_q, cu_k, causal)
@@ -122,7 +122,7 @@ def _dropout_error(dtype: torch.dtype) -> float:
     lengths = _lengths(8, 512)
     q, k, v = _qkv(lengths, lengths, dtype)
     cu, seed = _starts(lengths), torch.tensor([7], device=DEVICE)
-    out = attention(q, k, v, cu, cu, 512, 512, dropout=DROPOUT, seed=seed)
+    out = compute_attention(q, k, v, cu, cu, 512, 512, dropout=DROPOUT, seed=seed)
     grad = torch.randn_like(out)
     (grad_v,) = torch.autograd.grad(out, [v], grad)
     products = (grad.double() * out.double()), (grad_v.double() * v.double())
@@ -190,7 +190,7 @@ def pairs() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
     weight, wide = _random(WIDTH, dtype=torch.bfloat16), _random(32 * 175, 4096, dtype=torch.bfloat16)
     yield (
         "norm",
-        _step(lambda: rms_norm(x, weight, 1e-6), [x, weight]),
+        _step(lambda: compute_rms_norm(x, weight, 1e-6), [x, weight]),
         _step(lambda: F.rms_norm(x, (WIDTH,), weight, 1e-6), [x, weight]),
     )
     yield (
@@ -200,7 +200,7 @@ def pairs() -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
     )
     yield (
         "gated gelu and dropout",
-        _step(lambda: activate(wide, "gelu_new", gated=True, probability=DROPOUT), [wide]),
+        _step(lambda: compute_activation_dropout(wide, "gelu_new", gated=True, probability=DROPOUT), [wide]),
         _step(lambda: F.dropout(F.gelu(wide[:, :2048], approximate="tanh") * wide[:, 2048:], DROPOUT), [wide]),
     )
     yield "clip and adamw, 220 million", *_optimizer_pair()
@@ -217,7 +217,7 @@ def _attention_pair(lengths: list[int], dropout: float) -> tuple[Callable[[], An
     longest, cu = max(lengths), _starts(lengths)
     q, k, v = _qkv(lengths, lengths, torch.bfloat16)
     bias = _bias(longest)
-    ours = _step(lambda: attention(q, k, v, cu, cu, longest, longest, bias, False, dropout), [q, k, v, bias])
+    ours = _step(lambda: compute_attention(q, k, v, cu, cu, longest, longest, bias, False, dropout), [q, k, v, bias])
     shape = (len(lengths), HEADS, longest, HEAD_SIZE)
     padded = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
     places = torch.arange(longest, device=DEVICE)

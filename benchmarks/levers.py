@@ -29,7 +29,7 @@ from benchmarks.harness import facts, table
 from benchmarks.workloads import COMMON, MODELS, WORKLOADS
 from fivetune.data.batch import pad
 from fivetune.model import attention, flat, layers
-from fivetune.model.load import load
+from fivetune.model.load import load_model_and_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.types import Batch
 
@@ -54,24 +54,24 @@ def separate_products(x: Tensor, modules: Any) -> Tensor:
     return torch.cat([F.linear(x, module.weight) for module in modules], -1)
 
 
-def plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def plain_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> Tensor:
     """torch's own."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "all levers": [],
-    "dropout: a Bernoulli draw per value": [(layers, "draw", serial_draw), (attention, "draw", serial_draw)],
-    "dropout: 16-bit thresholds": [(layers, "draw", threshold_draw), (attention, "draw", threshold_draw)],
-    "keys and values of the whole source": [(flat, "reads_memory_directly", lambda *_: False)],
+    "dropout: a Bernoulli draw per value": [(module, "draw_dropout", serial_draw) for module in (layers, attention)],
+    "dropout: 16-bit thresholds": [(module, "draw_dropout", threshold_draw) for module in (layers, attention)],
+    "keys and values of the whole source": [(flat, "should_attend_memory", lambda *_: False)],
     "norm of torch": [(flat, "rms_norm", plain_norm)],
-    "q, k, v and gates apart": [(flat, "project", separate_products)],
-    "one block per sequence": [(attention, "PACKED", 0)],
+    "q, k, v and gates apart": [(flat, "apply_projections", separate_products)],
+    "one block per sequence": [(attention, "MAX_BLOCK_ROWS", 0)],
 }
 
 
 def flat_step(model: Any, batch: Batch) -> Tensor:
-    return flat.flat_nats(model, batch).mean()
+    return flat.compute_flat_losses(model, batch).mean()
 
 
 def padded_step(model: Any, batch: Batch) -> Tensor:
@@ -83,7 +83,7 @@ def padded_step(model: Any, batch: Batch) -> Tensor:
 @contextmanager
 def way(name: str) -> Iterator[Step]:
     """The step of one row of the table."""
-    attention.blocks_of.cache_clear()
+    attention.build_blocks.cache_clear()
     with ExitStack() as stack:
         for module, attribute, value in WAYS.get(name, []):
             stack.enter_context(patch.object(module, attribute, value))
@@ -101,7 +101,7 @@ def make_batch(workload: str, size: int, vocab_size: int) -> Batch:
 def make_model(name: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps({**COMMON, **MODELS[name]}))
-        return load(None, config=folder, tokenizer=str(CHECKPOINT), init="random").model.train()
+        return load_model_and_tokenizer(None, config=folder, tokenizer=str(CHECKPOINT), init="random").model.train()
 
 
 def seconds(step: Step, model: Any, batch: Batch) -> float:

@@ -29,7 +29,7 @@ from benchmarks.harness import (
 )
 from benchmarks.workloads import MODELS, make_model
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor
-from fivetune.telemetry.devices import num_cores
+from fivetune.telemetry.devices import count_cores
 
 WARM_UP, STEPS, NUM_WINDOWS = 1, 2, 6
 GRADIENT_SIZE = 1e-3
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads or num_cores())
+    torch.set_num_threads(args.threads or count_cores())
     weights = [weight.to(args.device) for weight in weights_of(args.model)]
     random = torch.Generator(args.device).manual_seed(1)
     gradients = [torch.randn(w.shape, generator=random, device=args.device) * GRADIENT_SIZE for w in weights]
@@ -91,10 +91,10 @@ def main() -> None:
 
 def weights_of(model: str) -> list[Tensor]:
     """The random weights of a model of the benchmarks."""
-    from fivetune.model.load import load
+    from fivetune.model.load import load_model_and_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
-        loaded = load(str(make_model(model, Path(folder))))
+        loaded = load_model_and_tokenizer(str(make_model(model, Path(folder))))
         return [parameter.detach() for parameter in loaded.model.parameters()]
 
 
@@ -122,9 +122,13 @@ def compare(weights: list[Tensor], gradients: list[Tensor], device: str, options
 def _cells(found: dict[str, Any]) -> list[str]:
     middle, least, most = found["ratio"]
     return [
-        f"{found['milliseconds']['transformers']:.1f}", f"{found['milliseconds']['fivetune']:.1f}", f"{middle:.2f}x",
-        f"{least:.2f} to {most:.2f}", f"{found['state_bytes_per_parameter']:.3f}", f"{found['largest_difference']:.1e}",
-    ]  # fmt: skip
+        f"{found['milliseconds']['transformers']:.1f}",
+        f"{found['milliseconds']['fivetune']:.1f}",
+        f"{middle:.2f}x",
+        f"{least:.2f} to {most:.2f}",
+        f"{found['state_bytes_per_parameter']:.3f}",
+        f"{found['largest_difference']:.1e}",
+    ]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ So what is timed is its whole loop: loader, collator, step, optimizer, schedule,
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -26,10 +27,11 @@ from transformers import (
 from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
 from benchmarks.harness import Work
-from benchmarks.sides import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
+from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
 from benchmarks.workloads import WORKLOADS, Examples
-from fivetune.data.batch import NOT_SCORED
-from fivetune.model.load import load_tokenizer, quiet
+from fivetune.data.batch import IGNORE_INDEX
+from fivetune.model.selfcheck import verify_model
+from fivetune.model.tokenizer import load_tokenizer, suppress_output
 
 ATTENTIONS = ("eager", "sdpa")
 WORKERS = {"cpu": 1, "cuda": 4}
@@ -58,12 +60,20 @@ class Peer:
         self.model = pretrained(plan, attention)
         self._hold = _Hold()
         common: dict[str, Any] = {
-            "output_dir": str(plan.folder / name), "per_device_train_batch_size": plan.batch_size,
-            "max_steps": MAX_STEPS, "learning_rate": LR, "lr_scheduler_type": "constant",
-            "max_grad_norm": MAX_GRAD_NORM, "gradient_accumulation_steps": 1, "save_strategy": "no",
-            "report_to": "none", "disable_tqdm": True, "use_cpu": not plan.on_gpu, "bf16": plan.on_gpu,
+            "output_dir": str(plan.folder / name),
+            "per_device_train_batch_size": plan.batch_size,
+            "max_steps": MAX_STEPS,
+            "learning_rate": LR,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": MAX_GRAD_NORM,
+            "gradient_accumulation_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": not plan.on_gpu,
+            "bf16": plan.on_gpu,
             "dataloader_pin_memory": plan.on_gpu,
-        }  # fmt: skip
+        }
         self._trainer = _CountingTrainer(
             model=self.model,
             args=Seq2SeqTrainingArguments(**common | (arguments or {})),
@@ -88,7 +98,7 @@ class Peer:
 
     def _train(self) -> None:
         try:
-            with quiet():
+            with suppress_output():
                 self._trainer.train()
             self._hold.reports.put(None)
         except BaseException as error:
@@ -105,7 +115,7 @@ class _CountingTrainer(Seq2SeqTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         mask, labels = inputs["attention_mask"], inputs["labels"]
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.done.append(Done(mask.sum(1), (labels != NOT_SCORED).sum(1), mask.numel() + labels.numel(), loss))
+        self.done.append(Done(mask.sum(1), (labels != IGNORE_INDEX).sum(1), mask.numel() + labels.numel(), loss))
         return loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -182,7 +192,7 @@ class PlainLoop:
             self._optimizer.zero_grad(set_to_none=True)
             mask, labels = batch["attention_mask"], batch["labels"]
             positions = mask.numel() + labels.numel()
-            done.append(Done(mask.sum(1), (labels != NOT_SCORED).sum(1), positions, loss.detach()))
+            done.append(Done(mask.sum(1), (labels != IGNORE_INDEX).sum(1), positions, loss.detach()))
         return counted(self._plan, done)
 
     def close(self) -> None:
@@ -206,11 +216,13 @@ def features(examples: Examples, pad_to: tuple[int, int] | None) -> list[dict[st
     for i in range(len(examples)):
         inputs, labels = examples.inputs[i].tolist(), examples.labels[i].tolist()
         rest = (pad_to[0] - len(inputs), pad_to[1] - len(labels)) if pad_to else (0, 0)
-        made.append({
-            "input_ids": inputs + [0] * rest[0],
-            "attention_mask": [1] * len(inputs) + [0] * rest[0],
-            "labels": labels + [NOT_SCORED] * rest[1],
-        })  # fmt: skip
+        made.append(
+            {
+                "input_ids": inputs + [0] * rest[0],
+                "attention_mask": [1] * len(inputs) + [0] * rest[0],
+                "labels": labels + [IGNORE_INDEX] * rest[1],
+            }
+        )
     return made
 
 
@@ -220,10 +232,16 @@ def collator(plan: Plan, model: Any) -> DataCollatorForSeq2Seq:
 
 
 def pretrained(plan: Plan, attention: str | None) -> Any:
-    """The plan's weights as `from_pretrained` loads them."""
+    """The plan's weights as `from_pretrained` loads them, compared with their files.
+
+    transformers 5.23 forces umT5's tie flag and scales the decoder's output by it: `verify_model` sets the flag as the
+    family needs it, so that a peer computes the loss of the same model.
+    """
     chosen = {"attn_implementation": attention} if attention else {}
-    with quiet():
-        return AutoModelForSeq2SeqLM.from_pretrained(plan.model, dtype=torch.float32, **chosen)
+    with suppress_output():
+        model = AutoModelForSeq2SeqLM.from_pretrained(plan.model, dtype=torch.float32, **chosen)
+    raw = json.loads((plan.model / "config.json").read_text())
+    return verify_model(model, sorted(plan.model.glob("*.safetensors")), raw, where=str(plan.model))
 
 
 def best_attention(plan: Plan) -> str:
@@ -245,9 +263,12 @@ def best_attention(plan: Plan) -> str:
 def make_peer(name: str, plan: Plan, *, attention: str | None = None) -> Any:
     """The peer of that name. Raises KeyError for an unknown one."""
     tuned = {
-        "train_sampling_strategy": "group_by_length", "optim": "adamw_torch_fused", "logging_nan_inf_filter": False,
-        "dataloader_num_workers": WORKERS["cuda" if plan.on_gpu else "cpu"], "dataloader_persistent_workers": True,
-    }  # fmt: skip
+        "train_sampling_strategy": "group_by_length",
+        "optim": "adamw_torch_fused",
+        "logging_nan_inf_filter": False,
+        "dataloader_num_workers": WORKERS["cuda" if plan.on_gpu else "cpu"],
+        "dataloader_persistent_workers": True,
+    }
     source, target = WORKLOADS[plan.workload]
     made = {
         "default": lambda: Peer("default", plan),

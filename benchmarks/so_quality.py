@@ -1,6 +1,7 @@
 """Real text: a T5 from random weights against TF-IDF with logistic regression, on posts of three qualities.
 
-In: a CSV file with columns text and rating. `prepare` splits it and makes the tokenizer from the training part alone;
+In: a CSV file with columns text and rating. `prepare` splits it and makes the tokenizer from the training
+part alone;
 `measure` trains the recipe, which sees the held-out part once, after its last step, and writes results/so_quality.json.
     python -m benchmarks.so_quality prepare posts.csv.gz
     python -m benchmarks.so_quality measure
@@ -21,9 +22,9 @@ from typing import Any
 
 import fivetune
 from benchmarks.harness import facts, table, write_result
-from fivetune.model.load import load_tokenizer
+from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano.tokenizer import train_tokenizer
-from fivetune.rundir import best_eval, write_json
+from fivetune.rundir import find_best_own_eval, write_json
 
 RECIPE = "stackoverflow_quality_nano"
 FOLDER = Path("runs/so-quality")
@@ -112,9 +113,13 @@ def measure(folder: Path) -> None:
     path = write_result(
         "so_quality",
         {
-            "num_train": len(train), "num_test": len(test), "seed_of_the_split": SEED, "sides": sides, **facts("cpu"),
+            "num_train": len(train),
+            "num_test": len(test),
+            "seed_of_the_split": SEED,
+            "sides": sides,
+            **facts("cpu"),
         },
-    )  # fmt: skip
+    )
     print(table([["side", "accuracy", "CPU seconds"], *(_row(name, side) for name, side in sides.items())]))
     print(path)
 
@@ -129,19 +134,24 @@ def _run_recipe(folder: Path) -> dict[str, float]:
     run = fivetune.train(
         RECIPE,
         {
-            "data.train": str(folder / "train.csv"), "data.eval": str(folder / "test.csv"),
-            "model.config": str(folder / "model"), "run.dir": str(folder / "run"),
+            "data.train": str(folder / "train.csv"),
+            "data.eval": str(folder / "test.csv"),
+            "model.config": str(folder / "model"),
+            "run.dir": str(folder / "run"),
         },
         overwrite=True,
-    )  # fmt: skip
+    )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    evaluation = best_eval(run.evals, run.status["best"])
+    evaluation = find_best_own_eval(run.raw_evals, run.raw_status["best"])
     assert evaluation is not None  # the recipe evaluates at its end
     scores = evaluation["scores"]
     return {
-        "accuracy": scores["accuracy"] / 100, "macro_f1": scores["macro_f1"] / 100,
-        "step": evaluation["step"], "wall_seconds": wall, "cpu_seconds": cpu,
-    }  # fmt: skip
+        "accuracy": scores["accuracy"] / 100,
+        "macro_f1": scores["macro_f1"] / 100,
+        "step": evaluation["step"],
+        "wall_seconds": wall,
+        "cpu_seconds": cpu,
+    }
 
 
 def baseline(train: Posts, test: Posts, words: dict[str, Any], regression: dict[str, Any]) -> dict[str, float]:

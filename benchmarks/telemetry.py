@@ -32,20 +32,21 @@ from benchmarks.harness import (
     timed_window,
     write_result,
 )
-from benchmarks.sides import Plan, own_setup
+from benchmarks.plan import Plan
+from benchmarks.sides import own_setup
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import Progress
 from fivetune.rundir import RunDir
-from fivetune.telemetry.devices import num_cores
+from fivetune.telemetry.devices import count_cores
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import loop
-from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import Training, train_step
+from fivetune.training.checkpoint import TrainingProgress
+from fivetune.training.loop import Training, run_step
 from fivetune.training.signals import StopRequest
-from fivetune.training.update import Update, halting, update_weights
-from fivetune.types import Mark, unmarked
+from fivetune.training.update import Update, make_nonfinite_flag, train_step
+from fivetune.types import PhaseTimer, ignore_phase
 
 BAR = 0.015  # of a step's time that recording may take
 EVERY_SECONDS = 1.0  # between two looks of the sampler, as in a run
@@ -61,15 +62,15 @@ class Bare:
     def __init__(self, plan: Plan) -> None:
         self.setup = own_setup(plan)
         self.step = 0
-        self.halted = halting(self.setup)
-        self.groups = self.setup.stream.groups(0, self.setup.num_steps)
+        self.halted = make_nonfinite_flag(self.setup.learner)
+        self.groups = self.setup.data.stream.iter_micro_batches(0, self.setup.plan.num_steps)
 
     def work(self, num_units: int) -> Work:
         for _ in range(num_units):
-            lr = self.setup.lr(self.step)
+            lr = self.setup.compute_lr(self.step)
             self.step += 1
-            update_weights(self.setup, next(self.groups), lr=lr, step=self.step, halted=self.halted)
-        return Work(num_units, {"examples": self.setup.stream.num_examples_before(self.step)})
+            train_step(self.setup.learner, next(self.groups), lr=lr, step=self.step, nonfinite_flag=self.halted)
+        return Work(num_units, {"examples": self.setup.data.stream.count_examples_before(self.step)})
 
 
 class Recorded:
@@ -81,36 +82,44 @@ class Recorded:
         setup = own_setup(plan)
         run = RunDir.create(plan.folder / "run")
         progress = Progress(run.path / "log.txt", quiet=True)
-        meter = Meter.of(setup.place.device)
+        meter = Meter.from_device(setup.learner.compute.device)
         self.training = Training(
-            setup, run, progress, Progression(), StopRequest(), meter, self._sampler(run), halted=halting(setup)
+            setup,
+            setup.plan,
+            run,
+            progress,
+            TrainingProgress(),
+            StopRequest(),
+            meter,
+            self._sampler(run),
+            nonfinite_flag=make_nonfinite_flag(setup.learner),
         )
-        self.groups = setup.stream.groups(0, setup.num_steps)
+        self.groups = setup.data.stream.iter_micro_batches(0, setup.plan.num_steps)
 
     def _sampler(self, run: RunDir) -> Sampler:
         return Sampler(run.path / "telemetry.jsonl", every_seconds=EVERY_SECONDS)
 
     def work(self, num_units: int) -> Work:
         training = self.training
-        training.meter.rest()
+        training.meter.pause()
         training.sampler = self._sampler(training.run)
         with training.sampler:
             for _ in range(num_units):
-                train_step(training, self.groups)
-        return Work(num_units, {"examples": training.setup.stream.num_examples_before(training.state.step)})
+                run_step(training, self.groups)
+        return Work(num_units, {"examples": training.setup.data.stream.count_examples_before(training.state.step)})
 
     def recording_seconds(self) -> float:
         """Seconds that a step takes when there is nothing to compute: its marks, its record, its lines."""
-        training, device = self.training, self.training.setup.place.device
-        group, update = training.setup.stream.group(0), Update(torch.tensor([1.0, 1.0, 1000.0]))
+        training, device = self.training, self.training.setup.learner.compute.device
+        group, update = training.setup.data.stream.build_micro_batches(0), Update(torch.tensor([1.0, 1.0, 1000.0]), 8)
 
-        def nothing(*_: Any, mark: Mark = unmarked, **__: Any) -> Update:
+        def nothing(*_: Any, timer: PhaseTimer = ignore_phase, **__: Any) -> Update:
             for phase in ("host", "forward", "backward", "optimizer", "host"):
-                mark(phase)
+                timer(phase)
             return update
 
-        with patch.object(loop, "update_weights", nothing), patch.object(loop, "FROZEN_STEPS", 0):
-            training.meter.rest()
+        with patch.object(loop, "train_step", nothing), patch.object(loop, "FROZEN_STEPS", 0):
+            training.meter.pause()
             window = timed_window(_Steps(training, group), NUM_ALONE, device=device)
         return window.seconds / NUM_ALONE
 
@@ -125,7 +134,7 @@ class _Steps:
 
     def work(self, num_units: int) -> Work:
         for _ in range(num_units):
-            train_step(self.training, self.groups)
+            run_step(self.training, self.groups)
         return Work(num_units)
 
 
@@ -148,7 +157,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=2.0, help="for all windows together")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads or num_cores())
+    torch.set_num_threads(args.threads or count_cores())
     with tempfile.TemporaryDirectory() as folder:
         result = measure(args, Path(folder))
     report(result)
@@ -175,13 +184,21 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     sides[1].training.run.close()
     per_step = {name: _seconds_per_step(each) for name, each in windows.items()}
     return {
-        "model": args.model, "workload": args.workload, "batch_size": args.batch_size, "device": args.device,
-        "steps_per_window": num_units, "num_windows": NUM_WINDOWS, "seconds_per_step": per_step,
+        "model": args.model,
+        "workload": args.workload,
+        "batch_size": args.batch_size,
+        "device": args.device,
+        "steps_per_window": num_units,
+        "num_windows": NUM_WINDOWS,
+        "seconds_per_step": per_step,
         "overhead": [share - 1 for share in ratio(bare, recorded, "units").as_list()],
-        "recording_seconds_per_step": alone, "recording_share": alone / per_step["bare"],
-        "sampler_cores": sampler_cores(folder), "bar": BAR, "machine": facts(args.device),
+        "recording_seconds_per_step": alone,
+        "recording_share": alone / per_step["bare"],
+        "sampler_cores": sampler_cores(folder),
+        "bar": BAR,
+        "machine": facts(args.device),
         "windows": {name: [window.seconds for window in each] for name, each in windows.items()},
-    }  # fmt: skip
+    }
 
 
 def _seconds_per_step(windows: list[Window]) -> float:
@@ -197,9 +214,11 @@ def report(result: dict[str, Any]) -> None:
         ["bare", f"{1000 * times['bare']:.2f}", "", ""],
         ["recorded", f"{1000 * times['recorded']:.2f}", f"{middle:.2%}", f"{least:.2%} to {most:.2%}"],
         ["recording alone", f"{1000 * alone:.3f}", f"{result['recording_share']:.2%}", ""],
-    ]  # fmt: skip
-    print(f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['device']}, "
-          f"{result['machine']['num_threads']} threads\n\n{table(rows)}\n")  # fmt: skip
+    ]
+    print(
+        f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['device']}, "
+        f"{result['machine']['num_threads']} threads\n\n{table(rows)}\n"
+    )
     kept = "kept" if middle < result["bar"] else "NOT kept"
     print(f"The sampler alone: {result['sampler_cores']:.2%} of a core. Bar of {result['bar']:.1%}: {kept}.")
 

@@ -39,10 +39,11 @@ from benchmarks.harness import (
     timed_window,
     write_result,
 )
-from benchmarks.sides import PEERS, Plan, make_side
+from benchmarks.plan import PEERS, Plan
+from benchmarks.sides import make_side
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
-from fivetune.model.load import num_parameters
-from fivetune.telemetry.devices import num_cores
+from fivetune.model.load import count_parameters
+from fivetune.telemetry.devices import count_cores
 
 NUM_WINDOWS = 6
 WARM_UP, MOST_STEPS = {"cpu": 2, "cuda": 20}, {"cpu": 5, "cuda": 50}
@@ -51,7 +52,7 @@ SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
 
 def main() -> None:
     args = _arguments()
-    torch.set_num_threads(args.threads or num_cores())
+    torch.set_num_threads(args.threads or count_cores())
     torch.manual_seed(args.seed)
     if args.side:
         serve(args)
@@ -131,14 +132,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     plan = make_plan(args, "facts", "measured")
     return {
         "name": f"train-{args.device}-{args.model}-{args.workload}-{args.batch_size}",
-        "model": args.model, "workload": args.workload, "lengths": plan.examples.lengths_from,
+        "model": args.model,
+        "workload": args.workload,
+        "lengths": plan.examples.lengths_from,
         "num_examples": len(plan.examples),
-        "batch_size": args.batch_size, "precision": "bf16" if plan.on_gpu else "fp32", "attention_of_tuned": attention,
-        "steps_per_window": num_steps, "num_windows": NUM_WINDOWS,
-        "warm_up_steps": WARM_UP[args.kind], "matmul_peak_flops": peak, "machine": facts(args.device),
+        "batch_size": args.batch_size,
+        "precision": "bf16" if plan.on_gpu else "fp32",
+        "attention_of_tuned": attention,
+        "steps_per_window": num_steps,
+        "num_windows": NUM_WINDOWS,
+        "warm_up_steps": WARM_UP[args.kind],
+        "matmul_peak_flops": peak,
+        "machine": facts(args.device),
         "sides": {name: side_figures(windows[name], peak) | starts[name] | ends[name] for name in names},
         "ratios": {name: peer_figures(windows, name) for name in names[1:]},
-    }  # fmt: skip
+    }
 
 
 def _attention_of_tuned(args: argparse.Namespace, names: list[str]) -> str | None:
@@ -156,11 +164,27 @@ class Remote:
     def __init__(self, args: argparse.Namespace, name: str, attention: str | None) -> None:
         self.name = name
         command = [
-            sys.executable, "-m", "benchmarks.train", "--side", name,
-            "--device", args.device, "--model", args.model, "--workload", args.workload, "--folder", str(args.folder),
-            "--batch-size", str(args.batch_size), "--threads", str(torch.get_num_threads()), "--seed", str(args.seed),
+            sys.executable,
+            "-m",
+            "benchmarks.train",
+            "--side",
+            name,
+            "--device",
+            args.device,
+            "--model",
+            args.model,
+            "--workload",
+            args.workload,
+            "--folder",
+            str(args.folder),
+            "--batch-size",
+            str(args.batch_size),
+            "--threads",
+            str(torch.get_num_threads()),
+            "--seed",
+            str(args.seed),
             *(["--attention", attention] if attention else []),
-        ]  # fmt: skip
+        ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
         )
@@ -215,7 +239,7 @@ def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str,
 def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
     """What tells one set of weights from another: how many, and their mean sizes together."""
     sizes = sum(float(p.detach().abs().mean()) for p in side.model.parameters())
-    return {"weights": [num_parameters(side.model), round(sizes, 4)]}
+    return {"weights": [count_parameters(side.model), round(sizes, 4)]}
 
 
 def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -266,20 +290,41 @@ def peer_figures(windows: dict[str, list[Window]], peer: str) -> dict[str, Any]:
 def report(result: dict[str, Any]) -> None:
     """Print the tables."""
     sides = result["sides"]
-    head = ["side", "tokens/s", "(least to most)", "examples/s", "s/step", "padding", "MFU", "loss", "start-up s",
-            f"s to {result['warm_up_steps']} steps", "peak GB"]  # fmt: skip
+    head = [
+        "side",
+        "tokens/s",
+        "(least to most)",
+        "examples/s",
+        "s/step",
+        "padding",
+        "MFU",
+        "loss",
+        "start-up s",
+        f"s to {result['warm_up_steps']} steps",
+        "peak GB",
+    ]
     rows = [head]
     for name, side in sides.items():
         speed = side["tokens_per_second"]
-        rows.append([
-            name, f"{speed[0]:,.0f}", f"{speed[1]:,.0f} to {speed[2]:,.0f}",
-            f"{side['examples_per_second_overall']:.2f}",
-            f"{side['seconds_per_step']:.3g}",
-            f"{side['padding_fraction']:.0%}", f"{side['mfu']:.1%}", f"{side['mean_loss']:.3f}",
-            f"{side['start_up_seconds']:.1f}", f"{side['warmed_up_seconds']:.1f}", _gigabytes(side["peak_bytes"]),
-        ])  # fmt: skip
-    print(f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['precision']}; lengths: "
-          f"{result['num_examples']} of {result['lengths']}; {result['machine']['num_threads']} threads\n")  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{speed[0]:,.0f}",
+                f"{speed[1]:,.0f} to {speed[2]:,.0f}",
+                f"{side['examples_per_second_overall']:.2f}",
+                f"{side['seconds_per_step']:.3g}",
+                f"{side['padding_fraction']:.0%}",
+                f"{side['mfu']:.1%}",
+                f"{side['mean_loss']:.3f}",
+                f"{side['start_up_seconds']:.1f}",
+                f"{side['warmed_up_seconds']:.1f}",
+                _gigabytes(side["peak_bytes"]),
+            ]
+        )
+    print(
+        f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['precision']}; lengths: "
+        f"{result['num_examples']} of {result['lengths']}; {result['machine']['num_threads']} threads\n"
+    )
     print(table(rows), "\n")
     ours = sides["fivetune"]
     rows = [
@@ -294,14 +339,21 @@ def report(result: dict[str, Any]) -> None:
     ]
     for name, figures in result["ratios"].items():
         speed = figures["tokens_per_second"]
-        rows.append([
-            name, f"{figures['same_examples']:.2f}x", f"{speed[0]:.2f}x", f"{speed[1]:.2f} to {speed[2]:.2f}",
-            f"{sides[name]['warmed_up_seconds'] / ours['warmed_up_seconds']:.2f}x",
-            f"{ours['peak_bytes'] / sides[name]['peak_bytes']:.2f}x" if ours["peak_bytes"] else "?",
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{figures['same_examples']:.2f}x",
+                f"{speed[0]:.2f}x",
+                f"{speed[1]:.2f} to {speed[2]:.2f}",
+                f"{sides[name]['warmed_up_seconds'] / ours['warmed_up_seconds']:.2f}x",
+                f"{ours['peak_bytes'] / sides[name]['peak_bytes']:.2f}x" if ours["peak_bytes"] else "?",
+            ]
+        )
     print(table(rows), "\n")
-    print(f"MFU: against a matrix product of {result['matmul_peak_flops'] / 1e9:,.0f} GFLOP/s on this machine. "
-          "tokens: without padding, source and target.")  # fmt: skip
+    print(
+        f"MFU: against a matrix product of {result['matmul_peak_flops'] / 1e9:,.0f} GFLOP/s on this machine. "
+        "tokens: without padding, source and target."
+    )
 
 
 def _gigabytes(num_bytes: int | None) -> str:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from fivetune.config import load_config
 from fivetune.data.ragged import Ragged, RaggedWriter
-from fivetune.model.load import load, load_tokenizer
+from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
+from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
-from fivetune.progress import uncounted
+from fivetune.progress import ignore_progress
 from fivetune.training.setup import prepare_split
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -38,6 +39,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mt5-small": {
         **_V1_1, "model_type": "mt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
         "vocab_size": 250112,
+    },
+    "umt5-small": {
+        **_V1_1, "model_type": "umt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+        "vocab_size": 256384,
     },
 }  # fmt: skip
 COMMON: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "dropout_rate": 0.1}
@@ -84,7 +89,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def id(self, row: int) -> str:
+    def get_id(self, row: int) -> str:
         return str(row)
 
 
@@ -111,7 +116,7 @@ def _squad_lengths() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     config = load_config(
         {"model": {"path": str(SQUAD_TOKENIZER)}, "task": {"name": "squad"}, "data": {"train": str(SQUAD)}}
     )
-    store = prepare_split(config, load_tokenizer(None, SQUAD_TOKENIZER), "train", count=uncounted)
+    store = prepare_split(config, load_tokenizer(None, SQUAD_TOKENIZER), "train", on_progress=ignore_progress)
     assert store is not None
     return store.inputs.lengths, store.labels.lengths
 
@@ -122,6 +127,6 @@ def make_model(name: str, folder: Path, *, seed: int = 0) -> Path:
     shape.mkdir(parents=True)
     (shape / "config.json").write_text(json.dumps({**COMMON, **MODELS[name]}))
     torch.manual_seed(seed)
-    loaded = load(None, config=str(shape), tokenizer=str(CHECKPOINT), init="random")
+    loaded = load_model_and_tokenizer(None, config=str(shape), tokenizer=str(CHECKPOINT), init="random")
     save_model(loaded.model, loaded.tokenizer, folder / name)
     return folder / name

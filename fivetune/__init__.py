@@ -1,23 +1,62 @@
-"""FiveTune fine-tunes the T5 family: one command from text to an official score, a model and a report."""
+"""FiveTune fine-tunes the T5 family: one command from text to an official score, a model and a report.
+
+    run = fivetune.train("quickstart")                       fine-tune, as `fivetune train` does
+    model = fivetune.open_run("runs/quickstart")             load a trained model once
+    model.predict([{"question": "...", "context": "..."}])   -> list[Prediction]
+
+The public names are imported at their first use, so that `import fivetune` does not import torch.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fivetune.compare import compare_runs
     from fivetune.config import RunConfig, load_config
+    from fivetune.report import write_report
+    from fivetune.rundir import read_run
+    from fivetune.rundir.records import Prediction
     from fivetune.training import train
+    from fivetune.training.inference import TrainedRun, evaluate, open_run, predict
 
 __version__ = "0.1.0"
-__all__ = ["RunConfig", "__version__", "load_config", "train"]
+__all__ = [
+    "Prediction",
+    "RunConfig",
+    "TrainedRun",
+    "__version__",
+    "compare_runs",
+    "evaluate",
+    "load_config",
+    "open_run",
+    "predict",
+    "read_run",
+    "train",
+    "write_report",
+]
 
-_PLACES = {"train": "fivetune.training", "load_config": "fivetune.config", "RunConfig": "fivetune.config"}
+_PUBLIC_MODULES = {
+    "Prediction": "fivetune.rundir.records",
+    "RunConfig": "fivetune.config",
+    "TrainedRun": "fivetune.training.inference",
+    "compare_runs": "fivetune.compare",
+    "evaluate": "fivetune.training.inference",
+    "load_config": "fivetune.config",
+    "open_run": "fivetune.training.inference",
+    "predict": "fivetune.training.inference",
+    "read_run": "fivetune.rundir",
+    "train": "fivetune.training",
+    "write_report": "fivetune.report",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first asked for: `import fivetune` stays without torch."""
-    if name not in _PLACES:
+    if name not in _PUBLIC_MODULES:
         raise AttributeError(f"module 'fivetune' has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(import_module(_PUBLIC_MODULES[name]), name)
 
-    return getattr(import_module(_PLACES[name]), name)
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__") and name not in __all__)]

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import fivetune
-from fivetune.errors import ConfigError, FiveTuneError, ToldElsewhere, nearest
+from fivetune.errors import ConfigError, FiveTuneError, ReportedByOtherRankError, suggest_names
+from fivetune.redaction import redact_secrets
 
 COMMANDS = Path(__file__).parent / "commands"
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one command; never lets a traceback out unless --traceback is given."""
+    """Run one command and return its exit code; tracebacks are printed only with --traceback."""
     words = sys.argv[1:] if words is None else words
     show_traceback = "--traceback" in words
     words = [word for word in words if word != "--traceback"]
@@ -29,7 +30,7 @@ def main(words: list[str] | None = None) -> int:
     except FiveTuneError as error:
         if show_traceback:
             traceback.print_exc()
-        if not isinstance(error, ToldElsewhere):
+        if not isinstance(error, ReportedByOtherRankError):
             print(f"fivetune: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -38,59 +39,86 @@ def main(words: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except (OSError, MemoryError) as error:  # the system refused: disk, permissions, memory, a name that is too long
+        if show_traceback:
+            raise
+        reason = getattr(error, "strerror", None) or "memory ran out"
+        place = getattr(error, "filename", None) or words[0]
+        print(f"fivetune: {redact_secrets(str(place))[:200]}: {reason}. --traceback shows where.", file=sys.stderr)
+        return 4
     except Exception as error:
         if show_traceback:
             raise
-        print(f"fivetune: internal error: {type(error).__name__}: {error}. "
-              "Run again with --traceback and report it.", file=sys.stderr)  # fmt: skip
+        print(
+            f"fivetune: internal error: {type(error).__name__}: {redact_secrets(str(error))}. "
+            "Run again with --traceback and report it.",
+            file=sys.stderr,
+        )
         return 1
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise ConfigError(f"{word!a}: is not UTF-8, so no file of a run could hold it. Give it in UTF-8.")
     names = sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules([str(COMMANDS)]))
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help(names))
+        print(_format_help(names))
         return 0
     if words[0] == "--version":
         print(f"fivetune {fivetune.__version__}")
         return 0
     if words[0] not in names:
-        print(f"fivetune: there is no command {words[0]!r}. {nearest(words[0], names)}", file=sys.stderr)
+        print(f"fivetune: there is no command {words[0]!r}. {suggest_names(words[0], names)}", file=sys.stderr)
         return 2
     command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
     parser = _Parser(
-        prog=f"fivetune {words[0]}", description=command.__doc__, allow_abbrev=False,
+        prog=f"fivetune {words[0]}",
+        description=command.__doc__,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     command.add_arguments(parser)
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from")
     if getattr(command, "TAKES_SETTINGS", False):
-        if len(words) > 1 and words[1].startswith("--") and "." in words[1]:
-            raise ConfigError(f"{words[1]}: settings come last. Write fivetune {words[0]} ... {words[1]} VALUE.")
-        args, rest = parser.parse_known_args(words[1:])
-        args.settings = rest
+        args, args.settings = parser.parse_known_args(words[1:])
+        parser.refuse_early_settings(words[1:], args)
     else:
         args = parser.parse_args(words[1:])
     return command.run(args)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong words are told as any other mistake: in one line."""
+    """Reports wrong arguments as a ConfigError: in one line."""
+
+    def refuse_early_settings(self, words: list[str], args: argparse.Namespace) -> None:
+        """Raise ConfigError where a setting is before the recipe, whose place its value would take."""
+        first = next((action for action in self._actions if not action.option_strings), None)
+        given = getattr(args, first.dest, None) if first else None
+        given = given[0] if isinstance(given, list) and given else given
+        before = words[: words.index(str(given))] if str(given) in words else words
+        flags = self._option_string_actions
+        early = [w for w in before if w.startswith("--") and " " not in w and w.partition("=")[0] not in flags]
+        if first and early:
+            example = f", for example {self.prog} squad_v2 {early[0]} VALUE" if first.dest == "recipe" else ""
+            raise ConfigError(
+                f"{early[0]}: settings come last. Write {self.prog} {first.dest.upper()} {early[0]} VALUE{example}."
+            )
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"error: {message}. Try: {self.prog} --help.")
 
 
-def _help(names: list[str]) -> str:
-    lines = [f"{fivetune.__doc__}", "", "usage: fivetune COMMAND ... [--section.key value ...]", ""]
+def _format_help(names: list[str]) -> str:
+    lines = [str(fivetune.__doc__).partition("\n")[0], "", "usage: fivetune COMMAND ... [--section.key value ...]", ""]
     for name in names:
-        first = _first_docstring_line(COMMANDS / f"{name.replace('-', '_')}.py")
+        first = _read_docstring_line(COMMANDS / f"{name.replace('-', '_')}.py")
         lines.append(f"  {name:<12} {first}")
-    lines += ["", "fivetune COMMAND --help says more. Settings: fivetune config --help."]
+    lines += ["", "Arguments of a command: fivetune COMMAND --help. Settings: fivetune config --help."]
     return "\n".join(lines)
 
 
-def _first_docstring_line(path: Path) -> str:
+def _read_docstring_line(path: Path) -> str:
     """Read the help without importing the command."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.strip('"')

@@ -1,16 +1,18 @@
 """The errors that a user of FiveTune can meet, each with the exit code of its kind.
 
-    FiveTuneError                 1   (never raised itself)
-    |-- ConfigError               2   a setting is wrong
-    |   `-- UnknownPlugin         2   a task, metric, optimizer ... of that name does not exist
-    |-- DataError                 3   a data file or record is wrong
-    |-- EnvironmentProblem        4   disk, rights, hub, device, a missing package
-    |   |-- ModelError            4   a model folder cannot be loaded, or loads into something else than it was
-    |   `-- RunDirError           4   the run directory is foreign, in use, or damaged
-    |-- NumericError              5   a loss or gradient is not finite
-    |-- Incomplete                6   finished, but something that was asked for is missing
-    |-- Interrupted         128 + n   stopped by signal n, after saving
-    `-- ToldElsewhere       of it     another process of the run has told its error
+    FiveTuneError                     1   (never raised itself)
+    |-- ConfigError                   2   a setting is wrong
+    |   `-- UnknownPluginError        2   a task, metric, optimizer ... of that name does not exist
+    |-- DataError                     3   a data file is wrong
+    |   `-- RecordError               3   one record is wrong
+    |       `-- MissingLabelError     3   one record has no label
+    |-- FiveTuneEnvironmentError      4   disk, permissions, hub, device, a missing package
+    |   |-- ModelError                4   a model folder cannot be loaded, or is not the model that it claims to be
+    |   `-- RunDirError               4   the run directory is foreign, in use, or damaged
+    |-- NumericError                  5   a loss or gradient is not finite
+    |-- IncompleteError               6   finished, but a requested result is missing
+    |-- InterruptedRunError     128 + n   stopped by signal n, after saving
+    `-- ReportedByOtherRankError          raised silently, with the exit code of the error that another rank printed
 
 Every message has the form *where: what is wrong, with which value. What is allowed. What to do.*
 """
@@ -20,18 +22,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from fivetune.redaction import redact_secrets
+
 
 class FiveTuneError(Exception):
-    """Root of all errors that FiveTune raises for its users."""
+    """Root of all errors that FiveTune raises for its users. Secrets in its message are hidden where it is shown."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return redact_secrets(super().__str__())
 
 
 class ConfigError(FiveTuneError):
     exit_code = 2
 
 
-class UnknownPlugin(ConfigError):
+class UnknownPluginError(ConfigError):
     """A plugin name that does not exist; the message names the nearest ones."""
 
 
@@ -39,27 +46,55 @@ class DataError(FiveTuneError):
     exit_code = 3
 
 
-class EnvironmentProblem(FiveTuneError):
+class RecordError(DataError):
+    """One record cannot be used; the caller decides whether it is skipped.
+
+    Args:
+        where: file and line (or record number): `train.jsonl:17`.
+        reason: what is wrong, with which value, what is allowed, what to do.
+        skippable: false where the cause concerns all records, so that skipping would leave none.
+    """
+
+    def __init__(self, where: str, reason: str, *, skippable: bool = True) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason, self.skippable = where, reason, skippable
+
+
+class MissingLabelError(RecordError):
+    """One record has no label: training and evaluation leave it out and count it."""
+
+
+class FiveTuneEnvironmentError(FiveTuneError):
     exit_code = 4
 
 
-class ModelError(EnvironmentProblem):
+class ModelError(FiveTuneEnvironmentError):
     pass
 
 
-class RunDirError(EnvironmentProblem):
+class RunDirError(FiveTuneEnvironmentError):
     pass
 
 
 class NumericError(FiveTuneError):
+    """A loss or gradient is not finite.
+
+    Args:
+        step: the optimizer step; None outside a run.
+    """
+
     exit_code = 5
 
+    def __init__(self, message: str, *, step: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
 
-class Incomplete(FiveTuneError):
+
+class IncompleteError(FiveTuneError):
     exit_code = 6
 
 
-class Interrupted(FiveTuneError):
+class InterruptedRunError(FiveTuneError):
     """Stopped by a signal after the state was saved.
 
     Args:
@@ -71,11 +106,11 @@ class Interrupted(FiveTuneError):
         self.exit_code = 128 + signum
 
 
-class ToldElsewhere(FiveTuneError):
-    """Without words: another process of the run has told the user.
+class ReportedByOtherRankError(FiveTuneError):
+    """Raised silently: another rank has already printed this error.
 
     Args:
-        exit_code: of the error that it told.
+        exit_code: of the error that was printed.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -83,12 +118,12 @@ class ToldElsewhere(FiveTuneError):
         self.exit_code = exit_code
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Say which names are allowed, the nearest one first if there is one.
+def suggest_names(name: str, allowed: Iterable[str]) -> str:
+    """A sentence that lists the allowed names, the nearest one first if there is one.
 
-    >>> nearest("lrr", ["lr", "weight_decay"])
+    >>> suggest_names("lrr", ["lr", "weight_decay"])
     'Did you mean lr? Allowed: lr, weight_decay.'
-    >>> nearest("zzz", ["lr", "weight_decay"])
+    >>> suggest_names("zzz", ["lr", "weight_decay"])
     'Allowed: lr, weight_decay.'
     """
     options = sorted(allowed)
@@ -96,3 +131,18 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     close = get_close_matches(name, options, n=2, cutoff=cutoff)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}Allowed: {', '.join(options) or 'none'}."
+
+
+def format_size(num_bytes: float) -> str:
+    """A size in the binary unit that suits it.
+
+    >>> format_size(512), format_size(21_000_000), format_size(3 * 2**30)
+    ('512 B', '20.0 MiB', '3.0 GiB')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        if num_bytes < 1024:
+            return f"{num_bytes:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} TiB"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from fivetune.errors import ConfigError, UnknownPlugin, nearest
+from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, suggest_names
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "commands")
 
@@ -35,52 +36,77 @@ class Options(BaseModel):
         return cls.__module__.rpartition(".")[2]
 
 
-def names(kind: str) -> list[str]:
+def list_plugins(kind: str) -> list[str]:
     """Sorted names of all plugins of a kind.
 
-    >>> names("schedules")
+    >>> list_plugins("schedules")
     ['constant', 'cosine', 'linear']
     """
-    return sorted(m.name for m in pkgutil.iter_modules(_search_path(kind)) if not m.name.startswith("_"))
+    return sorted(m.name for m in pkgutil.iter_modules(_build_search_path(kind)) if not m.name.startswith("_"))
 
 
-def module(kind: str, name: str) -> ModuleType:
-    """Import one plugin's module. Raises UnknownPlugin with the nearest names."""
-    known = names(kind)
+def import_plugin(kind: str, name: str) -> ModuleType:
+    """Import one plugin's module. Raises UnknownPluginError with the nearest names, ConfigError with file and line for
+    what the import of a file outside the package raises."""
+    known = list_plugins(kind)
     if name not in known:
-        raise UnknownPlugin(f"{kind}: there is no {name!r}. {nearest(name, known)}")
+        raise UnknownPluginError(f"{kind}: there is no {name!r}. {suggest_names(name, known)}")
     try:
         return import_module(f"fivetune.{kind}.{name}")
     except SyntaxError as error:
-        raise ConfigError(f"{error.filename}:{error.lineno}: not valid Python: {error.msg}. Mend the plugin.") from None
+        raise ConfigError(
+            f"{error.filename}:{error.lineno}: not valid Python: {error.msg}. Correct the plugin."
+        ) from None
+    except Exception as error:
+        lines = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if _is_own_file(frame.filename, kind, name)
+        ]
+        if not lines or isinstance(error, FiveTuneError):
+            raise
+        raise ConfigError(
+            f"{lines[-1].filename}:{lines[-1].lineno}: {type(error).__name__}: {error}. Correct the plugin."
+        ) from error
 
 
-def load(kind: str, name: str) -> Any:
+def load_plugin(kind: str, name: str) -> Any:
     """The options class of one plugin: the only subclass of Options that its file defines."""
-    plugin = module(kind, name)
+    plugin = import_plugin(kind, name)
     found = [
         value
         for value in vars(plugin).values()
         if isinstance(value, type) and issubclass(value, Options) and value.__module__ == plugin.__name__
     ]
-    assert len(found) == 1, f"{plugin.__name__} must define exactly one Options class, has {found}"
+    if len(found) != 1:
+        named = ", ".join(one.__name__ for one in found) or "none"
+        raise ConfigError(
+            f"{plugin.__file__}: defines {named}. Allowed is one class derived from fivetune.plugins.Options. "
+            "Correct the plugin."
+        )
     return found[0]
 
 
-def _search_path(kind: str) -> list[str]:
+def _is_own_file(filename: str, kind: str, name: str) -> bool:
+    """Whether a file is that of a plugin in a folder of FIVETUNE_PLUGINS."""
+    folders = filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep))
+    return any(Path(filename) == Path(folder) / kind / f"{name}.py" for folder in folders)
+
+
+def _build_search_path(kind: str) -> list[str]:
     assert kind in KINDS, kind
     package = import_module(f"fivetune.{kind}")
     for folder in filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep)):
-        _refuse_useless(Path(folder))
+        _refuse_empty_folder(Path(folder))
         extra = str(Path(folder) / kind)
         if extra not in package.__path__:
             package.__path__.append(extra)
     return list(package.__path__)
 
 
-def _refuse_useless(folder: Path) -> None:
+def _refuse_empty_folder(folder: Path) -> None:
     """Raise ConfigError for a folder of FIVETUNE_PLUGINS that can hold no plugin."""
     if not any((folder / kind).is_dir() for kind in KINDS):
         wrong = f"has no folder of plugins ({', '.join(KINDS)})" if folder.is_dir() else "no such folder"
-        raise ConfigError(f"FIVETUNE_PLUGINS: {folder}: {wrong}. A task of one's own is {folder}/tasks/NAME.py. "
-                          "Correct the variable, or unset it.")  # fmt: skip
+        raise ConfigError(
+            f"FIVETUNE_PLUGINS: {folder}: {wrong}. A task of one's own is {folder}/tasks/NAME.py. "
+            "Correct the variable, or unset it."
+        )

@@ -6,70 +6,100 @@ Every line also goes to log.txt of the run; control characters never do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fivetune.types import EvalRecord, StepRecord
+from fivetune.redaction import redact_secrets
+from fivetune.rundir.lines import open_for_append
+from fivetune.rundir.records import EvalRecord, StepRecord
 
 SECONDS_BETWEEN_LINES = 5.0  # for phases that count something, outside a terminal
 
 
-class Count(Protocol):
-    """How a part that works through many things says how far it is; `Progress.count` is one."""
+class ProgressCallback(Protocol):
+    """What a long operation calls to report how far it is; `Progress.update` is one."""
 
     def __call__(self, what: str, done: int, total: int | None = None) -> None: ...
 
 
-def uncounted(what: str, done: int, total: int | None = None) -> None:
-    """A Count for when nobody watches."""
+def ignore_progress(what: str, done: int, total: int | None = None) -> None:
+    """A ProgressCallback that shows nothing."""
 
 
 class Progress:
-    """Tells the user what is going on.
+    """Shows on the terminal what is going on, and appends it to a log file.
 
     Args:
-        log: file that every line is appended to.
+        log: file that every line is appended to; if it cannot be written, the run goes on without it.
         log_every_steps: one step line per so many steps outside a terminal.
+        quiet: print warnings only.
+        silent: print nothing, because another rank prints.
     """
 
-    def __init__(self, log: Path | None = None, *, log_every_steps: int = 10, quiet: bool = False) -> None:
-        self._log: TextIO | None = log.open("a", encoding="utf-8") if log else None
+    def __init__(
+        self, log: Path | None = None, *, log_every_steps: int = 10, quiet: bool = False, silent: bool = False
+    ) -> None:
         self._every = log_every_steps
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+        self._quiet = quiet or silent
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
         self._live: Live | None = None
         self._facts: dict[str, str] = {}
         self._rates: list[tuple[float, int]] = []
         self._last_line = time.monotonic()
+        self._log: FileIO | None = None
+        self._log_path = log
+        if log is not None:
+            try:
+                self._log = open_for_append(log)
+            except OSError as error:
+                self._give_up_log(error)
 
     @property
     def is_terminal(self) -> bool:
         return self._console.is_terminal
 
-    def say(self, text: str, style: str = "") -> None:
-        """One line, on the terminal and in the log."""
-        if self._log:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-            self._log.flush()
-        self._console.print(text, style=style, markup=False)
+    def log(self, text: str, style: str = "") -> None:
+        """Write one line to the log file, and to the terminal unless quiet."""
+        text = redact_secrets(text)
+        self._write_log(text)
+        if not self._quiet:
+            self._console.print(text, style=style, markup=False)
 
     def warn(self, text: str) -> None:
-        self.say(f"warning: {text}", style="yellow")
+        """Write a warning to the log file and to the terminal, also when quiet."""
+        text = redact_secrets(f"warning: {text}")
+        self._write_log(text)
+        self._console.print(text, style="yellow", markup=False)
+
+    def _write_log(self, text: str) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            self._give_up_log(error)
+
+    def _give_up_log(self, error: OSError) -> None:
+        """A log that cannot be written does not end a run."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        self.warn(f"{self._log_path}: cannot be written: {error.strerror}. The run goes on without it.")
 
     def start(self) -> None:
         """Open the live display; nothing outside a terminal."""
-        if self.is_terminal and self._live is None:
+        if self.is_terminal and not self._quiet and self._live is None:
             self._facts.setdefault("phase", "preparing")
-            self._live = Live(self._panel(), console=self._console, refresh_per_second=4, transient=True)
+            self._live = Live(self._build_panel(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
 
-    def count(self, what: str, done: int, total: int | None = None) -> None:
+    def update(self, what: str, done: int, total: int | None = None) -> None:
         """Show how far a phase is."""
         now = time.monotonic()
         if self._facts.get("phase") != what:
@@ -78,13 +108,9 @@ class Progress:
         self._show(phase=what, done=f"{done:,}{of}")
         if not self.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.say(f"{what}: {done:,}{of}")
+            self.log(f"{what}: {done:,}{of}")
 
-    def counter(self, what: str) -> Callable[[int, int | None], None]:
-        """`count` for one phase, to call with (done, total)."""
-        return partial(self.count, what)
-
-    def step(self, record: StepRecord, num_steps: int) -> None:
+    def show_step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""
         tokens = record.num_input_tokens + record.num_target_tokens
         self._rates = [*self._rates[-49:], (record.step_seconds, tokens)]
@@ -93,27 +119,33 @@ class Progress:
         eta = (num_steps - record.step) * seconds / len(self._rates)
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         self._show(
-            phase="training", done=f"step {record.step:,} of {num_steps:,}", loss=f"loss {loss}",
-            lr=f"lr {record.lr:.3g}", speed=f"{rate:,.0f} tokens/s", eta=f"{duration(eta)} left",
-        )  # fmt: skip
+            phase="training",
+            done=f"step {record.step:,} of {num_steps:,}",
+            loss=f"loss {loss}",
+            lr=f"lr {record.lr:.3g}",
+            speed=f"{rate:,.0f} tokens/s",
+            eta=f"{format_time_span(eta)} left",
+        )
         if not self.is_terminal and (record.step % self._every == 0 or record.step == num_steps):
-            self.say(
+            self.log(
                 f"step {record.step:>6,}/{num_steps:,}  loss {loss}  lr {record.lr:.3g}  "
-                f"{rate:,.0f} tokens/s  {duration(eta)} left"
+                f"{rate:,.0f} tokens/s  {format_time_span(eta)} left"
             )
-        elif self._log and record.step % self._every == 0:
-            self._log.write(f"{time.strftime('%H:%M:%S')} step {record.step} loss {loss}\n")
+        elif record.step % self._every == 0:
+            self._write_log(f"step {record.step} loss {loss}")
 
-    def evaluation(self, record: EvalRecord) -> None:
+    def show_evaluation(self, record: EvalRecord) -> None:
         """Show one evaluation."""
         shown = "  ".join(
-            f"{k} {v:.2f}"
-            for k, v in record.scores.items()
-            if not k.endswith(("total", "thresh", "best_exact", "best_f1"))
+            f"{name} {score:.2f}{_format_interval(record, name)}"
+            for name, score in record.scores.items()
+            if not name.endswith(("total", "thresh", "best_exact", "best_f1"))
         )
         loss = "" if record.loss is None else f"  loss {record.loss:.4f}"
         self._show(score=shown.split("  HasAns")[0])
-        self.say(f"{record.split} at step {record.step:,}: {shown}{loss}  ({duration(record.seconds)})", style="bold")
+        self.log(
+            f"{record.split} at step {record.step:,}: {shown}{loss}  ({format_time_span(record.seconds)})", style="bold"
+        )
 
     def close(self) -> None:
         if self._live:
@@ -126,9 +158,9 @@ class Progress:
     def _show(self, **facts: str) -> None:
         self._facts |= facts
         if self._live:
-            self._live.update(self._panel())
+            self._live.update(self._build_panel())
 
-    def _panel(self) -> Table:
+    def _build_panel(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for _ in self._facts:
             table.add_column(no_wrap=True)
@@ -137,10 +169,17 @@ class Progress:
         return table
 
 
-def duration(seconds: float) -> str:
+def _format_interval(record: EvalRecord, name: str) -> str:
+    """The 95 % interval of a score, where the evaluation has one: " (90.2-94.7)"."""
+    edges = record.intervals.get(name)
+    return f" ({edges[0]:.1f}-{edges[1]:.1f})" if edges else ""
+
+
+def format_time_span(seconds: float) -> str:
     """A time span in at most two units.
 
-    >>> duration(0.04), duration(7.04), duration(59.97), duration(161.4), duration(7260)
+    >>> (format_time_span(0.04), format_time_span(7.04), format_time_span(59.97), format_time_span(161.4),
+    ...  format_time_span(7260))
     ('0.04 s', '7.0 s', '1 min 0 s', '2 min 41 s', '2 h 1 min')
     """
     if seconds < 10:

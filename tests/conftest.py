@@ -32,6 +32,12 @@ def family_folders(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: P
 
 
 @pytest.fixture(autouse=True)
+def unloaded_machine(monkeypatch: pytest.MonkeyPatch):
+    """Pre-flight warns of a loaded machine; no test depends on what else runs beside it."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+
+
+@pytest.fixture(autouse=True)
 def normal_floats():
     """What a set-up leaves on for the process would make other tests' small floats 0."""
     yield

@@ -10,7 +10,9 @@ from typing import Any
 from fake_run import HOSTILE, fake_run
 
 from fivetune.compare import compare
-from fivetune.types import Comparison, Run, Variant, Verdict
+from fivetune.compare.records import Comparison, Variant
+from fivetune.rundir.records import Run
+from fivetune.types import Verdict
 
 PHASES = {"data": 0.01, "host": 0.02, "copy": 0.003, "forward": 0.11, "backward": 0.2, "optimizer": 0.03}
 START = 1.79e9
@@ -73,7 +75,7 @@ def measured(seconds: float, warm_up: int = 3) -> list[dict[str, Any]]:
             "step_seconds": seconds * 0.4,
             "warm_up": record["step"] <= warm_up,
         }
-        for record in fake_run().steps
+        for record in fake_run().raw_steps
     ]
 
 
@@ -87,8 +89,16 @@ def comparison(num_variants: int = 4, num_seeds: int = 2) -> Comparison:
     """Learning rate and number of processes varied; the last variant's second run failed, its torch is another one."""
     variants = [_variant(i, num_seeds, last=i == num_variants - 1) for i in range(num_variants)]
     found = compare(variants, title="Learning rate and processes", metric="f1", varied=("optimizer.lr", "launch.nproc"))
-    idle = Verdict("idle_device", "GPU 1 was asked for but stood idle.", 0.0, 0.05, 0.98, "Start a process per device.",
-                   {"launch.nproc": 2}, 1.9)  # fmt: skip
+    idle = Verdict(
+        "idle_device",
+        "GPU 1 was asked for but stood idle.",
+        0.0,
+        0.05,
+        0.98,
+        "Start a process per device.",
+        {"launch.nproc": 2},
+        1.9,
+    )
     marked = [replace(one, verdicts=(idle,) if i == 1 else ()) for i, one in enumerate(found.variants)]
     return replace(found, variants=tuple(marked))
 
@@ -114,24 +124,24 @@ def _run(place: int, seed: int, speed: float) -> Run:
         "launch": {"nproc": found["launch.nproc"]},
         "run": {**run.config["run"], "seed": seed},
     }
-    steps = [record | {"world_size": found["launch.nproc"]} for record in run.steps]
-    scores = [{**record["scores"], "f1": _moved(record, place + seed)} for record in run.evals]
+    steps = [record | {"world_size": found["launch.nproc"]} for record in run.raw_steps]
+    scores = [{**record["scores"], "f1": _moved(record, place + seed)} for record in run.raw_evals]
     evals = [
         record | {"loss": record["loss"] * (1 + 0.1 * place), "scores": table}
-        for record, table in zip(run.evals, scores, strict=True)
+        for record, table in zip(run.raw_evals, scores, strict=True)
     ]
-    phases = {key: value / speed for key, value in run.status["seconds_by_phase"].items()}
-    status = {**run.status, "seconds": 161.4 / speed, "seconds_by_phase": phases}
-    versions = {**run.machine["versions"], **({"torch": HOSTILE} if place == 3 else {})}
-    lines = [_flipped(line) if i % 23 == place else line for i, line in enumerate(run.predictions["eval-250"])]
+    phases = {key: value / speed for key, value in run.raw_status["seconds_by_phase"].items()}
+    status = {**run.raw_status, "seconds": 161.4 / speed, "seconds_by_phase": phases}
+    versions = {**run.raw_machine["versions"], **({"torch": HOSTILE} if place == 3 else {})}
+    lines = [_flipped(line) if i % 23 == place else line for i, line in enumerate(run.raw_predictions["eval-250"])]
     return replace(
         run,
         config=config,
-        steps=steps,
-        evals=evals,
-        status=status,
-        machine={**run.machine, "versions": versions},
-        predictions={"eval-250": lines},
+        raw_steps=steps,
+        raw_evals=evals,
+        raw_status=status,
+        raw_machine={**run.raw_machine, "versions": versions},
+        raw_predictions={"eval-250": lines},
     )
 
 
@@ -151,11 +161,12 @@ def _moved(record: dict[str, Any], place: int) -> float:
 def large(num_runs: int = 20, num_steps: int = 10_000, num_samples: int = 4000) -> Comparison:
     """As many runs of as many steps, each with an evaluation every 100 steps and a sample a second."""
     rng, base = random.Random(1), comparison(num_runs, 2)
-    short = base.variants[0].runs[0].steps
+    short = base.variants[0].runs[0].raw_steps
     steps = [short[i % len(short)] | {"step": i, "loss": 1 + rng.random()} for i in range(1, num_steps + 1)]
     samples = telemetry(num=num_samples)
-    evals = [base.variants[0].runs[0].evals[-1] | {"step": step} for step in range(0, num_steps + 1, 100)]
+    evals = [base.variants[0].runs[0].raw_evals[-1] | {"step": step} for step in range(0, num_steps + 1, 100)]
     variants = [
-        replace(one, runs=(replace(one.runs[0], steps=steps, telemetry=samples, evals=evals),)) for one in base.variants
+        replace(one, runs=(replace(one.runs[0], raw_steps=steps, raw_telemetry=samples, raw_evals=evals),))
+        for one in base.variants
     ]
     return replace(base, variants=tuple(variants))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fivetune.types import Run
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.records import Prediction, Run
 
 NUM_STEPS, EVERY = 300, 50
+TABLES = ("machine", "status", "data", "steps", "evals", "predictions", "telemetry")
 HOSTILE = "<script>document.title='owned'</script>"
 NAMES = ("Ilse Varga", "Tomás Quiroga", "Wen Halloran", "Bjørk Ansel", "Okoro Maddox", "Priya Lindqvist", "Émile Sato")
 PLACES = ("Port Ferrand", "Kesh", "Upper Tarn", "Oświęt", "Lake Mirren", "Santa Brea")
@@ -26,7 +30,7 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
         "config": _config(name, seed),
         "machine": _machine(),
         "status": _status(evals),
-        "data": {"train": _data(4000, 3), "eval": _data(640, 1)},
+        "data": {"train": make_data(4000, 3), "eval": make_data(640, 1)},
         "steps": _steps(seed),
         "evals": evals,
         "predictions": {f"eval-{record['step']}": _predictions(record) for record in evals},
@@ -35,7 +39,47 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
             "Tokenizer: 3 examples hold '{' (unknown).",
         ],
     }
-    return Run(name=name, **{**fields, **changes})
+    return make_run(name, **{**fields, **changes})
+
+
+def make_run(name: str = "empty", **tables: Any) -> Run:
+    """A Run from the tables of its files (steps, evals, status ...); those not given are empty."""
+    fields: dict[str, Any] = {"config": {}, "machine": {}, "status": {}, "data": {}, "steps": [], "evals": [],
+                              "predictions": {}, "warnings": [], **tables}  # fmt: skip
+    return Run(name=name, **{f"raw_{key}" if key in TABLES else key: value for key, value in fields.items()})
+
+
+def change_run(run: Run, **tables: Any) -> Run:
+    """The run with other tables of its files."""
+    return replace(run, **{f"raw_{key}" if key in TABLES else key: value for key, value in tables.items()})
+
+
+def list_tables(records: Sequence[Any]) -> list[dict[str, Any]]:
+    """Records as the lines of their file."""
+    return [record.as_dict() for record in records]
+
+
+def make_eval(step: int, scores: dict[str, float], **changes: Any) -> dict[str, Any]:
+    """A line of evals.jsonl."""
+    return {"step": step, "task": "squad_v2", "task_version": 1, "split": "eval", "num_examples": 640, "num_clipped": 0,
+            "scores": scores, "loss": None, "rates": {}, "max_new_tokens": 18, "seconds": 4.8, **changes}  # fmt: skip
+
+
+def make_step(step: int, **changes: Any) -> dict[str, Any]:
+    """A line of steps.jsonl."""
+    return {"step": step, "loss": 1.0, "lr": 1e-3, "effective_lr": None, "grad_norm": 1.0, "num_input_tokens": 700,
+            "num_target_tokens": 40, "padding_fraction": 0.0, "step_seconds": 0.4, "data_seconds": 0.0,
+            "peak_bytes": None, "mfu": None, "world_size": 1, "num_examples_seen": 64 * step, **changes}  # fmt: skip
+
+
+def make_best(step: int, metric: str = "f1", score: float = 0.0) -> dict[str, Any]:
+    """A status.json that names the best evaluation."""
+    return {"best": {"step": step, "metric": metric, "score": score}}
+
+
+def make_predictions(*lines: dict[str, Any]) -> list[Prediction]:
+    """Lines of a predictions file as records."""
+    return [record for line in lines if (record := parse_record(Prediction, line)) is not None]
 
 
 def blind_run() -> Run:
@@ -43,10 +87,10 @@ def blind_run() -> Run:
     run = fake_run(name="context-blind", seed=1)
     evals = [
         record | {"scores": _scores(4 + 2 * record["step"] / EVERY, 55 + 4 * record["step"] / EVERY)}
-        for record in run.evals
+        for record in run.raw_evals
     ]
     best = {"step": NUM_STEPS, "metric": "f1", "score": evals[-1]["scores"]["f1"]}
-    return fake_run(name="context-blind", evals=evals, predictions={}, status=run.status | {"best": best})
+    return fake_run(name="context-blind", evals=evals, predictions={}, status=run.raw_status | {"best": best})
 
 
 def write_run(folder: Path, run: Run) -> Path:
@@ -54,16 +98,19 @@ def write_run(folder: Path, run: Run) -> Path:
     (folder / "predictions").mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
     for name, table in (
-        ("machine", run.machine),
-        ("data", run.data),
-        ("status", run.status | {"warnings": run.warnings}),
+        ("machine", run.raw_machine),
+        ("data", run.raw_data),
+        ("status", run.raw_status | {"warnings": [{"message": text, "kind": ""} for text in run.warnings]}),
     ):
         (folder / f"{name}.json").write_text(json.dumps(table), encoding="utf-8")
-    for name, records in (("steps", run.steps), ("evals", run.evals)):
+    if num_steps := run.raw_status.get("num_steps"):
+        plan = {"batch_size": 32, "num_steps": num_steps, "eval_every_steps": EVERY, "checkpoint_every_steps": EVERY}
+        (folder / "plan.json").write_text(json.dumps({**plan, "max_new_tokens": None, "lr": None}), encoding="utf-8")
+    for name, records in (("steps", run.raw_steps), ("evals", run.raw_evals)):
         (folder / f"{name}.jsonl").write_text(
             "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
         )
-    for name, lines in run.predictions.items():
+    for name, lines in run.raw_predictions.items():
         path = folder / "predictions" / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return folder
@@ -192,6 +239,7 @@ def _eval(step: int) -> dict[str, Any]:
     loss = 0.22 + 4.9 * math.exp(-step / 40)
     return {
         "step": step,
+        "run_step": step,
         "task": "squad_v2",
         "task_version": 1,
         "split": "eval",
@@ -205,7 +253,7 @@ def _eval(step: int) -> dict[str, Any]:
     }
 
 
-def _data(num: int, num_skipped: int) -> dict[str, Any]:
+def make_data(num: int, num_skipped: int) -> dict[str, Any]:
     edges = list(range(0, 264, 8))
     weights = [math.exp(-(((edge - 120) / 38) ** 2)) + 0.02 * (60 < edge < 230) for edge in edges[:-1]]
     counts = [round(num * weight / sum(weights)) for weight in weights]
@@ -298,5 +346,5 @@ def label_run() -> Run:
             }
         )
     scores = {"exact_match": sum(line["scores"]["exact_match"] for line in lines) / 3, "total": 300}
-    record = {"step": 9, "split": "eval", "num_examples": 300, "scores": scores, "rates": {"left_label_set": 0.02}}
-    return fake_run(name="labels", evals=[record], status={"best": {"step": 9}}, predictions={"eval-9": lines})
+    record = make_eval(9, scores, num_examples=300, rates={"left_label_set": 0.02})
+    return fake_run(name="labels", evals=[record], status=make_best(9, "exact_match"), predictions={"eval-9": lines})

@@ -1,4 +1,4 @@
-"""What tests/test_strategies.py has two connected processes do: started with an environment as torchrun makes it.
+"""What test_strategies.py runs in two connected processes, started with the environment that torchrun makes.
 
 In: a folder with recipes by name. Out: in it, run directories, and what each process saw in seen-<rank>.pt.
 """
@@ -15,9 +15,9 @@ import torch
 import yaml
 
 from fivetune.config import load_config
+from fivetune.distributed.sharding import gather_tensor
+from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
-from fivetune.sharding import whole
-from fivetune.strategies import World
 from fivetune.training import loop, train
 from fivetune.training.setup import set_up
 
@@ -25,32 +25,34 @@ from fivetune.training.setup import set_up
 def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What the optimizer gets in the first step, after clipping, and the loss."""
     seen: dict[str, torch.Tensor] = {}
-    with World.here().connected(cuda=False, timeout_minutes=2) as world:
+    with World.from_environment().connect(cuda=False, timeout_minutes=2) as world:
         setup = set_up(load_config(recipe), world=world)
 
         def keep(*_: Any) -> None:
-            seen.update({name: whole(p.grad).clone() for name, p in setup.model.named_parameters()})
+            seen.update({name: gather_tensor(p.grad).clone() for name, p in setup.learner.model.named_parameters()})
 
-        setup.optimizer.register_step_pre_hook(keep)
-        scored = int(setup.stream.lengths(0)[1].sum())
-        update = loop.update_weights(setup, setup.stream.group(0), lr=0.0, step=1, scored=scored)
+        setup.learner.optimizer.register_step_pre_hook(keep)
+        scored = int(setup.data.stream.get_lengths(0)[1].sum())
+        update = loop.train_step(
+            setup.learner, setup.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
+        )
         return {**seen, "loss": update.values[0], "norm": update.values[1]}
 
 
 def stopped(recipe: dict[str, Any]) -> str:
     """A run whose second process gets SIGTERM in its second step."""
-    step = loop.train_step
+    step = loop.run_step
 
     def hit(training: loop.Training, groups: Any) -> None:
-        if training.setup.world.rank == 1 and training.state.step == 1:
+        if training.setup.learner.world.rank == 1 and training.state.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         step(training, groups)
 
-    loop.train_step = hit
+    loop.run_step = hit
     try:
         return failing(lambda: train(recipe, preflight=False, quiet=True))
     finally:
-        loop.train_step = step
+        loop.run_step = step
 
 
 def told(message: str) -> str:
@@ -68,7 +70,7 @@ def lost() -> str:
     def work(world: World) -> None:
         if world.rank == 1:
             raise DataError("no more")
-        world.wait()
+        world.barrier()
 
     return failing(lambda: connected(work))
 
@@ -77,13 +79,13 @@ def alike() -> str:
     """One of them cannot do its part."""
 
     def work(world: World) -> None:
-        world.alike(lambda: 1 // (1 - world.rank))
+        world.run_on_all(lambda: 1 // (1 - world.rank))
 
     return failing(lambda: connected(work))
 
 
 def connected(work: Any) -> None:
-    with World.here().connected(cuda=False, timeout_minutes=2) as world, world.telling_once():
+    with World.from_environment().connect(cuda=False, timeout_minutes=2) as world, world.report_errors_once():
         work(world)
 
 
@@ -109,7 +111,7 @@ def main(folder: Path) -> None:
         else:
             train(recipe, preflight=name.endswith("checked"), resume=name.startswith("resumed"), quiet=True)
     seen |= {"same": told("bad file"), "different": told("bad file {rank}"), "lost": lost(), "alike": alike()}
-    torch.save(seen, folder / f"seen-{World.here().rank}.pt")
+    torch.save(seen, folder / f"seen-{World.from_environment().rank}.pt")
 
 
 if __name__ == "__main__":

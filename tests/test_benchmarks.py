@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import Namespace
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import harness, train
 from benchmarks.harness import UnequalWork, Window, Work
+from benchmarks.plan import Plan
 from benchmarks.sides import make_side
-from benchmarks.workloads import Law
-from fivetune.model.flops import train_flops
+from benchmarks.workloads import MODELS, Examples, Law, make_model
+from fivetune.model.flops import count_train_flops
+from fivetune.model.load import load_model_and_tokenizer
 
 
 class Fake:
@@ -77,12 +81,13 @@ def test_the_peak_of_a_process_is_its_own():
 
 
 def test_flops_are_counted_per_example_and_stack():
-    config = Namespace(d_model=2, num_heads=1, d_kv=2, d_ff=4, is_gated_act=True, num_layers=3, num_decoder_layers=1,
-                       vocab_size=10)  # fmt: skip
-    flops = train_flops(config, [4, 2], [1, 3])
+    config = Namespace(
+        d_model=2, num_heads=1, d_kv=2, d_ff=4, is_gated_act=True, num_layers=3, num_decoder_layers=1, vocab_size=10
+    )
+    flops = count_train_flops(config, [4, 2], [1, 3])
     assert flops.encoder == 6 * 3 * (16 + 24) * 6 + 24 * 3 * (16 + 4)
     assert flops.decoder == 6 * (24 + 24 + 20) * 4 + 12 * 4 * 6 + 24 * (1 / 2 + 9 / 2 + 4 + 6)
-    parts = [train_flops(config, [s], [t]).total for s, t in ((4, 1), (2, 3))]
+    parts = [count_train_flops(config, [s], [t]).total for s, t in ((4, 1), (2, 3))]
     assert flops.total == sum(parts)
 
 
@@ -97,9 +102,13 @@ def test_lengths_stay_in_their_bounds():
 @pytest.fixture(scope="module")
 def args(tmp_path_factory):
     found = Namespace(
-        folder=tmp_path_factory.mktemp("bench"), model="t5-tiny", workload="translation", batch_size=4, device="cpu",
+        folder=tmp_path_factory.mktemp("bench"),
+        model="t5-tiny",
+        workload="translation",
+        batch_size=4,
+        device="cpu",
         seed=0,
-    )  # fmt: skip
+    )
     train.make_model(found.model, found.folder, seed=0)
     train.prepare(found, "few", 4)
     return found
@@ -122,6 +131,29 @@ def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
             side.close()
 
 
+def test_benchmark_modules_do_not_import_in_a_circle():
+    folder = Path(__file__).parents[1] / "benchmarks"
+    imports = {
+        path.stem: set(re.findall(r"^ *from benchmarks\.(\w+) import", path.read_text(), re.MULTILINE))
+        for path in folder.glob("*.py")
+    }
+    assert {"sides", "plan"} <= imports["train"] and list(TopologicalSorter(imports).static_order())
+
+
+def test_a_peer_computes_umt5_without_the_forced_tie_flag(tmp_path, monkeypatch):
+    from benchmarks.peers import pretrained
+
+    tiny = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096}
+    monkeypatch.setitem(MODELS, "umt5-tiny", {**MODELS["umt5-small"], **tiny})
+    folder = make_model("umt5-tiny", tmp_path)
+    plan = Plan(folder, Examples.__new__(Examples), "translation", 2, "cpu", tmp_path)
+    ids = torch.arange(3, 11).reshape(2, 4)
+    own = load_model_and_tokenizer(str(folder)).model.eval()
+    with torch.no_grad():
+        losses = [model(input_ids=ids, labels=ids).loss.item() for model in (pretrained(plan, None).eval(), own)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_other_weights_are_refused():
     with pytest.raises(UnequalWork, match="do not start from the same weights"):
         train.same_weights({"fivetune": [10, 0.5], "tuned": [10, 0.6]})
@@ -131,12 +163,35 @@ def test_other_weights_are_refused():
 def test_a_whole_run_in_processes(tmp_path, monkeypatch):
     pytest.importorskip("accelerate")
     monkeypatch.setattr(
-        sys, "argv",
-        ["train", "--model", "t5-tiny", "--workload", "translation", "--peers", "tuned", "--batch-size", "4",
-         "--minutes", "0.05", "--threads", "1", "--results", str(tmp_path)],
-    )  # fmt: skip
+        sys,
+        "argv",
+        [
+            "train",
+            "--model",
+            "t5-tiny",
+            "--workload",
+            "translation",
+            "--peers",
+            "tuned",
+            "--batch-size",
+            "4",
+            "--minutes",
+            "0.05",
+            "--threads",
+            "1",
+            "--results",
+            str(tmp_path),
+        ],
+    )
     train.main()
     (path,) = tmp_path.iterdir()
     result = json.loads(path.read_text())
     assert result["sides"]["tuned"]["padding_fraction"] > 0 == result["sides"]["fivetune"]["padding_fraction"]
     assert result["ratios"]["tuned"]["same_examples"] > 0 and result["sides"]["fivetune"]["peak_bytes"] > 2**26
+
+
+def test_every_lever_replaces_something_that_exists():
+    from benchmarks import levers
+
+    for changes in levers.WAYS.values():
+        assert all(hasattr(module, name) for module, name, _ in changes)

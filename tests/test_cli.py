@@ -11,7 +11,8 @@ import pytest
 
 from fivetune import __version__, cli, plugins
 from fivetune.commands import list as list_command
-from fivetune.config import RunConfig, load_config, recipe_names
+from fivetune.config import RunConfig, load_config
+from fivetune.config.recipes import list_recipe_names
 from fivetune.errors import DataError
 
 COMMANDS = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
@@ -75,7 +76,7 @@ def test_python_dash_m():
         [sys.executable, "-m", "fivetune", "list", "schedules"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == plugins.names("schedules")
+    assert [line.split()[0] for line in done.stdout.splitlines() if line[0] != " "] == plugins.list_plugins("schedules")
 
 
 # --- errors ---
@@ -123,10 +124,13 @@ def test_traceback_shows_where_an_error_comes_from(capsys, recipe, place):
     [
         (DataError("a.json:3: torn. Mend it."), 3, "fivetune: a.json:3: torn. Mend it.\n"),
         (KeyboardInterrupt(), 130, "fivetune: stopped.\n"),
-        (ZeroDivisionError("by zero"), 1, "fivetune: internal error: ZeroDivisionError: by zero. "
-                                          "Run again with --traceback and report it.\n"),
+        (
+            ZeroDivisionError("by zero"),
+            1,
+            "fivetune: internal error: ZeroDivisionError: by zero. Run again with --traceback and report it.\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_error_has_its_code(capsys, monkeypatch, error, code, message):
     def fail(args):
         raise error
@@ -155,9 +159,9 @@ def test_list_names_each_with_a_line_of_help(capsys, kind):
     code, out, err = run(capsys, "list", kind, "--json")
     *lines, last = out.splitlines()
     table = json.loads(last)
-    names = recipe_names() if kind == "recipes" else plugins.names(kind)
+    names = list_recipe_names() if kind == "recipes" else plugins.list_plugins(kind)
     assert (code, err, list(table)) == (0, "", [kind])
-    assert [row["name"] for row in table[kind]] == [line.split()[0] for line in lines] == names
+    assert [row["name"] for row in table[kind]] == [line.split()[0] for line in lines if line[0] != " "] == names
     assert all(row["help"] for row in table[kind])
 
 
@@ -215,7 +219,7 @@ def test_what_docs_say_is_up_to_date(capsys, flag, name):
 def test_config_of_nothing(capsys):
     code, out, err = run(capsys, "config")
     assert (code, out) == (2, "")
-    assert err == "fivetune: config: give a recipe, or --schema, or --manual.\n"
+    assert err == "fivetune: config: nothing to print. Give a recipe, --from-args, --schema or --manual.\n"
 
 
 def test_config_as_json_is_a_recipe_too(capsys, tmp_path):
@@ -238,4 +242,51 @@ def test_wrong_words_are_one_line(capsys, words, wrong):
 def test_settings_before_the_recipe_are_told_their_place(capsys):
     code, out, err = run(capsys, "train", "--train.num_steps", "5", "recipe.yaml")
     assert (code, out) == (2, "")
-    assert "--train.num_steps: settings come last. Write fivetune train ... --train.num_steps VALUE." in err
+    assert "--train.num_steps: settings come last. Write fivetune train RECIPE --train.num_steps VALUE" in err
+
+
+def test_arguments_of_transformers_without_a_recipe(capsys):
+    words = ["train", "--model_name_or_path", "t5-nano", "--train_file", "train.json"]
+    assert run(capsys, *words) == (
+        2,
+        "",
+        "fivetune: --model_name_or_path: settings come last. Write fivetune train RECIPE --model_name_or_path VALUE, "
+        "for example fivetune train squad_v2 --model_name_or_path VALUE.\n",
+    )
+
+
+@pytest.mark.parametrize("command", ["config", "check", "train"])
+def test_a_metric_that_is_never_computed_is_found_by_every_command(capsys, command):
+    code, out, err = run(capsys, command, "squad_v2", "--metric_for_best_model", "eval_f2")
+    assert (code, out) == (2, "")
+    assert err.startswith("fivetune: --metric_for_best_model: eval.metric 'f2' is no score that chooses a checkpoint. ")
+
+
+def test_config_converts_a_command_line(capsys):
+    code, out, err = run(capsys, "config", "--from-args", "--model_name_or_path m --learning_rate 1e-3 --fp16")
+    assert (code, err) == (0, "")
+    assert out.startswith("# not carried over: --fp16: Set train.precision: fp16")
+    assert "lr: 0.001" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(36, "File name too long", "x" * 300), f"{'x' * 200}: File name too long. --traceback shows where."),
+        (OSError(28, "No space left on device"), "list: No space left on device. --traceback shows where."),
+        (MemoryError(), "list: memory ran out. --traceback shows where."),
+    ],
+    ids=["name", "disk", "memory"],
+)
+def test_what_the_system_refuses_is_an_environment_error(monkeypatch, capsys, error, message):
+    def fail(args):
+        raise error
+
+    monkeypatch.setattr(list_command, "run", fail)
+    assert cli.main(["list", "metrics"]) == 4
+    assert capsys.readouterr().err == f"fivetune: {message}\n"
+
+
+def test_words_that_are_not_utf8_are_refused(capsys):
+    assert cli.main(["train", "quickstart", "--run.dir", "runs/\udce5"]) == 2
+    assert capsys.readouterr().err.startswith(r"fivetune: 'runs/\udce5': is not UTF-8")

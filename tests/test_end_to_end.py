@@ -42,7 +42,7 @@ def test_train_by_command_line(tmp_path, model_folder):
         assert (run / name).stat().st_size > 0
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     assert result["report"] == str(run / "report.html")
-    assert rundir.read(run).config["optimizer"]["lr"] == 2e-3
+    assert rundir.read_run(run).config["optimizer"]["lr"] == 2e-3
     model, words = AutoModelForSeq2SeqLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
     assert model.generate(**words("question: What has Ann?", return_tensors="pt"), max_new_tokens=3).shape[0] == 1
 
@@ -76,11 +76,11 @@ def test_real_input(tmp_path):
     }  # fmt: skip
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     result = json.loads(_fivetune("train", "squad_v2", *flags, "--json").splitlines()[-1])
-    run = rundir.read(tmp_path / "run")
-    losses = [step["loss"] for step in run.steps]
+    run = rundir.read_run(tmp_path / "run")
+    losses = [step["loss"] for step in run.raw_steps]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-    assert run.evals[-1]["loss"] < 0.9 * run.evals[0]["loss"]
+    assert run.raw_evals[-1]["loss"] < 0.9 * run.raw_evals[0]["loss"]
     assert result["scores"]["total"] == 40 == result["scores"]["HasAns_total"] + result["scores"]["NoAns_total"]
     assert {"exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"} <= set(result["scores"])
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
-    assert run.data["train"]["num_kept"] == 400 and run.data["train"]["num_answers_lost"] > 0
+    assert run.raw_data["train"]["num_kept"] == 400 and run.raw_data["train"]["num_answers_lost"] > 0

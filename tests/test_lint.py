@@ -22,7 +22,7 @@ FOLDERS = [name for name in ("fivetune", "tests", "benchmarks") if (ROOT / name)
 def test_nothing_to_say(words):
     tool = shutil.which(words[0], path=Path(sys.executable).parent) or shutil.which(words[0])
     if tool is None:
-        pytest.skip(f"{words[0]} is not installed (pip install 'fivetune[test]')")
+        pytest.skip(f"{words[0]} is not installed (make install, then pip install -e '.[test]')")
     done = subprocess.run([tool, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     if words[0] == "pyright" and "npm" in done.stderr:
         pytest.skip("pyright could not fetch its program")

@@ -18,10 +18,12 @@ import fivetune.metrics
 import fivetune.tasks
 from fivetune import plugins
 from fivetune.commands import score
-from fivetune.config import PLUGIN_SECTIONS, SWEEPS, RunConfig, find_recipe, load_config, recipe_names
-from fivetune.config_layers import ALIASES, NO_EQUIVALENT, parse_overrides
-from fivetune.config_manual import manual, schema
-from fivetune.sweep import read_sweep
+from fivetune.config import RunConfig, load_config
+from fivetune.config.aliases import ALIASES, NO_EQUIVALENT
+from fivetune.config.layers import PLUGIN_SECTIONS, parse_overrides
+from fivetune.config.manual import build_manual, build_schema
+from fivetune.config.recipes import SWEEPS, find_recipe, list_recipe_names
+from fivetune.experiments.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,7 +64,9 @@ def _is_setting(key: str) -> bool:
         return False
     if section in PLUGIN_SECTIONS:
         kind = PLUGIN_SECTIONS[section]
-        return name == "name" or any(name in plugins.load(kind, plugin).model_fields for plugin in plugins.names(kind))
+        return name == "name" or any(
+            name in plugins.load_plugin(kind, plugin).model_fields for plugin in plugins.list_plugins(kind)
+        )
     annotation = RunConfig.model_fields[section].annotation
     return name in getattr(annotation, "model_fields", {})
 
@@ -77,7 +81,7 @@ def test_named_commands_exist(page):
     text = page.read_text(encoding="utf-8")
     inline = [span.split()[1] for span in _spans(text) if re.match(r"fivetune [a-z]", span)]
     verbs = {words[0] for words in _commands(text)} | set(inline)
-    assert verbs - {"--help", "--version"} <= {name.replace("_", "-") for name in plugins.names("commands")}
+    assert verbs - {"--help", "--version"} <= {name.replace("_", "-") for name in plugins.list_plugins("commands")}
     targets = set(re.findall(r"^(?:\$ )?make ([\w-]+)", "\n".join(_blocks(text, "sh", "console")), re.MULTILINE))
     targets |= {span.split()[1] for span in _spans(text) if re.match(r"make [a-z]", span)}
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -134,7 +138,7 @@ def test_named_recipes_load(page):
         if name.startswith(f"{SWEEPS}/"):
             assert read_sweep(find_recipe(name)).runs
             continue
-        assert name in recipe_names()
+        assert name in list_recipe_names()
         if name != "base":
             assert load_config(find_recipe(name)).run.dir
 
@@ -142,16 +146,16 @@ def test_named_recipes_load(page):
 @each_page
 def test_recipes_in_code_blocks_load(page, tmp_path):
     for block in _blocks(page.read_text(encoding="utf-8"), "yaml"):
-        (tmp_path / "recipe.yaml").write_text(block.replace("base: ", f"base: {ROOT}/"))
+        (tmp_path / "recipe.yaml").write_text(block.replace("base: recipes/", f"base: {ROOT}/recipes/"))
         assert load_config(tmp_path / "recipe.yaml")
 
 
 def test_generated_pages_are_up_to_date():
-    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == manual(), (
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == build_manual(), (
         "fivetune config --manual > docs/config.md"
     )
     written = json.loads((ROOT / "docs" / "recipe.schema.json").read_text(encoding="utf-8"))
-    assert written == json.loads(json.dumps(schema())), "fivetune config --schema > docs/recipe.schema.json"
+    assert written == json.loads(json.dumps(build_schema())), "fivetune config --schema > docs/recipe.schema.json"
 
 
 def test_every_dependency_has_its_reason():
@@ -181,7 +185,13 @@ def test_layer_table_is_the_tested_one():
 def test_exit_codes_are_those_of_the_errors():
     import fivetune.errors as errors
 
-    kinds = (errors.ConfigError, errors.DataError, errors.EnvironmentProblem, errors.NumericError, errors.Incomplete)
+    kinds = (
+        errors.ConfigError,
+        errors.DataError,
+        errors.FiveTuneEnvironmentError,
+        errors.NumericError,
+        errors.IncompleteError,
+    )
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for kind in kinds:
         assert re.search(rf"^\| {kind.exit_code} \| ", text, re.MULTILINE), kind
@@ -204,8 +214,8 @@ def example(tmp_path, monkeypatch) -> Path:
 
 
 def test_added_task_works(example, tmp_path, capsys):
-    assert "yes_no" in plugins.names("tasks")
-    task, (record, expected) = plugins.load("tasks", "yes_no")(), plugins.module("tasks", "yes_no").SAMPLE
+    assert "yes_no" in plugins.list_plugins("tasks")
+    task, (record, expected) = plugins.load_plugin("tasks", "yes_no")(), plugins.import_plugin("tasks", "yes_no").SAMPLE
     assert task.to_text(record) == expected
     assert task.from_text(" Yes ") in expected.references
     assert task.train_targets(expected) == ("yes",)
@@ -225,4 +235,4 @@ def test_added_task_works(example, tmp_path, capsys):
 
 
 def test_added_task_is_gone_again():
-    assert "yes_no" not in plugins.names("tasks")
+    assert "yes_no" not in plugins.list_plugins("tasks")

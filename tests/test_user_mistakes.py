@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,14 @@ import fivetune
 import fivetune.cli
 from fivetune import plugins, rundir
 from fivetune.commands import list as list_command
-from fivetune.commands.list import _first_docstring_line
+from fivetune.commands.list import _parse_docstring_line
 from fivetune.config import load_config, load_task
 from fivetune.data.records import read_records
 from fivetune.decode import labels as decode_labels
 from fivetune.errors import ConfigError, DataError, FiveTuneError, RunDirError
 from fivetune.model.files import find_folder
 from fivetune.rundir import CONFIG, RunDir
-from fivetune.tasks.squad import Squad
+from fivetune.tasks.squad import SQuAD
 from fivetune.training.inference import open_run
 
 
@@ -43,8 +44,8 @@ def test_a_plugin_with_a_syntax_error_is_named(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "tasks" / "kaputt.py").write_text("class X(\n")
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"kaputt.py:1: not valid Python"):
-        plugins.load("tasks", "kaputt")
-    assert _first_docstring_line("class X(", where="kaputt.py").startswith("(broken: kaputt.py:1: ")
+        plugins.load_plugin("tasks", "kaputt")
+    assert _parse_docstring_line("class X(", where="kaputt.py").startswith("(broken: kaputt.py:1: ")
     plugins.import_module("fivetune.tasks").__path__.remove(str(tmp_path / "tasks"))
 
 
@@ -56,7 +57,56 @@ def test_a_folder_of_plugins_without_any_is_named(
 ) -> None:
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path / folder))
     with pytest.raises(ConfigError, match=rf"^FIVETUNE_PLUGINS: {tmp_path / folder}: {wrong}.*tasks/NAME.py"):
-        plugins.names("tasks")
+        plugins.list_plugins("tasks")
+
+
+@pytest.mark.parametrize("command", ["train", "check", "prepare"])
+def test_data_files_are_looked_at_before_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    words = [command, "squad_v2", "--model.path", "org/no-such-model", "--data.train", "nope.json"]
+    assert fivetune.cli.main(words) == 3
+    captured = capsys.readouterr()
+    assert "nope.json: no such file or folder" in captured.err + captured.out
+    assert list(tmp_path.iterdir()) == []  # no empty runs/ is left
+
+
+def test_a_run_whose_model_is_not_found_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text('{"question": "Who?", "context": "Bob.", "answer": "Bob"}\n')
+    words = ["train", "squad_v2", "--model.path", "./nowhere", "--data.train", "t.jsonl", "--quiet"]
+    assert fivetune.cli.main(words) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_train_quickstart_writes_its_corpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_TRAIN", 40)
+    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_EVAL", 8)
+    short = ["--train.num_steps", "1", "--eval.at_start", "false", "--data.cache_dir", "cache", "--train.batch_size=4"]
+    assert fivetune.cli.main(["train", "quickstart", *short, "--no-preflight", "--quiet"]) == 0
+    assert (tmp_path / "runs" / "quickstart-corpus" / "dev.json").is_file()
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
+
+
+def test_a_run_is_evaluated_and_resumed_from_another_working_directory(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model_folder, "model")
+    table = kit.recipe(tmp_path, Path("model"))
+    table["data"] |= {"train": "train.json", "eval": "dev.json"}
+    Path("r.yaml").write_text(json.dumps(table))
+    assert fivetune.cli.main(["train", "r.yaml", "--quiet", "--no-preflight"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert fivetune.cli.main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert fivetune.cli.main(["train", str(tmp_path / "run"), "--resume", "--quiet", "--train.num_steps", "7"]) == 0
+    assert "data:\n  train:\n  - train.json\n" in (tmp_path / "run" / "config.yaml").read_text()
 
 
 def test_a_mistyped_model_is_answered_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +123,7 @@ import os, sys
 from fivetune.rundir import RunDir
 run = RunDir.create(sys.argv[1])
 (run.path / "config.yaml").write_text("{}")
-run.status(state="running", step=2)
+run.update_status(state="running", step=2)
 os.kill(os.getpid(), 9)
 """
 
@@ -81,7 +131,7 @@ os.kill(os.getpid(), 9)
 def test_a_killed_run_is_interrupted_and_nothing_is_written(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    status = rundir.read(tmp_path).status
+    status = rundir.read_run(tmp_path).raw_status
     assert (status["state"], status["step"], status["why"][:16]) == ("interrupted", 2, "killed (process ")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     owner = RunDir.resume(tmp_path)
@@ -117,7 +167,7 @@ def test_an_id_that_was_made_up_is_no_column(tmp_path: Path) -> None:
     path.write_text('{"question": "Who?"}\n{"question": "Who?", "id": 7}\n')
     for record, columns in zip(read_records(str(path)), ("question", "id, question"), strict=True):
         with pytest.raises(DataError, match=rf"no column 'context'\. Columns: {columns}\. If"):
-            Squad().to_text(record)
+            SQuAD().to_text(record)
 
 
 def test_a_wrong_mapping_is_not_answered_with_leaving_records_out(tmp_path: Path) -> None:
@@ -126,14 +176,16 @@ def test_a_wrong_mapping_is_not_answered_with_leaving_records_out(tmp_path: Path
         list(read_records(str(tmp_path / "a.jsonl"), columns={"question": "Frage"}))
 
 
-def test_a_long_line_of_a_list_is_cut_after_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("columns", [20, 40, 60])
+def test_a_long_line_of_a_list_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(list_command, "_recipes", lambda: {"x": "word " * 40, "y": "short."})
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(list_command, "_list_recipes", lambda: {"x": "word " * 40, "y": "short."})
     assert fivetune.cli.main(["list", "recipes", "--json"]) == 0
-    first, second, table = capsys.readouterr().out.splitlines()
-    assert (len(first) <= 60, first[-8:], second) == (True, "word ...", "y  short.")
+    *lines, table = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert " ".join(lines).split() == ["x", *["word"] * 40, "y", "short."]
     assert json.loads(table)["recipes"][0]["help"] == "word " * 40
 
 
@@ -158,7 +210,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Pa
 def test_labels_are_predicted_as_one_array_without_scoring_targets(
     labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_labels.Tree, "add_rows", lambda *_: pytest.fail("a target is scored"))
+    monkeypatch.setattr(decode_labels.LabelTree, "add_rows", lambda *_: pytest.fail("a target is scored"))
     words = ["predict", str(labelled), "--input", str(labelled.parent / "posts.jsonl"), "--json"]
     assert fivetune.cli.main(words) == 0
     lines = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""What predictions say beyond their mean: how sure, how calibrated, for whom. Plain numpy, no torch.
+"""Analyses of predictions beyond their mean score: how sure, how calibrated, for whom. Plain numpy, no torch.
 
-In: Scores of a metric, or prediction lines as evaluate.py writes them. Out: intervals, differences, curves, slices.
+In: Scores of a metric, or prediction lines of an evaluation. Out: intervals, differences, curves, slices.
 """

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.metrics import means_of
+from fivetune.metrics import build_mean_resampler
 from fivetune.types import Scores
 
 EDGES = (2.5, 97.5)  # percentiles between which 95 % lie
@@ -28,7 +28,7 @@ class Difference(NamedTuple):
     p_value: float
 
 
-def intervals(
+def compute_intervals(
     scores: Scores, *, names: Sequence[str] | None = None, num_samples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """95 % percentile interval of corpus scores (Efron and Tibshirani 1993, chapter 13).
@@ -39,26 +39,26 @@ def intervals(
     Args:
         names: which scores; None for all. A score that cannot be resampled is left out, a count always is.
 
-    >>> low, high = intervals(Scores({"exact": 50.0}, [{"exact": i % 2} for i in range(400)]))["exact"]
+    >>> low, high = compute_intervals(Scores({"exact": 50.0}, [{"exact": i % 2} for i in range(400)]))["exact"]
     >>> 44 < low < 46, 54 < high < 56  # 50 -+ 1.96 * 2.5
     (True, True)
     """
-    (samples,) = _samples([scores], names, num_samples, seed)
-    edges = {name: _edges(values) for name, values in samples.items()}
-    return {name: edge if edge[0] < edge[1] else _widened(scores, name) or edge for name, edge in edges.items()}
+    (samples,) = _resample_scores([scores], names, num_samples, seed)
+    edges = {name: _compute_edges(values) for name, values in samples.items()}
+    return {name: edge if edge[0] < edge[1] else _widen_interval(scores, name) or edge for name, edge in edges.items()}
 
 
-def _widened(scores: Scores, name: str) -> tuple[float, float] | None:
+def _widen_interval(scores: Scores, name: str) -> tuple[float, float] | None:
     """Wilson's interval of a score that is 0 for all examples or 1 for all; None for any other."""
     values = {own.get(name) for own in scores.each}
     for value in (0, 1):
         if values == {value} and math.isclose(scores.corpus[name], 100 * value):
-            low, high = wilson(value, len(scores.each))
+            low, high = compute_wilson_interval(value, len(scores.each))
             return 100 * low, 100 * high
     return None
 
 
-def paired(
+def compare_paired(
     a: Scores, b: Scores, *, names: Sequence[str] | None = None, num_samples: int = 1000, seed: int = 0
 ) -> dict[str, Difference]:
     """a - b on the same examples in the same order; each resample draws the same examples for both.
@@ -67,20 +67,29 @@ def paired(
     difference d* as far from the one observed, d, as that is from 0 (Efron and Tibshirani 1993, section 16.4).
     """
     assert len(a.each) == len(b.each), "both must score the same examples"
-    found, others = _samples([a, b], names, num_samples, seed)
+    found, others = _resample_scores([a, b], names, num_samples, seed)
     return {
-        name: _difference(a.corpus[name] - b.corpus[name], found[name] - others[name])
+        name: _build_difference(a.corpus[name] - b.corpus[name], found[name] - others[name])
         for name in found
         if name in others
     }
 
 
-def wilson(fraction: float, num: float) -> tuple[float, float]:
+def format_p_value(p_value: float) -> str:
+    """A p-value with three decimals; below 0.001, where a thousand resamples cannot resolve values, its bound.
+
+    >>> format_p_value(0.0304), format_p_value(1 / 1001)
+    ('0.030', '< 0.001')
+    """
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def compute_wilson_interval(fraction: float, num: float) -> tuple[float, float]:
     """95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
 
     Exact match is 0 or 1 per example; F1 lies between, for which this interval is on the wide side.
 
-    >>> [round(edge, 4) for edge in wilson(0.5, 100)]
+    >>> [round(edge, 4) for edge in compute_wilson_interval(0.5, 100)]
     [0.4038, 0.5962]
     """
     spread = Z * math.sqrt(fraction * (1 - fraction) / num + Z * Z / (4 * num * num))
@@ -88,24 +97,26 @@ def wilson(fraction: float, num: float) -> tuple[float, float]:
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def _samples(
-    several: Sequence[Scores], names: Sequence[str] | None, num_samples: int, seed: int
-) -> list[dict[str, NDArray[Any]]]:
+def _resample_scores(
+    all_scores: Sequence[Scores], names: Sequence[str] | None, num_samples: int, seed: int
+) -> list[dict[str, NDArray[np.float64]]]:
     """[num_samples] values of each score, for each of `several`; NaN where none of a score's examples was drawn."""
-    num_examples = len(several[0].each)
+    num_examples = len(all_scores[0].each)
     if not num_examples:
-        return [{} for _ in several]
-    resamplers = [scores.resample or means_of(scores) for scores in several]
-    drawn: list[list[dict[str, float]]] = [[] for _ in several]
+        return [{} for _ in all_scores]
+    resamplers = [scores.resample or build_mean_resampler(scores) for scores in all_scores]
+    drawn: list[list[dict[str, float]]] = [[] for _ in all_scores]
     generator = np.random.default_rng(seed)
     for _ in range(num_samples):
         rows = generator.integers(num_examples, size=num_examples)
         for values, resample in zip(drawn, resamplers, strict=True):
             values.append(resample(rows))
-    return [_columns(values, scores, names) for values, scores in zip(drawn, several, strict=True)]
+    return [_build_columns(values, scores, names) for values, scores in zip(drawn, all_scores, strict=True)]
 
 
-def _columns(drawn: Sequence[dict[str, float]], scores: Scores, names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+def _build_columns(
+    drawn: Sequence[dict[str, float]], scores: Scores, names: Sequence[str] | None
+) -> dict[str, NDArray[np.float64]]:
     resampled = {name for values in drawn for name in values}
     wanted = [name for name in names or scores.corpus if name in resampled and not name.endswith("total")]
     return {
@@ -113,12 +124,12 @@ def _columns(drawn: Sequence[dict[str, float]], scores: Scores, names: Sequence[
     }
 
 
-def _edges(values: NDArray[Any]) -> tuple[float, float]:
+def _compute_edges(values: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.nanpercentile(values, EDGES)
     return float(low), float(high)
 
 
-def _difference(observed: float, samples: NDArray[Any]) -> Difference:
+def _build_difference(observed: float, samples: NDArray[np.float64]) -> Difference:
     samples = samples[~np.isnan(samples)]
     as_far = int(np.sum(np.abs(samples - observed) >= abs(observed) - 1e-9))
-    return Difference(observed, *_edges(samples), (1 + as_far) / (1 + len(samples)))
+    return Difference(observed, *_compute_edges(samples), (1 + as_far) / (1 + len(samples)))

@@ -1,4 +1,4 @@
-"""Whether confidence means anything: is it right as often as it says, and are the surest answers the best?
+"""Whether confidence means anything: does accuracy equal confidence, and are the surest answers the best?
 
 In: one confidence (0-1) and one score (0-1) per prediction. Out: calibration error and curves.
 """
@@ -6,7 +6,7 @@ In: one confidence (0-1) and one score (0-1) per prediction. Out: calibration er
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,16 @@ class RiskCoverage(NamedTuple):
         area: mean risk over all coverages (AURC), 0 if everything is right.
     """
 
-    coverage: NDArray[Any]
-    risk: NDArray[Any]
-    least_confidence: NDArray[Any]
+    coverage: NDArray[np.float64]
+    risk: NDArray[np.float64]
+    least_confidence: NDArray[np.float64]
     area: float
 
 
-def reliability(confidence: Sequence[float], correct: Sequence[bool], *, num_bins: int = 10) -> list[Bin]:
+def compute_reliability(confidence: Sequence[float], correct: Sequence[bool], *, num_bins: int = 10) -> list[Bin]:
     """Equal-width bins over (0, 1] that hold predictions; a confidence of 0 belongs to the first.
 
-    >>> reliability([0.95, 0.92, 0.3], [True, False, False])[1]
+    >>> compute_reliability([0.95, 0.92, 0.3], [True, False, False])[1]
     Bin(low=0.9, high=1.0, num=2, confidence=0.935, accuracy=0.5)
     """
     sure, right = np.asarray(confidence, dtype=float), np.asarray(correct, dtype=float)
@@ -53,20 +53,21 @@ def reliability(confidence: Sequence[float], correct: Sequence[bool], *, num_bin
     ]
 
 
-def calibration_error(bins: Sequence[Bin]) -> float:
+def compute_calibration_error(bins: Sequence[Bin]) -> float:
     """Expected calibration error: sum over bins of num / total * |accuracy - confidence| (Guo et al. 2017).
 
-    >>> round(calibration_error(reliability([0.95, 0.92, 0.3], [True, False, False])), 4)  # 2/3 * 0.435 + 1/3 * 0.3
+    >>> # 2/3 * 0.435 + 1/3 * 0.3
+    >>> round(compute_calibration_error(compute_reliability([0.95, 0.92, 0.3], [True, False, False])), 4)
     0.39
     """
     total = sum(one.num for one in bins)
     return sum(one.num * abs(one.accuracy - one.confidence) for one in bins) / total
 
 
-def risk_coverage(confidence: Sequence[float], score: Sequence[float]) -> RiskCoverage:
+def compute_risk_coverage(confidence: Sequence[float], score: Sequence[float]) -> RiskCoverage:
     """Answer the surest first (Geifman and El-Yaniv 2017); equally sure ones count as in random order.
 
-    >>> curve = risk_coverage([0.9, 0.2, 0.5, 0.5], [1, 0, 1, 0])
+    >>> curve = compute_risk_coverage([0.9, 0.2, 0.5, 0.5], [1, 0, 1, 0])
     >>> curve.risk.round(4).tolist(), round(curve.area, 4)  # of the two at 0.5, half an error each
     ([0.0, 0.25, 0.3333, 0.5], 0.2708)
     """

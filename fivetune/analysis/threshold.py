@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from fivetune.analysis.bootstrap import Difference, paired
-from fivetune.metrics.squad_v2 import best_threshold
-from fivetune.types import Line, Scores
+from fivetune.analysis.bootstrap import Difference, compare_paired
+from fivetune.metrics.squad_v2 import find_best_threshold
+from fivetune.rundir.records import Prediction
+from fivetune.types import Scores
 
 
-class Tuned(NamedTuple):
+class TunedThreshold(NamedTuple):
     """A threshold on `no_answer_score` above which a prediction becomes no answer.
 
     `tuned` is the score (points) at the threshold on the `num_tuned` questions that chose it; `plain` without and
@@ -32,7 +33,7 @@ class Tuned(NamedTuple):
     gain: Difference
 
 
-def tuned_threshold(lines: Sequence[Line], name: str) -> Tuned | None:
+def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | None:
     """Tune on the half that a hash of the id draws, so that the split never depends on the order of the lines.
 
     Args:
@@ -40,41 +41,42 @@ def tuned_threshold(lines: Sequence[Line], name: str) -> Tuned | None:
 
     Returns None unless both halves hold questions with and without answers.
     """
-    usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: str(line["id"]))
-    chosen = [line for line in usable if _is_drawn(str(line["id"]))]
-    others = [line for line in usable if not _is_drawn(str(line["id"]))]
+    usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: line.id)
+    chosen = [line for line in usable if _is_drawn(line.id)]
+    others = [line for line in usable if not _is_drawn(line.id)]
     if any(len({is_answerable(line) for line in half}) < 2 for half in (chosen, others)):
         return None
-    tuned, threshold = best_threshold(
-        [line["scores"][name] for line in chosen],
-        predictions=[line["prediction"] for line in chosen],
+    tuned, threshold = find_best_threshold(
+        [line.scores[name] for line in chosen],
+        predictions=[line.prediction for line in chosen],
         answerable=[is_answerable(line) for line in chosen],
-        no_answer_scores=[line["no_answer_score"] for line in chosen],
+        no_answer_scores=[line.no_answer_score or 0.0 for line in chosen],
     )
-    before = _scores([float(line["scores"][name]) for line in others], name)
-    after = _scores([_at(threshold, line, name) for line in others], name)
-    gain = paired(after, before)[name]
-    return Tuned(name, threshold, len(chosen), tuned, len(others), before.corpus[name], after.corpus[name], gain)
+    before = _build_scores([line.scores[name] for line in others], name)
+    after = _build_scores([_score_at_threshold(threshold, line, name) for line in others], name)
+    gain = compare_paired(after, before)[name]
+    return TunedThreshold(
+        name, threshold, len(chosen), tuned, len(others), before.corpus[name], after.corpus[name], gain
+    )
 
 
-def is_answerable(line: Line) -> bool:
-    return any(line["references"])
+def is_answerable(line: Prediction) -> bool:
+    return any(line.references)
 
 
-def _is_usable(line: Line, name: str) -> bool:
-    known = line.get("scores") and line.get("references") is not None and line.get("prediction") is not None
-    return bool(known) and name in line["scores"] and line.get("no_answer_score") is not None
+def _is_usable(line: Prediction, name: str) -> bool:
+    return name in line.scores and line.no_answer_score is not None
 
 
 def _is_drawn(key: str) -> bool:
     return sha256(f"threshold:{key}".encode("utf-8", "surrogatepass")).digest()[0] % 2 == 0
 
 
-def _at(threshold: float, line: Line, name: str) -> float:
-    if line["no_answer_score"] <= threshold:
-        return float(line["scores"][name])
+def _score_at_threshold(threshold: float, line: Prediction, name: str) -> float:
+    if (line.no_answer_score or 0.0) <= threshold:
+        return line.scores[name]
     return float(not is_answerable(line))
 
 
-def _scores(values: Sequence[float], name: str) -> Scores:
+def _build_scores(values: Sequence[float], name: str) -> Scores:
     return Scores({name: 100 * sum(values) / len(values)}, [{name: value} for value in values])

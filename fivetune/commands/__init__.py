@@ -1,12 +1,12 @@
 """Commands, one per file (`find-lr` is find_lr.py): the docstring's first line is the help, `run(args)` the exit code.
 
-A command with TAKES_SETTINGS = True gets the words that it does not know in `args.settings`: dotted overrides.
+A command with TAKES_SETTINGS = True gets its unknown arguments in `args.settings`: dotted overrides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ def print_json(result: dict[str, Any] | list[Any]) -> None:
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
-def print_scores(scores: dict[str, float]) -> None:
-    """Scores as aligned lines.
+def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
+    """Scores as aligned lines, with their 95 % intervals where they are known.
 
     >>> print_scores({"exact": 34.4226, "total": 11873})
     exact      34.42
@@ -28,7 +28,9 @@ def print_scores(scores: dict[str, float]) -> None:
     width = max((len(name) for name in scores), default=0)
     for name, value in scores.items():
         shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
-        print(f"{name:<{width}}  {shown}")
+        low_high = (intervals or {}).get(name)
+        interval = f"  95 % interval {low_high[0]:.1f} to {low_high[1]:.1f}" if low_high else ""
+        print(f"{name:<{width}}  {shown}{interval}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -47,14 +49,14 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)
 
 
-def write_found(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
-    """Keep what a finder found, as JSON and as a page, beside the run; the path of the page."""
-    from fivetune.report.finders import finder_page
-    from fivetune.report.render import render
-    from fivetune.rundir import beside, write_json, write_text
+def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path | None) -> Path:
+    """Write the result of a finder beside the run, as JSON and as a page; returns the path of the page."""
+    from fivetune.report.page.render import render_html
+    from fivetune.report.run.finders import build_finder_page
+    from fivetune.rundir import build_sibling_path, write_json, write_text
 
-    path = out or beside(run, f"{name}.json")
+    path = out or build_sibling_path(run, f"{name}.json")
     write_json(path, found)
     page = path.with_suffix(".html")
-    write_text(page, render(finder_page(name, found, run=run)))
+    write_text(page, render_html(build_finder_page(name, found, run=run)))
     return page

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
     from fivetune.errors import FiveTuneError
 
     config = load_config(args.recipe, parse_overrides(args.settings))
@@ -28,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
     colours = {"pass": "green", "warn": "yellow", "fail": "red"}
     checks, exit_code = [], 0
     try:
-        for check in _checks(config):
+        for check in _run_checks(config):
             checks.append(check)
             console.print(check.state, style=colours[check.state], end="")
             console.print(f"  {check.name:<17}{check.detail}", markup=False)
             if check.state == "fail":
-                exit_code = exit_code or check.kind.exit_code
+                exit_code = exit_code or check.error_class.exit_code
     except FiveTuneError as error:
         exit_code = error.exit_code
         console.print("fail", style="red", end="")
@@ -47,26 +47,26 @@ def run(args: argparse.Namespace) -> int:
     return exit_code
 
 
-def _checks(config):
+def _run_checks(config):
     """Bad records are counted, not raised one by one; they fail the data check unless data.on_bad_record: skip."""
     from fivetune.errors import DataError
     from fivetune.progress import Progress
-    from fivetune.training.preflight import Check, checks_of, run_directory
+    from fivetune.training.preflight import Check, check_run_directory, run_checks
     from fivetune.training.setup import set_up
 
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})
     progress = Progress()
     progress.start()
     try:
-        setup = set_up(lenient, count=progress.count)
+        setup = set_up(lenient, on_progress=progress.update)
     finally:
         progress.close()
-    stores = [setup.stream.store, *([setup.evaluator.store] if setup.evaluator else [])]
+    stores = [store for _, store in setup.data.stores]
     num_bad = sum(store.summary["num_skipped_bad"] for store in stores)
-    for check in checks_of(setup):
+    for check in run_checks(setup):
         if check.name == "data" and num_bad and config.data.on_bad_record == "fail":
-            advice = "Mend them, or set data.on_bad_record: skip to train without them"
+            advice = "Correct them, or set data.on_bad_record: skip to train without them"
             yield Check(check.name, "fail", f"{check.detail}. {advice}", DataError)
         else:
             yield check
-    yield run_directory(Path(config.run.dir))
+    yield check_run_directory(Path(config.run.dir))

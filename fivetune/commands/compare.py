@@ -1,4 +1,4 @@
-"""Run a sweep and compare its variants, or compare runs that are there: a table, and one HTML page.
+"""Train a sweep and compare its variants, or compare existing runs: a table, and one HTML page.
 
 In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out: the runs, and an HTML page.
 """
@@ -6,12 +6,17 @@ In: a sweep file (docs/compare.md), a sweep's directory, or run directories. Out
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import print_json, print_table
+
+if TYPE_CHECKING:
+    from fivetune.compare.records import Comparison, Measure, Variant
+    from fivetune.experiments.sweep import Sweep
+    from fivetune.rundir.records import Run
 
 TAKES_SETTINGS = True
 PAGE = "comparison.html"
@@ -23,117 +28,143 @@ LABELS = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="sweep file, name of a shipped sweep, directory "
-                        "of a sweep, or run directories")  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time, make none")
-    parser.add_argument("--resume", action="store_true", help="make the runs that a sweep in its directory still lacks")
-    parser.add_argument("--overwrite", action="store_true", help="move a sweep that is in the directory aside")
-    parser.add_argument("--baseline", metavar="NAME", help="the variant or run that the others are held against")
+    parser.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="sweep file, name of a shipped sweep, directory of a sweep, or run directories",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time, train none")
+    parser.add_argument("--resume", action="store_true", help="train the missing runs of a sweep")
+    parser.add_argument("--overwrite", action="store_true", help="move an existing sweep aside and start over")
+    parser.add_argument("--baseline", metavar="NAME", help="the variant or run that the others are compared with")
     parser.add_argument("--metric", metavar="SCORE", help="the score that counts")
-    parser.add_argument("--vary", metavar="KEY", nargs="+", help="of run directories: the settings that are meant to "
-                        "differ; any other difference is a warning (default: all that differ)")  # fmt: skip
+    parser.add_argument(
+        "--vary",
+        metavar="KEY",
+        nargs="+",
+        help="for run directories: the settings that are meant to differ; any other difference is a warning "
+        "(default: all that differ)",
+    )
     parser.add_argument("--price-per-hour", metavar="PRICE", type=float, help="of the machine, in any currency")
-    parser.add_argument("--output", metavar="FILE", type=Path, help=f"the page; default: {PAGE} in the sweep's "
-                        "directory, comparison-RUN-RUN.html beside runs")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=f"the page; default: {PAGE} in the sweep's directory, comparison-RUN-RUN.html beside runs",
+    )
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.epilog = "Settings of all runs of a sweep can follow: --train.num_steps 100"
+    parser.epilog = "Settings for all runs of a sweep can follow: --train.num_steps 100"
 
 
 def run(args: Namespace) -> int:
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
+    from fivetune.experiments.record import is_sweep
     from fivetune.rundir import refuse_foreign
-    from fivetune.sweep import is_sweep
 
     settings = parse_overrides(args.settings)
     if args.price_per_hour is not None and not 0 <= args.price_per_hour < inf:
         raise ConfigError(f"--price-per-hour {args.price_per_hour}: give a number, 0 or more.")
     if args.resume and args.overwrite:
-        raise ConfigError("--overwrite: begins anew, --resume goes on. Give one of them.")
+        raise ConfigError("--overwrite and --resume exclude each other. Give one of them.")
     folders = [Path(source) for source in args.sources if Path(source).is_dir()]
     for source in args.sources if folders else ():
         if not Path(source).exists():
             refuse_foreign(Path(source))
     if folders and (settings or args.dry_run or args.resume or args.overwrite):
-        raise ConfigError(f"{folders[0]}: is a directory, in which nothing is run. Give the sweep file, "
-                          "or leave settings, --dry-run, --resume and --overwrite out.")  # fmt: skip
+        raise ConfigError(
+            f"{folders[0]}: is a directory; only a sweep file trains runs. Give the sweep file, "
+            "or omit settings, --dry-run, --resume and --overwrite."
+        )
     if len(folders) == len(args.sources) > 0 and not (len(folders) == 1 and is_sweep(folders[0])):
-        return _of_runs(args, folders)
+        return _compare_runs(args, folders)
     if len(args.sources) > 1:
         raise ConfigError(f"{args.sources[1]}: one sweep at a time, or several run directories. Give one of them.")
     if args.vary:
-        raise ConfigError("--vary: a sweep says itself what is varied. Leave it out, or give run directories.")
-    return _of_directory(args, folders[0]) if folders else _of_file(args, settings)
+        raise ConfigError("--vary: a sweep file defines what is varied. Omit --vary, or give run directories.")
+    return _compare_sweep_folder(args, folders[0]) if folders else _compare_sweep_file(args, settings)
 
 
-def _of_file(args: Namespace, settings: dict[str, Any]) -> int:
-    """Make the runs of a sweep file, or show which they are."""
-    from fivetune.metrics import score_names
-    from fivetune.sweep import estimates, read_sweep, run_sweep
+def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
+    """Train the runs of a sweep file, or list them."""
+    from fivetune.experiments.runs import estimate_seconds, run_sweep
+    from fivetune.experiments.sweep import read_sweep
+    from fivetune.metrics import list_score_names
 
     sweep = read_sweep(args.sources[0], settings)
     _refuse_unknown("--baseline", args.baseline, sweep.variants)
-    _refuse_unknown("--metric", args.metric, score_names(sweep.runs[0].config.task.metrics))
+    _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
     _refuse_output(args.output, sweep.folder)
     if args.dry_run:
-        seconds = estimates(sweep, overwrite=args.overwrite)
+        seconds = estimate_seconds(sweep, overwrite=args.overwrite)
         _print_plan(sweep, seconds, overwrite=args.overwrite, as_json=args.json)
         return 0
-    return _of_directory(args, run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet))
+    return _compare_sweep_folder(args, run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet))
 
 
-def _of_directory(args: Namespace, folder: Path) -> int:
-    """Compare what a sweep's directory holds. Raises Incomplete, after telling the rest, if runs are missing."""
-    from fivetune.errors import Incomplete
-    from fivetune.sweep import comparison_of, variants_of
+def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
+    """Compare the finished runs of a sweep's directory; then raise IncompleteError if runs are missing."""
+    from fivetune.errors import IncompleteError
+    from fivetune.experiments.record import compare_sweep, read_sweep_variants
 
-    variants = variants_of(folder)
-    _refuse_asked(args, variants)
-    asked = {"baseline": args.baseline, "metric": args.metric, "price_per_hour": args.price_per_hour}
-    _tell(comparison_of(folder, variants, **asked), args, folder / PAGE)
+    variants = read_sweep_variants(folder)
+    _refuse_wrong_arguments(args, variants)
+    comparison = compare_sweep(
+        folder, variants, baseline=args.baseline, metric=args.metric, price_per_hour=args.price_per_hour
+    )
+    _write_and_print(comparison, args, folder / PAGE)
     missing = sum(len(variant.failures) for variant in variants)
     if missing:
         num = missing + sum(len(variant.runs) for variant in variants)
-        raise Incomplete(f"{folder}: {missing} of {num} runs are missing. What became of them is above. "
-                         "Make them with the sweep file and --resume.")  # fmt: skip
+        raise IncompleteError(
+            f"{folder}: {missing} of {num} runs are missing, for the reasons above. "
+            "Train them with the sweep file and --resume."
+        )
     return 0
 
 
-def _of_runs(args: Namespace, folders: Sequence[Path]) -> int:
-    """Compare run directories that nobody planned together."""
+def _compare_runs(args: Namespace, folders: Sequence[Path]) -> int:
+    """Compare any run directories."""
     from fivetune.compare import compare, group_runs
     from fivetune.errors import ConfigError
-    from fivetune.rundir import read
+    from fivetune.rundir import read_run
 
-    runs = [read(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
     variants, differing = group_runs(runs)
     if len(variants) < 2:
-        raise ConfigError(f"{folders[0]}: there is nothing to compare it with: "
-                          f"{'no other run is given' if len(folders) < 2 else 'all runs have the same settings'}. "
-                          "Give runs that differ in more than the seed.")  # fmt: skip
-    _refuse_asked(args, variants)
+        raise ConfigError(
+            f"{folders[0]}: cannot be compared: "
+            f"{'no other run is given' if len(folders) < 2 else 'all runs have the same settings'}. "
+            "Give runs that differ in more than the seed."
+        )
+    _refuse_wrong_arguments(args, variants)
     _refuse_unknown_settings(args.vary or (), runs)
     comparison = compare(
-        variants, title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
-        metric=args.metric, baseline=args.baseline, varied=args.vary or differing, price_per_hour=args.price_per_hour,
-    )  # fmt: skip
-    _tell(comparison, args, folders[0].resolve().with_name(page_of([run.name for run in runs])))
+        variants,
+        title=" and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared",
+        metric=args.metric,
+        baseline=args.baseline,
+        varied=args.vary or differing,
+        price_per_hour=args.price_per_hour,
+    )
+    _write_and_print(comparison, args, folders[0].resolve().with_name(build_page_name([run.name for run in runs])))
     return 0
 
 
-def page_of(names: Sequence[str]) -> str:
+def build_page_name(names: Sequence[str]) -> str:
     """File name of the page of some runs.
 
-    >>> page_of(["a", "b"]), page_of(["a", "b", "c", "d"])
+    >>> build_page_name(["a", "b"]), build_page_name(["a", "b", "c", "d"])
     ('comparison-a-b.html', 'comparison-a-and-3-more.html')
     """
-    told = names if len(names) < 4 else [names[0], f"and-{len(names) - 1}-more"]
-    return f"comparison-{'-'.join(told)}.html"
+    parts = names if len(names) < 4 else [names[0], f"and-{len(names) - 1}-more"]
+    return f"comparison-{'-'.join(parts)}.html"
 
 
-def _tell(comparison: Any, args: Namespace, page: Path) -> None:
-    """Write the page, to --output if it is given, and print what it says in short."""
+def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> None:
+    """Write the page, to --output if given, and print its summary."""
     from fivetune.report.comparison import write_comparison
 
     page = args.output or page
@@ -141,31 +172,29 @@ def _tell(comparison: Any, args: Namespace, page: Path) -> None:
     _print_comparison(comparison)
     print(f"page  {page}")
     if args.json:
-        print_json({"page": str(page), **as_table(comparison)})
+        print_json({"page": str(page), **build_comparison_result(comparison)})
 
 
-# --- what is refused ---
+# --- checks of the arguments ---
 
 
-def _refuse_asked(args: Namespace, variants: Sequence[Any]) -> None:
-    """A baseline that is no variant, a score that no run has, a page in a folder that is not there."""
-    scores = {
-        name for one in variants for run in one.runs for record in run.evals for name in record.get("scores") or ()
-    }
+def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> None:
+    """Raise ConfigError for a baseline that is no variant, an unknown score, and a page in a missing folder."""
+    scores = {name for one in variants for run in one.runs for record in run.evals for name in record.scores}
     _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
     _refuse_unknown("--metric", args.metric if scores else None, scores)
     _refuse_output(args.output)
 
 
 def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> None:
-    from fivetune.errors import ConfigError, nearest
+    from fivetune.errors import ConfigError, suggest_names
 
     if name is not None and name not in allowed:
-        raise ConfigError(f"{flag} {name}: there is none of this name. {nearest(name, allowed)}")
+        raise ConfigError(f"{flag} {name}: there is none of this name. {suggest_names(name, allowed)}")
 
 
 def _refuse_output(page: Path | None, *made: Path) -> None:
-    """A page in a folder that is neither there nor among those that will be `made`."""
+    """Raise ConfigError for a page in a folder that neither exists nor is among those that will be `made`."""
     from fivetune.errors import ConfigError
 
     if page is None:
@@ -176,108 +205,133 @@ def _refuse_output(page: Path | None, *made: Path) -> None:
         raise ConfigError(f"--output {page}: there is no folder {page.parent}. Make it, or give another file.")
 
 
-def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Any]) -> None:
-    """Settings that none of the runs has; those of the same section are told."""
-    from fivetune.errors import ConfigError, nearest
-    from fivetune.values import flat
+def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Run]) -> None:
+    """Raise ConfigError for settings that no run has, with the settings of the same section."""
+    from fivetune.errors import ConfigError, suggest_names
+    from fivetune.values import flatten_table
 
-    known = {key for run in runs for key in flat(run.config)}
+    known = {key for run in runs for key in flatten_table(run.config)}
     for key in keys:
         if key not in known:
             section = key.partition(".")[0]
             beside = {other for other in known if other.startswith(f"{section}.")}
             allowed = beside or {other.partition(".")[0] for other in known}
-            raise ConfigError(f"--vary {key}: no run has this setting. {nearest(key, allowed)}")
+            raise ConfigError(f"--vary {key}: no run has this setting. {suggest_names(key, allowed)}")
 
 
-# --- what is printed ---
+# --- output ---
 
 
-def as_table(comparison: Any) -> dict[str, Any]:
-    """A comparison as plain values, for scripts."""
+def build_comparison_result(comparison: Comparison) -> dict[str, object]:
+    """A comparison as JSON values."""
     from dataclasses import asdict
 
-    def measures(table: Any) -> dict[str, Any]:
+    def measures(table: Mapping[str, Measure]) -> dict[str, object]:
         return {name: asdict(measure) for name, measure in table.items() if measure.value is not None}
 
     return {
-        "title": comparison.title, "baseline": comparison.baseline, "metric": comparison.metric,
-        "varied": list(comparison.varied), "warnings": list(comparison.warnings),
+        "title": comparison.title,
+        "baseline": comparison.baseline,
+        "metric": comparison.metric,
+        "varied": list(comparison.varied),
+        "warnings": list(comparison.warnings),
+        "disturbed": list(comparison.disturbed),
         "variants": [
             {
-                "name": variant.name, "settings": dict(variant.settings), "runs": [run.name for run in variant.runs],
-                "measures": measures(variant.measures), "against": measures(variant.against),
+                "name": variant.name,
+                "settings": dict(variant.settings),
+                "runs": [run.name for run in variant.runs],
+                "measures": measures(variant.measures),
+                "against": measures(variant.against),
                 "over_examples": asdict(variant.over_examples) if variant.over_examples else None,
-                "pareto": variant.pareto, "failures": list(variant.failures),
+                "pareto": variant.pareto,
+                "failures": list(variant.failures),
                 "verdicts": [asdict(verdict) for verdict in variant.verdicts],
             }
             for variant in comparison.variants
         ],
-    }  # fmt: skip
+    }
 
 
-def _print_plan(sweep: Any, seconds: dict[str, float | None], *, overwrite: bool, as_json: bool) -> None:
-    """The runs in their order, with the time that each will take as far as finished ones tell.
+def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite: bool, as_json: bool) -> None:
+    """Print the runs in their order with the estimated time of each; with `overwrite` every run starts over."""
+    from fivetune.experiments.record import is_sweep, read_run_state
+    from fivetune.progress import format_time_span
 
-    With `overwrite` what is there is moved aside, so that no run is begun.
-    """
-    from fivetune.progress import duration
-    from fivetune.sweep.record import is_sweep, state_of
-
-    states = {run.name: "open" if overwrite else state_of(sweep.folder / run.name) for run in sweep.runs}
+    states = {run.name: "open" if overwrite else read_run_state(sweep.folder / run.name) for run in sweep.runs}
     if as_json:
-        runs = [{"name": run.name, "variant": run.variant, "seed": run.seed, "seconds": seconds[run.name],
-                 "state": states[run.name]} for run in sweep.runs]  # fmt: skip
+        runs = [
+            {
+                "name": run.name,
+                "variant": run.variant,
+                "seed": run.seed,
+                "seconds": seconds[run.name],
+                "state": states[run.name],
+            }
+            for run in sweep.runs
+        ]
         print_json({"dir": str(sweep.folder), "runs": runs})
         return
     rows = []
     for number, run in enumerate(sweep.runs, start=1):
         state, expected = states[run.name], seconds[run.name]
-        takes = "" if state == "finished" else "unknown" if expected is None else duration(expected)
+        takes = "" if state == "finished" else "unknown" if expected is None else format_time_span(expected)
         rows.append((str(number), run.variant, str(run.seed), "" if state == "open" else state, takes))
     print_table(("", "variant", "seed", "state", "takes"), rows)
     left = [value for value in seconds.values() if value != 0]
     known = [value for value in left if value is not None]
     total = (
-        f"about {duration(sum(known))}" if len(known) == len(left) else "unknown, as no run of the sweep is finished"
+        f"about {format_time_span(sum(known))}"
+        if len(known) == len(left)
+        else "unknown, because no run of the sweep has finished"
     )
-    print(f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
-          f"score {sweep.metric}\ntime left: {total if left else 'none'}")  # fmt: skip
+    print(
+        f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
+        f"score {sweep.metric}\ntime left: {total if left else 'none'}"
+    )
     if overwrite and is_sweep(sweep.folder):
-        print(f"{sweep.folder}, which is there, is moved aside first")
+        print(f"{sweep.folder} exists and is moved aside first")
 
 
-def _print_comparison(comparison: Any) -> None:
-    """The page in short: warnings, the main figures, what wins, the first verdict of each variant, failures."""
-    from fivetune.report.comparison import outcome
+def _print_comparison(comparison: Comparison) -> None:
+    """Print warnings, the main measures, the outcome, the first verdict of each variant, and failures."""
+    from fivetune.report.comparison import describe_outcome
 
     for warning in comparison.warnings:
         print(f"warning: {warning}")
     shown = [name for name in COLUMNS if any(v.measures[name].value is not None for v in comparison.variants)]
     labels = {"score_best": f"best {comparison.metric}", **LABELS}
-    held = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
-    columns = [(name, beside) for name in shown for beside in (False, True) if not beside or name in held]
-    header = ["variant", "runs", *("against" if beside else labels[name] for name, beside in columns)]
-    print_table(header, [_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
-    print("Below a figure: 95 % interval of scores, least and most of the rest. * nothing is both better and quicker.")
-    print(*outcome(comparison))
+    compared = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
+    columns = [(name, against) for name in shown for against in (False, True) if not against or name in compared]
+    header = ["variant", "runs", *("against" if against else labels[name] for name, against in columns)]
+    print_table(header, [_build_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
+    front = " * = Pareto-optimal." if any(variant.pareto for variant in comparison.variants) else ""
+    print(f"Second line: 95 % interval for scores, min-max otherwise.{front}")
+    print(*describe_outcome(comparison))
     for variant in comparison.variants:
         for verdict in variant.verdicts[:1]:
-            print(f"{variant.name}: {verdict.says}")
+            print(f"{variant.name}: {verdict.message}")
         for failure in variant.failures:
             print(f"not compared: {failure}")
 
 
-def _row(variant: Any, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:
-    """A variant's figures with their ranges; `columns` are measures, and whether each stands beside the baseline's."""
+def _build_row(variant: Variant, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:
+    """The measures of a variant with their ranges; a column is a measure, or its comparison with the baseline."""
     from fivetune.compare import MEASURES
-    from fivetune.report.variants import NONE, moved, ranged, worded
+    from fivetune.report.comparison.variants import (
+        UNKNOWN_MEASURE,
+        format_measure,
+        format_measure_difference,
+        format_with_range,
+    )
 
     row = [variant.name + (" *" if variant.pareto else ""), str(len(variant.runs))]
-    for name, beside in columns:
-        if beside:
-            is_baseline = variant.name == baseline
-            row.append("baseline" if is_baseline else ranged(moved, MEASURES[name], variant.against.get(name, NONE)))
+    for name, against in columns:
+        if not against:
+            row.append(format_with_range(format_measure, MEASURES[name], variant.measures[name]))
+        elif variant.name == baseline:
+            row.append("baseline")
         else:
-            row.append(ranged(worded, MEASURES[name], variant.measures[name]))
+            one = variant.against.get(name, UNKNOWN_MEASURE)
+            row.append(format_with_range(format_measure_difference, MEASURES[name], one))
     return row

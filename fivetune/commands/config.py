@@ -1,4 +1,4 @@
-"""Show the resolved settings of a recipe; or the JSON schema of recipes, or the manual of all settings."""
+"""Print the resolved settings of a recipe, the recipe of a transformers command line, the schema, or the manual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", help="YAML file, name of a shipped recipe, or a run directory")
+    parser.add_argument("recipe", nargs="?", help="YAML file, name of a shipped recipe, or run directory")
+    parser.add_argument("--from-args", metavar="TEXT", help="print a command line of transformers' scripts as a recipe")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of recipes, for editors")
     parser.add_argument("--manual", action="store_true", help="print docs/config.md")
     parser.add_argument("--json", action="store_true", help="print the settings as one JSON object, not as YAML")
@@ -20,14 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
-    from fivetune.config_manual import manual, schema
+    from fivetune.config.layers import parse_overrides
+    from fivetune.config.manual import build_manual, build_schema
     from fivetune.errors import ConfigError
 
     if args.schema:
-        print(json.dumps(schema(), indent=1, ensure_ascii=False))
+        print(json.dumps(build_schema(), indent=1, ensure_ascii=False))
     elif args.manual:
-        print(manual(), end="")
+        print(build_manual(), end="")
+    elif args.from_args is not None:
+        print(_convert(args.from_args), end="")
     elif args.recipe:
         config = load_config(args.recipe, parse_overrides(args.settings))
         if args.json:
@@ -35,5 +38,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(config.as_yaml(), end="")
     else:
-        raise ConfigError("config: give a recipe, or --schema, or --manual.")
+        raise ConfigError("config: nothing to print. Give a recipe, --from-args, --schema or --manual.")
     return 0
+
+
+def _convert(text: str) -> str:
+    """The recipe as YAML, once it is known to load."""
+    from fivetune.config import load_config
+    from fivetune.config.convert import convert_arguments
+
+    recipe = convert_arguments(text)
+    load_config({}, recipe.settings)
+    return recipe.as_yaml()

@@ -1,7 +1,7 @@
-"""Say what limits or spoils a run, what to change and what that gains (no torch).
+"""Find what limits or invalidates a run, with the change and its predicted gain (no torch).
 
-In: a run directory, finished or under way, or a CSV log of utilisation that another tool wrote. Out: the verdicts, what
-matters most first, and what could not be judged. --verify trains a few dozen steps with and without the first change.
+In: a run directory, finished or in progress, or another tool's CSV log of utilisation, plain or gzipped. Out: the
+verdicts, most important first, and the rules that were not checked. --verify measures the first change in short runs.
 """
 
 from __future__ import annotations
@@ -16,111 +16,116 @@ from pathlib import Path
 from typing import Any
 
 from fivetune.commands import print_json
+from fivetune.diagnosis import faults, speed
+from fivetune.diagnosis.logs import read_log
+from fivetune.diagnosis.rules import diagnose, list_missing_data
+from fivetune.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats
+from fivetune.diagnosis.verify import Verification, can_verify, verify_change
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.rundir import read
-from fivetune.telemetry import faults, limits
-from fivetune.telemetry.evidence import Evidence, of_log, of_run
-from fivetune.telemetry.logs import read_log
-from fivetune.telemetry.trial import Trial, can_try, try_out
-from fivetune.telemetry.verdict import diagnose, unjudged
+from fivetune.rundir import read_run
 from fivetune.types import Verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN|CSV", type=Path, help="run directory, or a CSV log of utilisation")
-    parser.add_argument("--devices", metavar="N", type=int, help="how many devices were asked for")
+    parser.add_argument("--devices", metavar="N", type=int, help="number of devices that were requested")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="measure the first change that has a predicted gain, in short runs of a few dozen steps",
+        help="measure the first change with a predicted gain, in short runs of a few dozen steps",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.devices is not None and args.devices < 1:
-        raise ConfigError(f"--devices: {args.devices} devices cannot be asked for. Give 1 or more.")
-    evidence = evidence_of(args.source, devices_asked=args.devices)
-    verdicts = diagnose(evidence)
+        raise ConfigError(f"--devices: {args.devices} is not a number of devices. Give 1 or more.")
+    stats = read_source_stats(args.source, devices_requested=args.devices)
+    verdicts = diagnose(stats)
     if args.verify and not args.source.is_dir():
         raise ConfigError(f"--verify: {args.source} is a log; there is no recipe to run again. Give a run directory.")
     if not args.json:
-        print(*lines(str(args.source), evidence, verdicts), sep="\n", flush=True)
-    trial = _verified(args.source, evidence, verdicts) if args.verify else None
+        print(*format_diagnosis(str(args.source), stats, verdicts), sep="\n", flush=True)
+    verification = _verify_first_change(args.source, stats, verdicts) if args.verify else None
     if args.json:
-        print_json(as_table(str(args.source), evidence, verdicts, trial))
-    elif trial:
-        print(*trial_lines(trial), sep="\n")
+        print_json(build_diagnosis_result(str(args.source), stats, verdicts, verification))
+    elif verification:
+        print(*format_verification(verification), sep="\n")
     return 0
 
 
-def evidence_of(source: Path, *, devices_asked: int | None) -> Evidence:
-    """The evidence of a run directory or of a log. Raises RunDirError if it is neither."""
+def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStats:
+    """The figures of a run directory or of a log. Raises RunDirError if the source is neither."""
     if source.is_dir():
-        return of_run(read(source), devices_asked=devices_asked)
+        return collect_run_stats(read_run(source), devices_requested=devices_requested)
     if not source.is_file():
         raise RunDirError(f"{source}: no such run or log. Give the run.dir of a run (runs/<name>), or a CSV file.")
-    return of_log(read_log(source), devices_asked=devices_asked)
+    return collect_log_stats(read_log(source), devices_requested=devices_requested)
 
 
-def lines(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...]) -> list[str]:
-    """What the terminal shows: every verdict with its evidence, change and gain, then what is not known."""
-    shown = [f"{name}: {evidence.state}" if evidence.state else name]
+def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) -> list[str]:
+    """Lines for the terminal: each verdict with its figures, change and gain, then the rules that were not checked."""
+    lines = [f"{name}: {stats.state}" if stats.state else name]
     for number, verdict in enumerate(verdicts, start=1):
-        shown += ["", f"{number}. {verdict.rule} (confidence {verdict.confidence:.2f})", f"   {verdict.says}"]
-        shown += [f"   {verdict.advice}"]
+        lines += ["", f"{number}. {verdict.rule} (confidence {verdict.confidence:.2f})", f"   {verdict.message}"]
+        lines += [f"   {verdict.advice}"]
         if verdict.change:
-            shown.append(f"   change:    {settings(verdict.change)}")
+            lines.append(f"   change:    {format_flags(verdict.change)}")
         if verdict.gain is not None:
-            shown.append(f"   predicted: {verdict.gain:.2f} times as fast")
+            lines.append(f"   predicted: {verdict.gain:.2f} times as fast")
     if not verdicts:
-        shown += ["nothing to mend was found in the records", f"time: {limits.state(evidence)}"]
-    if note := faults.idle_note(evidence):
-        shown += ["", f"note: {note}"]
-    missing = [f"   {words}: {', '.join(rules)}" for words, rules in unjudged(evidence).items()]
-    return [*shown, *(["", "not judged, because the records do not tell", *missing] if missing else [])]
+        lines += ["No problem found.", f"Time: {speed.describe_time_use(stats)}."]
+    if note := faults.describe_idle_devices(stats):
+        lines += ["", f"Note: {note}"]
+    missing = [f"   {data}: {', '.join(rules)}" for data, rules in list_missing_data(stats).items()]
+    return [*lines, *(["", "Not checked (missing data):", *missing] if missing else [])]
 
 
-def settings(change: Mapping[str, Any]) -> str:
+def format_flags(change: Mapping[str, Any]) -> str:
     """A change as flags of `fivetune train`.
 
-    >>> settings({"strategy.name": "ddp", "report.sinks": []})
+    >>> format_flags({"strategy.name": "ddp", "report.sinks": []})
     '--strategy.name ddp --report.sinks []'
     """
-    return " ".join(f"--{key} {value if isinstance(value, str) else json.dumps(value)}"
-                    for key, value in change.items())  # fmt: skip
+    return " ".join(
+        f"--{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in change.items()
+    )
 
 
-def trial_lines(trial: Trial) -> list[str]:
-    """Predicted beside measured."""
+def format_verification(verification: Verification) -> list[str]:
+    """Lines for the terminal: the predicted gain beside the measured one."""
     return [
         "",
-        f"tried out {settings(trial.change)}: {trial.num_steps} steps with and without it, "
-        f"{trial.num_rounds} times each, in turn",
-        f"   predicted {trial.predicted:.2f} times as fast, measured {trial.measured:.2f} "
-        f"({trial.low:.2f} to {trial.high:.2f})",
+        f"Verified {format_flags(verification.change)}: {verification.num_rounds} rounds of "
+        f"{verification.num_steps} steps with and without it.",
+        f"   predicted {verification.predicted:.2f} times as fast, measured {verification.measured:.2f} "
+        f"({verification.low:.2f} to {verification.high:.2f})",
     ]
 
 
-def as_table(name: str, evidence: Evidence, verdicts: tuple[Verdict, ...], trial: Trial | None) -> dict[str, Any]:
-    """What --json prints."""
+def build_diagnosis_result(
+    name: str, stats: RunStats, verdicts: tuple[Verdict, ...], verification: Verification | None
+) -> dict[str, Any]:
+    """The object that --json prints."""
     return {
         "source": name,
         "verdicts": [asdict(verdict) for verdict in verdicts],
-        "time": None if verdicts else limits.state(evidence),
-        "notes": [note for note in (faults.idle_note(evidence),) if note],
-        "not_judged": {words: list(rules) for words, rules in unjudged(evidence).items()},
-        "verified": asdict(trial) if trial else None,
+        "time": None if verdicts else speed.describe_time_use(stats),
+        "notes": [note for note in (faults.describe_idle_devices(stats),) if note],
+        "not_judged": {data: list(rules) for data, rules in list_missing_data(stats).items()},
+        "verified": asdict(verification) if verification else None,
     }
 
 
-def _verified(folder: Path, evidence: Evidence, verdicts: tuple[Verdict, ...]) -> Trial | None:
-    """Try the first change out that can be; progress and reasons go to standard error."""
-    verdict = next(filter(can_try, verdicts), None)
+def _verify_first_change(folder: Path, stats: RunStats, verdicts: tuple[Verdict, ...]) -> Verification | None:
+    """Verify the first change that has a predicted gain; progress and reasons go to standard error."""
+    verdict = next(filter(can_verify, verdicts), None)
     if verdict is None:
-        print("--verify: no verdict has both a setting to change and a gain to predict", file=sys.stderr)
+        print("--verify: no verdict has both a change and a predicted gain.", file=sys.stderr)
         return None
     started = time.monotonic()
-    trial = try_out(folder, evidence, verdict, say=lambda words: print(f"  {words} ...", file=sys.stderr, flush=True))
+    verification = verify_change(
+        folder, stats, verdict, on_progress=lambda text: print(f"  {text} ...", file=sys.stderr, flush=True)
+    )
     print(f"  measured in {time.monotonic() - started:.0f} s", file=sys.stderr)
-    return trial
+    return verification

@@ -1,11 +1,11 @@
-"""Find the micro-batch size: what fits into memory, the throughput of each, and the setting to use."""
+"""Find the micro-batch size: the sizes that fit into memory, their throughput, and the setting to use."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, write_found
+from fivetune.commands import print_json, write_finder_result
 
 TAKES_SETTINGS = True
 
@@ -15,15 +15,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, help="largest size where there is no train.global_batch_size (256)")
     parser.add_argument("--out", type=Path, help="JSON file, with a page beside it; default: RUN_DIR.find-batch.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.epilog = "The report of the run shows what was found. Any setting can follow: --train.precision bf16"
+    parser.epilog = "The report of the run shows the result. Any setting can follow: --train.precision bf16"
 
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
     from fivetune.progress import Progress
-    from fivetune.training.find_batch import find_batch
+    from fivetune.training.autotune.find_batch import find_batch
 
     if args.largest is not None and args.largest < 1:
         raise ConfigError(f"--largest {args.largest}: must be at least 1.")
@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     progress.start()
     try:
-        found = find_batch(config, largest=args.largest, count=progress.count)
+        found = find_batch(config, largest=args.largest, on_progress=progress.update)
     finally:
         progress.close()
-    page = write_found("find-batch", found.as_dict(), run=config.run.dir, out=args.out)
+    page = write_finder_result("find-batch", found.as_dict(), run=config.run.dir, out=args.out)
     if args.json:
         print_json({"batch_size": found.batch_size, "largest_fit": found.fit.batch_size, "page": str(page)})
         return 0

@@ -5,46 +5,48 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, write_found
+from fivetune.commands import print_json, write_finder_result
 
 TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file or name of a shipped recipe")
-    parser.add_argument("--low", type=float, help="least rate; default: a tenth of the optimizer's usual least")
-    parser.add_argument("--high", type=float, help="largest rate; default: a hundred times the usual largest")
-    parser.add_argument("--steps", type=int, default=100, help="steps at most (default: 100)")
+    parser.add_argument("--low", type=float, help="lowest rate; default: a tenth of the optimizer's usual lowest")
+    parser.add_argument("--high", type=float, help="highest rate; default: a hundred times the usual highest")
+    parser.add_argument("--steps", type=int, default=100, help="maximum number of steps (default: 100)")
     parser.add_argument("--out", type=Path, help="JSON file, with a page beside it; default: RUN_DIR.find-lr.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.epilog = "The report of the run shows what was found. Any setting can follow: --train.batch_size 16"
+    parser.epilog = "The report of the run shows the result. Any setting can follow: --train.batch_size 16"
 
 
 def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
-    from fivetune.errors import Incomplete
+    from fivetune.config.layers import parse_overrides
+    from fivetune.errors import IncompleteError
     from fivetune.progress import Progress
-    from fivetune.training.find_lr import find_lr
+    from fivetune.training.autotune.find_lr import find_lr
 
     config = load_config(args.recipe, parse_overrides(args.settings))
     progress = Progress()
     progress.start()
     try:
-        found = find_lr(config, low=args.low, high=args.high, num_steps=args.steps, count=progress.count)
+        found = find_lr(config, low=args.low, high=args.high, num_steps=args.steps, on_progress=progress.update)
     finally:
         progress.close()
     result = asdict(found) | {"optimizer": config.optimizer.plugin_name()}
-    page = write_found("find-lr", result, run=config.run.dir, out=args.out)
+    page = write_finder_result("find-lr", result, run=config.run.dir, out=args.out)
     if args.json:
         print_json({"lr": found.lr, "steepest": found.steepest, "tenth": found.tenth, "page": str(page)})
     else:
         print(f"{len(found.lrs)} steps from {found.lrs[0]:.2g} to {found.lrs[-1]:.2g}; {found.stopped}")
     if found.lr is None:
-        raise Incomplete(f"find-lr: the loss did not fall between {found.lrs[0]:.2g} and {found.lrs[-1]:.2g}, so there "
-                         f"is no choice. Look at {page}; try another --low or more --steps.")  # fmt: skip
+        raise IncompleteError(
+            f"find-lr: the loss did not fall between {found.lrs[0]:.2g} and {found.lrs[-1]:.2g}, so no "
+            f"rate is chosen. Look at {page}; try another --low or more --steps."
+        )
     if not args.json:
         print(f"lowest loss at a rate of {10 * found.lr:g}, steepest descent at {found.steepest:.2g}")
         print(f"use   --optimizer.lr {found.lr:g}")

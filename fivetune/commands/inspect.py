@@ -21,19 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--against", metavar="EVAL", nargs="+", default=[], help="evaluation data: finds what leaks")
     parser.add_argument(
-        "--near", metavar="SHARE", type=float, default=0.8,
+        "--near",
+        metavar="SHARE",
+        type=float,
+        default=0.8,
         help="texts are near duplicates from this Jaccard similarity of their word triples on; default: 0.8",
-    )  # fmt: skip
+    )
     parser.add_argument("--html", metavar="FILE", type=Path, help="also write everything as one HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     parser.epilog = "Settings: --task.OPTION VALUE, --data.columns.question Frage, --data.max_input_tokens 384"
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
     from fivetune.progress import Progress
-    from fivetune.report.inspect import inspection_page, page_lines
-    from fivetune.report.render import render
+    from fivetune.report.inspect import build_inspection_page
+    from fivetune.report.page.render import render_html
+    from fivetune.report.page.terminal import format_page_lines
     from fivetune.rundir import write_text
 
     if not 0 < args.near <= 1:
@@ -41,43 +45,74 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     progress.start()
     try:
-        facts = _facts(args, parse_overrides(args.settings), progress.count)
+        facts = _collect_facts(args, parse_overrides(args.settings), progress.update)
     finally:
         progress.close()
-    page = inspection_page(facts)
+    page = build_inspection_page(facts)
     if args.html:
-        write_text(args.html, render(page))
+        write_text(args.html, render_html(page))
     if args.json:
         print_json(facts)
         return 0
-    print(*page_lines(page), sep="\n")
+    print(*format_page_lines(page), sep="\n")
+    if facts["recipe"]:
+        print("A recipe for it:", facts["recipe"], sep="\n")
     if args.html:
         print(f"page    {args.html}")
     return 0
 
 
-def _facts(args: argparse.Namespace, settings: dict[str, Any], count: Any) -> dict[str, Any]:
+def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progress: Any) -> dict[str, Any]:
     """Everything that --json prints."""
-    from fivetune.analysis.slices import question_word
+    from fivetune.analysis.slices import find_question_word
     from fivetune.config import load_config
-    from fivetune.data.encode import Limits
-    from fivetune.data.inspect import inspect, read
-    from fivetune.model.load import load_tokenizer
+    from fivetune.data.encode import LengthLimits
+    from fivetune.data.inspect import inspect_datasets, read_dataset
+    from fivetune.data.records import check_source
+    from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.tasks.classification import Classification
 
     for key in settings:
         if not key.startswith(("task.", "data.")):
             raise ConfigError(f"--{key}: is no setting of inspect. Allowed: --task.OPTION VALUE, --data.SETTING VALUE.")
     config = load_config({"model": {"path": args.tokenizer}, "task": {"name": args.task}}, settings)
     task, data = config.task, config.data
+    for source in (*args.data, *args.against):
+        check_source(source)
     tokenizer = load_tokenizer(args.tokenizer, Path())
-    sets = {"train": read(args.data, task, data.columns, max_records=data.max_train_examples, count=count)}
+    sets = {
+        "train": read_dataset(
+            args.data, task, data.columns, max_records=data.max_train_examples, on_progress=on_progress
+        )
+    }
     if args.against:
-        sets["eval"] = read(args.against, task, data.columns, max_records=data.max_eval_examples, count=count)
-    limits = Limits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
+        sets["eval"] = read_dataset(
+            args.against, task, data.columns, max_records=data.max_eval_examples, on_progress=on_progress
+        )
+    limits = LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 
     def word(example: Any) -> list[str]:
-        return [question_word(str(example.meta["question"]))] if example.meta.get("question") else []
+        return [find_question_word(str(example.meta["question"]))] if example.meta.get("question") else []
 
-    facts = inspect(sets, task, tokenizer, limits=limits, near=args.near, kinds={"question word": word}, count=count)
+    facts = inspect_datasets(
+        sets,
+        task,
+        tokenizer,
+        limits=limits,
+        near_threshold=args.near,
+        kinds={"question word": word},
+        on_progress=on_progress,
+    )
     named = {"input": limits.max_input_tokens, "target": limits.max_target_tokens, "overlong": limits.overlong}
-    return {"tokenizer": args.tokenizer, "is_default_tokenizer": args.tokenizer == TOKENIZER, "limits": named, **facts}
+    head = {"tokenizer": args.tokenizer, "is_default_tokenizer": args.tokenizer == TOKENIZER, "limits": named}
+    return {**head, **facts, "recipe": _build_recipe(args, task) if isinstance(task, Classification) else ""}
+
+
+def _build_recipe(args: argparse.Namespace, task: Any) -> str:
+    """The recipe that trains a classification on the inspected data."""
+    from fivetune.config.layers import as_yaml
+
+    own = task.model_dump(mode="json", exclude_defaults=True)
+    data = {"train": args.data, **({"eval": args.against} if args.against else {"eval_share": 0.1})}
+    table = {"model": {"path": args.tokenizer}, "task": {"name": task.plugin_name(), **own}, "data": data}
+    return as_yaml(table).rstrip()

@@ -1,4 +1,4 @@
-"""Name the tasks, metrics, optimizers, schedules, strategies, sinks or recipes that there are."""
+"""List the tasks, metrics, optimizers, schedules, strategies, sinks or recipes, each with a line of help."""
 
 from __future__ import annotations
 
@@ -14,41 +14,39 @@ from fivetune.commands import print_json
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
 PIPED = (120, 24)  # columns and lines where there is no terminal
-NARROWEST = 16
+NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, nothing shortened, as the last line"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:
     columns = shutil.get_terminal_size(PIPED).columns
-    found = _recipes() if args.kind == "recipes" else _plugins(args.kind)
+    found = _list_recipes() if args.kind == "recipes" else _list_plugins(args.kind)
     width = max(map(len, found), default=0)
     for name, line in found.items():
-        print(f"{name:<{width}}  {_shortened(line, columns - width - 2)}")
+        print(_wrap_entry(name, line, width=width, columns=columns))
     if args.json:
         print_json({args.kind: [{"name": name, "help": line} for name, line in found.items()]})
     return 0
 
 
-def _plugins(kind: str) -> dict[str, str]:
+def _list_plugins(kind: str) -> dict[str, str]:
     from importlib.util import find_spec
 
     from fivetune import plugins
 
     found = {}
-    for name in plugins.names(kind):
+    for name in plugins.list_plugins(kind):
         spec = find_spec(f"fivetune.{kind}.{name}")
         text = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
-        found[name] = _first_docstring_line(text, where=str(spec.origin if spec else name))
+        found[name] = _parse_docstring_line(text, where=str(spec.origin if spec else name))
     return found
 
 
-def _first_docstring_line(text: str, *, where: str) -> str:
+def _parse_docstring_line(text: str, *, where: str) -> str:
     """The help of a plugin; a file that is not valid Python is named, and the others are listed all the same."""
     try:
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
@@ -56,19 +54,33 @@ def _first_docstring_line(text: str, *, where: str) -> str:
         return f"(broken: {where}:{error.lineno}: {error.msg})"
 
 
-def _shortened(line: str, width: int) -> str:
-    """A line that fits, cut after a word.
+def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:
+    """A name in a column of `width`, and its help in the rest of the terminal; below the name where the rest is narrow.
 
-    >>> _shortened("SQuAD v2.0 by generation.", 19)
-    'SQuAD v2.0 by ...'
+    >>> print(_wrap_entry("squad_v2", "SQuAD v2.0 by generation.", width=8, columns=30))
+    squad_v2  SQuAD v2.0 by
+              generation.
+    >>> print(_wrap_entry("stackoverflow_quality", "Three labels.", width=21, columns=30))
+    stackoverflow_quality
+      Three labels.
     """
-    return textwrap.shorten(line, max(width, NARROWEST), break_on_hyphens=False, placeholder=" ...")
+    is_narrow = columns - width - 2 < NARROWEST
+    first, indent = ("", "  ") if is_narrow else (f"{name:<{width}}  ", " " * (width + 2))
+    text = textwrap.fill(
+        line,
+        columns,
+        initial_indent=indent if is_narrow else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return f"{name}\n{text}" if is_narrow else text
 
 
-def _first_sentence(recipe: str) -> str:
+def _extract_first_sentence(recipe: str) -> str:
     """The first sentence of a recipe's comment.
 
-    >>> _first_sentence("# SQuAD v2.0 by\\n# generation. More.\\nmodel: {}")
+    >>> _extract_first_sentence("# SQuAD v2.0 by\\n# generation. More.\\nmodel: {}")
     'SQuAD v2.0 by generation.'
     """
     lines = [
@@ -77,10 +89,10 @@ def _first_sentence(recipe: str) -> str:
     return re.split(r"(?<=\S)\.\s+(?=[A-Z])", " ".join(lines))[0].rstrip(".") + "."
 
 
-def _recipes() -> dict[str, str]:
-    from fivetune.config import recipe_names, recipes_folder
+def _list_recipes() -> dict[str, str]:
+    from fivetune.config.recipes import find_recipes_folder, list_recipe_names
 
     found = {}
-    for name in recipe_names():
-        found[name] = _first_sentence((recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    for name in list_recipe_names():
+        found[name] = _extract_first_sentence((find_recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     return found

@@ -1,16 +1,27 @@
-"""Answer new inputs with a trained run: a file of records, or texts on the command line."""
+"""Predict for new inputs with a trained run: a file of records, one question, or texts on the command line."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import print_json
 
+if TYPE_CHECKING:
+    from fivetune.evaluation.output import PredictedRow
+    from fivetune.progress import Progress
+    from fivetune.training.inference import TrainedRun
+
 TAKES_SETTINGS = True
+STDIN = "-"
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
 )
@@ -18,56 +29,151 @@ OWN_SOURCE: dict[str, str] = dict.fromkeys(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", help="file in any format that data.eval takes; gold answers are not needed")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--input", metavar="FILE", help="file in any format that data.eval takes, or - for stdin; needs no gold answers"
+    )
     source.add_argument("--inputs", nargs="+", metavar="TEXT", help="texts exactly as the model reads them")
-    parser.add_argument("--output", help="JSONL file to write; default: standard output")
+    parser.add_argument("--question", metavar="TEXT", help="one record: its question, which the run's template formats")
+    parser.add_argument("--context", metavar="TEXT", help="one record: its context")
     parser.add_argument(
-        "--json", action="store_true",
-        help="print one JSON array instead of JSON lines; with --output, print one JSON object that tells of the file",
-    )  # fmt: skip
+        "--column", action="append", default=[], metavar="NAME=VALUE", help="one record: any of its columns; repeatable"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="file to write; .csv or .tsv: the input's columns with prediction and confidence, else JSON lines; "
+        "default: standard output",
+    )
+    parser.add_argument(
+        "--format", choices=("bioasq",), help="bioasq: the official submission, factoid and yes/no questions together"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON array instead of JSON lines; with --output, print one JSON object of counts",
+    )
     parser.epilog = "Settings of the run can be changed: --eval.batch_size 32 --data.columns.question Frage"
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
+    from fivetune.evaluation import output
     from fivetune.progress import Progress
     from fivetune.training.inference import open_run
 
-    progress = Progress()
-    progress.start()
-    try:
-        trained = open_run(Path(args.run), parse_overrides(args.settings), without=OWN_SOURCE)
-        lines = trained.answers(source=args.input, texts=args.inputs, count=progress.count)
-    finally:
-        progress.close()
-    if args.output:
-        _write(Path(args.output), lines)
-        if args.json:
-            print_json({"output": args.output, "num_answers": len(lines), "step": trained.step})
-    elif args.json:
-        print_json(lines)
+    record = _build_record(args)
+    with tempfile.TemporaryDirectory(prefix="fivetune-stdin-") as folder:
+        source = _find_source(args.input, Path(folder))
+        progress = Progress()
+        progress.start()
+        try:
+            trained = open_run(args.run, parse_overrides(args.settings), unsupported=OWN_SOURCE)
+            parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
+            found = {name: _predict(part, source, args.inputs, record, progress) for name, part in parts.items()}
+        finally:
+            progress.close()
+    predicted = _merge_parts(list(found.values()))
+    if args.format == "bioasq":
+        text = output.format_bioasq(found)
+    elif args.output and (delimiter := output.choose_delimiter(Path(args.output))):
+        text = output.format_table(predicted, delimiter=delimiter)
     else:
-        for line in lines:
-            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+        text = output.format_lines(predicted)
+    print(output.escape_invisible(output.summarise(predicted)), file=sys.stderr)
+    if args.output:
+        _write(Path(args.output), text)
+        if args.json:
+            print_json(_build_counts(predicted, args.output, trained.step))
+    elif args.json and args.format is None:
+        lines = [output.build_line(one.prediction) for one in predicted]
+        print(output.escape_invisible(json.dumps(lines, ensure_ascii=False)), flush=True)
+    else:
+        sys.stdout.write(output.escape_invisible(text))
     return 0
 
 
-def _write(path: Path, lines) -> None:
-    """Stream to a temporary name; the file is there whole or not at all."""
-    from fivetune.errors import EnvironmentProblem
+def _build_record(args: argparse.Namespace) -> dict[str, str]:
+    """The one record of --question, --context and --column; {} if none is given. Raises ConfigError for a mixture."""
+    from fivetune.errors import ConfigError
+
+    record = {name: value for name in ("question", "context") if (value := getattr(args, name)) is not None}
+    for given in args.column:
+        name, equals, value = given.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"--column {given}: has no value. Write --column NAME=VALUE.")
+        record[name] = value
+    if bool(record) + bool(args.input) + bool(args.inputs) != 1:
+        raise ConfigError(
+            "predict: what to predict for? Give one of --input FILE, --inputs TEXT, or --question, --context and "
+            "--column NAME=VALUE for one record."
+        )
+    return record
+
+
+def _find_source(given: str | None, folder: Path) -> str | None:
+    """The file to read; standard input is copied into `folder`, because it is read twice."""
+    from fivetune.data.records import check_source
+
+    if given == STDIN:
+        path = folder / "stdin"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        given = str(path)
+    if given is not None:
+        check_source(given)
+    return given
+
+
+def _predict(
+    trained: TrainedRun, source: str | None, texts: Sequence[str] | None, record: dict[str, str], progress: Progress
+) -> list[PredictedRow]:
+    from fivetune.evaluation.inputs import InputRow
+    from fivetune.evaluation.output import PredictedRow
+
+    if source is not None:
+        return trained.predict_file(source, on_progress=progress.update)
+    given = list(texts) if texts else [record]
+    predictions = trained.predict(given, on_progress=progress.update)
+    rows = [InputRow(f"input {number}", one.id, record) for number, one in enumerate(predictions, start=1)]
+    return [PredictedRow(*pair) for pair in zip(rows, predictions, strict=True)]
+
+
+def _merge_parts(parts: Sequence[Sequence[PredictedRow]]) -> list[PredictedRow]:
+    """One row per record: the prediction of the part of a mixture that has one, else why the first part has none."""
+    return [next((one for one in rows if not one.prediction.skipped), rows[0]) for rows in zip(*parts, strict=True)]
+
+
+def _build_counts(predicted: Sequence[PredictedRow], path: str, step: int) -> dict[str, Any]:
+    skipped = [one for one in predicted if one.prediction.skipped]
+    num_foreign = sum(one.row.is_foreign for one in skipped)
+    return {
+        "output": path,
+        "num_records": len(predicted),
+        "num_answers": len(predicted) - len(skipped),
+        "num_skipped": len(skipped) - num_foreign,
+        "num_other_types": num_foreign,
+        "step": step,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    """Write under a temporary name and rename, so that the file exists whole or not at all."""
+    from fivetune.errors import FiveTuneEnvironmentError
     from fivetune.rundir import fsync_folder
 
     staging = path.with_name(f".{path.name}.tmp")
     try:
-        with staging.open("w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        with staging.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         staging.replace(path)
         fsync_folder(path.parent)
     except OSError as error:
-        raise EnvironmentProblem(f"{path}: cannot be written: {error.strerror}. Choose another --output.") from None
+        raise FiveTuneEnvironmentError(
+            f"{path}: cannot be written: {error.strerror}. Choose another --output."
+        ) from None
     finally:
-        staging.unlink(missing_ok=True)
+        with suppress(OSError):
+            staging.unlink(missing_ok=True)

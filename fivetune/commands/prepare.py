@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
-    from fivetune.data.store import cache_folder
+    from fivetune.config.layers import parse_overrides
+    from fivetune.data.store import get_cache_folder
     from fivetune.errors import ConfigError
     from fivetune.progress import Progress
 
@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(quiet=args.quiet)
     progress.start()
     try:
-        found = _splits(config, progress)
+        found = _prepare_splits(config, progress)
     finally:
         progress.close()
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
-    cache = cache_folder(config.data.cache_dir)
-    print(*(_line(name, facts) for name, facts in found.items()), sep="\n")
+    cache = get_cache_folder(config.data.cache_dir)
+    print(*(_format_split(name, facts) for name, facts in found.items()), sep="\n")
     print(f"cache   {cache}")
     print(f"The run finds it there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
     if args.json:
@@ -48,25 +48,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
+def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
     """Counts and seconds of "train" and "eval", as far as the recipe has them."""
-    from fivetune.model.load import find_source, load_tokenizer
-    from fivetune.training.mixture import alone
+    from fivetune.model.load import find_source
+    from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.training.mixture import select_part
     from fivetune.training.setup import prepare_split
+    from fivetune.training.sources import check_sources, with_data_labels
 
-    config, model = alone(config), config.model
+    config, model = select_part(config), config.model
+    check_sources(config)
+    config = with_data_labels(config)
     source = find_source(model.path, config=model.config, init=model.init, revision=model.revision)
     tokenizer = load_tokenizer(model.tokenizer, source)
     found = {}
     for split in ("train", "eval"):
-        tokenised = []
+        tokenised: list[int] = []
 
-        def count(what: str, done: int, total: int | None = None, seen: list[int] = tokenised) -> None:
+        def report(what: str, done: int, total: int | None = None, seen: list[int] = tokenised) -> None:
             seen.append(done)
-            progress.count(what, done, total)
+            progress.update(what, done, total)
 
         started = time.perf_counter()
-        store = prepare_split(config, tokenizer, split, count=count)
+        store = prepare_split(config, tokenizer, split, on_progress=report)
         if store is not None:
             names = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
             facts = {name: store.summary[name] for name in names}
@@ -74,11 +78,11 @@ def _splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _line(split: str, facts: dict[str, Any]) -> str:
-    from fivetune.progress import duration
+def _format_split(split: str, facts: dict[str, Any]) -> str:
+    from fivetune.progress import format_time_span
 
     tokens = facts["num_input_tokens"] + facts["num_target_tokens"]
-    took = f"in {duration(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
+    took = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
     return (
         f"{split:<6}  {facts['num_read']:,} records read, {facts['num_skipped']:,} skipped; "
         f"{facts['num_examples']:,} examples of {tokens:,} tokens {'were there' if facts['was_there'] else took}"

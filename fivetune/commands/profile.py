@@ -18,14 +18,17 @@ QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # the profil
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "target", metavar="RECIPE|CAPTURE",
+        "target",
+        metavar="RECIPE|CAPTURE",
         help="recipe or run directory, whose steps are recorded; or a capture of Nsight Systems (.sqlite), or a trace "
-             "of torch.profiler (trace.json, .json.gz), which is read",
-    )  # fmt: skip
+        "of torch.profiler (trace.json, .json.gz), which is read",
+    )
     parser.add_argument(
-        "--steps", type=int, metavar="N",
+        "--steps",
+        type=int,
+        metavar="N",
         help=f"steps to record, default: {NUM_STEPS}; of a capture: steps that it holds, for figures per step",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--warm-up", type=int, metavar="N", default=NUM_WARM_UP, help=f"steps before them; default: {NUM_WARM_UP}"
     )
@@ -41,79 +44,89 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name}: {value} is no number of steps. Allowed is 1 and more. Try {name} {NUM_STEPS}.")
     path, title = Path(args.target), Path(args.target).name
     if args.target.endswith(REPORTS):
-        raise DataError(f"{path}: is Nsight's own format. Export it: nsys export --type sqlite {path}, then give the "
-                        ".sqlite file.")  # fmt: skip
+        raise DataError(
+            f"{path}: is Nsight's own format. Export it: nsys export --type sqlite {path}, then give the .sqlite file."
+        )
     if args.nsight or args.target.endswith((*CAPTURES, *TRACES)):
         if args.settings:
             raise ConfigError(f"{args.settings[0]}: a file that is read takes no settings. Leave it out.")
-        _show(args, _read(args, path), title=title, about=f"read from {path}", page=args.html, written={})
+        _write_and_print(
+            args, _read_summary(args, path), title=title, about=f"read from {path}", page=args.html, written={}
+        )
         return 0
-    return _record(args)
+    return _record_steps(args)
 
 
-def _read(args: argparse.Namespace, path: Path) -> dict[str, Any]:
+def _read_summary(args: argparse.Namespace, path: Path) -> dict[str, Any]:
     """The summary of a file."""
     if args.target.endswith(TRACES) and not args.nsight:
-        from fivetune.telemetry.chrome import read_trace, summarise
+        from fivetune.profiling.chrome import read_trace, summarise_trace
 
-        return summarise(read_trace(path)).as_dict()
-    from fivetune.telemetry.nsight import summarise_capture
+        return summarise_trace(read_trace(path)).as_dict()
+    from fivetune.profiling.nsight import summarise_capture
 
     return summarise_capture(path, num_steps=args.steps).as_dict()
 
 
-def _record(args: argparse.Namespace) -> int:
+def _record_steps(args: argparse.Namespace) -> int:
     """Take the steps of a recipe; its run directory gets the folder trace/ and nothing else."""
     os.environ |= QUIET | os.environ
     from fivetune.config import load_config
-    from fivetune.config_layers import parse_overrides
+    from fivetune.config.layers import parse_overrides
     from fivetune.errors import RunDirError
+    from fivetune.profiling.chrome import read_trace, summarise_trace
     from fivetune.progress import Progress
-    from fivetune.rundir import CONFIG, TRACE, TRACE_FOLDER, occupied, write_json
-    from fivetune.telemetry.chrome import read_trace, summarise
-    from fivetune.training.window import record_window
+    from fivetune.rundir import CONFIG, TRACE, TRACE_FOLDER, find_conflict, write_json
+    from fivetune.training.window import profile_steps
 
     config = load_config(args.target, parse_overrides(args.settings))
     folder = Path(config.run.dir)
-    if (reason := occupied(folder)) and not (folder / CONFIG).is_file():
+    if (reason := find_conflict(folder)) and not (folder / CONFIG).is_file():
         raise RunDirError(reason)
     trace, summary = folder / TRACE_FOLDER / "trace.json.gz", folder / TRACE
     progress = Progress()
     progress.start()
     try:
-        window = record_window(
-            config, trace, num_steps=args.steps or NUM_STEPS, num_warm_up=args.warm_up, count=progress.count
+        window = profile_steps(
+            config, trace, num_steps=args.steps or NUM_STEPS, num_warm_up=args.warm_up, on_progress=progress.update
         )
-        progress.count("reading the trace", 0)
-        found = summarise(read_trace(trace), parts=window.parts, plain_step_seconds=window.plain_step_seconds).as_dict()
+        progress.update("reading the trace", 0)
+        found = summarise_trace(
+            read_trace(trace), parts=window.bytes_by_part, plain_step_seconds=window.plain_step_seconds
+        ).as_dict()
     finally:
         progress.close()
     write_json(summary, found)
     page = args.html or folder / TRACE_FOLDER / "trace.html"
-    about = f"{args.target}: {window.about}"
+    about = f"{args.target}: {window.description}"
     written = {"trace": trace, "summary": summary}
-    _show(args, found, title=f"Trace of {folder.name}", about=about, page=page, written=written)
+    _write_and_print(args, found, title=f"Trace of {folder.name}", about=about, page=page, written=written)
     return 0
 
 
-def _show(
-    args: argparse.Namespace, summary: dict[str, Any], *, title: str, about: str, page: Path | None,
+def _write_and_print(
+    args: argparse.Namespace,
+    summary: dict[str, Any],
+    *,
+    title: str,
+    about: str,
+    page: Path | None,
     written: dict[str, Path],
-) -> None:  # fmt: skip
+) -> None:
     """The tables on the terminal, the page as a file if one is asked for, and where everything is."""
-    from fivetune.report.inspect import page_lines
-    from fivetune.report.render import render
-    from fivetune.report.trace import trace_page
+    from fivetune.report.page.render import render_html
+    from fivetune.report.page.terminal import format_page_lines
+    from fivetune.report.run.trace import build_trace_page
     from fivetune.rundir import write_text
 
-    made = trace_page(summary, title=title, about=about)
+    made = build_trace_page(summary, title=title, about=about)
     if page:
-        write_text(page, render(made))
+        write_text(page, render_html(made))
         written = {**written, "page": page}
     if args.json:
         print_json({**summary, **{name: str(path) for name, path in written.items() if name != "summary"}})
         return
-    print(*page_lines(made), sep="\n")
+    print(*format_page_lines(made), sep="\n")
     if written:
         print()
     for name, path in written.items():

@@ -16,15 +16,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from fivetune.report import write_report
-    from fivetune.report.render import read_beside
-    from fivetune.report.scores import summary
-    from fivetune.rundir import read
+    from fivetune.report.run.build import read_reference_runs
+    from fivetune.report.run.scores import build_run_summary
+    from fivetune.rundir import read_run
 
     path = write_report(args.run_dir, output=args.output)
     if args.json:
-        this = read(args.run_dir)
-        beside, _ = read_beside(args.run_dir, this)
-        print_json({"report": str(path), **summary(this, beside=beside)})
+        this = read_run(args.run_dir)
+        beside, _ = read_reference_runs(args.run_dir, this)
+        print_json({"report": str(path), **build_run_summary(this, reference_runs=beside)})
     else:
         print(path)
     return 0

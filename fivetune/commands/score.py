@@ -1,38 +1,48 @@
 """Score a file of predictions by a task's official metrics; needs no model.
 
-In: a task's name, a data file with the right answers, and predictions: `{id: text}` as JSON, JSON lines (or a list) of
-{"id": ..., "prediction": ...}, or BioASQ's {"questions": [{"id": ..., "exact_answer": ...}]}, plain or gzipped. A list
-of texts is a ranking, the best first. Out: a table, or with --json one JSON object, on standard output: every score
-with its 95 % interval, and beside other predictions the difference with its own.
+In: a task's name, a data file with the right answers, and predictions in any form that `evaluation/score_file.py`
+reads. Out: a table, or with --json one JSON object, on standard output: every score with its 95 % interval, and the
+difference from other predictions with its own interval.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fivetune.commands import print_json
 from fivetune.config import load_task
-from fivetune.config_layers import Layers, parse_overrides
-from fivetune.data.json_text import Window
-from fivetune.data.source_files import local_files, open_bytes, shown
-from fivetune.errors import ConfigError, DataError
-from fivetune.metrics import UNANSWERED, score_all
-from fivetune.metrics.classification import Confusion, gold_labels
-from fivetune.tasks import Task
+from fivetune.config.layers import Layers, parse_overrides
+from fivetune.data.source_files import BadRecord, quote_value
+from fivetune.errors import ConfigError, DataError, RecordError
+from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
+from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
+from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
+from fivetune.tasks import DROPPED_SYNONYMS, Task, suggest_language
 from fivetune.tasks.mixture import Mixture
 from fivetune.types import Scores, TextExample
 
-PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
-NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
 
 TAKES_SETTINGS = True
+
+
+@dataclass(slots=True)
+class GoldSet:
+    """Questions by id in the file's order, of several examples of one question the first; and what is not scored.
+
+    Args:
+        left_out: ids of records that are none of the task's, such as other question types.
+        skipped: records that cannot be used.
+    """
+
+    questions: dict[str, TextExample] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    skipped: list[BadRecord] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,61 +64,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw", action="store_true", help="predictions are the model's own words: let the task read them first"
     )
     parser.add_argument(
-        "--against", metavar="FILE", help="other predictions for the same questions: tells the difference, and how sure"
+        "--against",
+        metavar="FILE",
+        help="other predictions of the same questions: prints the difference with its p-value",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.epilog = "Settings: --data.columns.question Frage, --task.no_answer 'no answer'"
 
 
 def run(args: argparse.Namespace) -> int:
-    columns, options = _split_settings(parse_overrides(args.settings))
+    columns, options, skips = _split_settings(parse_overrides(args.settings))
     task = load_task(args.task, options)
     part = task.part if isinstance(task, Mixture) else None
     if part:
         task = task.parts[part].task
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
-    questions = _read_references(task, args.references, columns)
+    gold = _read_references(task, args.references, columns, skips=skips)
+    questions = gold.questions
+    _warn_about_golds(task, gold, args.references)  # type: ignore[arg-type]
     leanings: dict[str, float] = {}
     if args.no_answer_scores:
-        leanings = read_values(args.no_answer_scores, keys=NO_ANSWER_KEYS, check=_number)
-        leanings = _own_ids(leanings, questions, part)
-        _compare_ids(list(questions), leanings, args.no_answer_scores, missing_is_error=True)
-    ranked = _ranked(args, task, questions, args.predictions, part)
-    ours = _score(task, questions, ranked, leanings)
-    others = _ranked(args, task, questions, args.against, part) if args.against else None
-    theirs = _score(task, questions, others, {}) if others else None
-    labels = _confusion(task, questions, ranked, args.predictions)
+        leanings = read_no_answer_scores(args.no_answer_scores)
+        leanings = _map_to_own_ids(leanings, questions, part)
+        _compare_ids(gold, leanings, args.no_answer_scores, missing_is_error=True)
+    ranked = _read_rankings(args, task, gold, args.predictions, part)
+    ours = _score_rankings(task, questions, ranked, leanings)
+    others = _read_rankings(args, task, gold, args.against, part) if args.against else None
+    theirs = _score_rankings(task, questions, others, {}) if others else None
+    labels = _build_confusion(task, questions, ranked, args.predictions)  # type: ignore[arg-type]
+    without_blanks = _score_without_blanks(task, questions, ranked, leanings)
     if args.json:
-        print_json(_as_table(args.task, len(questions), ours, theirs) | (label_table(labels) if labels else {}))
-    else:
-        print(f"{args.task}: {len(questions)} examples", *_lines(ours, theirs), sep="\n")
-        print(*(label_lines(labels) if labels else ()), sep="\n", end="\n" if labels else "")
+        table = _build_result(args.task, len(questions), ours, theirs) | (build_label_table(labels) if labels else {})
+        print_json(table | ({"without_blank_golds": without_blanks} if without_blanks else {}))
+        return 0
+    print(f"{args.task}: {len(questions)} examples", *_format_scores(ours, theirs), sep="\n")
+    if without_blanks:
+        words = f"without the blank gold answers of {without_blanks['num_questions']:,} questions"
+        print("", f"{words}, which an empty prediction matches:", *_format_table(without_blanks["scores"]), sep="\n")
+    print(*(format_label_table(labels) if labels else ()), sep="\n", end="\n" if labels else "")
     return 0
 
 
-def _ranked(
-    args: argparse.Namespace, task: Any, questions: Mapping[str, TextExample], source: str, part: str | None
+def _score_without_blanks(
+    task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
+) -> dict[str, Any]:
+    """Scores with the blank gold answers taken out, and how many questions have one that scores; {} if none has."""
+    scorer = Scorer(task.metrics)
+    num_questions = sum(rewards_blank(scorer, one.references) for one in questions.values())
+    if not num_questions:
+        return {}
+    kept = {key: replace(one, references=drop_blank_golds(one.references)) for key, one in questions.items()}
+    return {"num_questions": num_questions, "scores": _score_rankings(task, kept, ranked, leanings).corpus}
+
+
+def _read_rankings(
+    args: argparse.Namespace, task: Any, gold: GoldSet, source: str, part: str | None
 ) -> list[list[str]]:
     """The answers to each question in one file of predictions, the best first, in the form of the references."""
-    found = _own_ids(read_values(source, keys=PREDICTION_KEYS, check=_answer), questions, part)
-    _compare_ids(list(questions), found, source, missing_is_error=args.missing == "error")
-    ranked = [_ranking(found.get(key, UNANSWERED)) for key in questions]
-    readers = [_reader(task, example) for example in questions.values()]
+    questions = gold.questions
+    found = _map_to_own_ids(read_rankings(source), questions, part)
+    _compare_ids(gold, found, source, missing_is_error=args.missing == "error")
+    ranked = [found.get(key, [UNANSWERED]) for key in questions]
+    readers = [_select_reader(task, example) for example in questions.values()]
     ranked = [
         [reader.from_text(text) if args.raw else reader.from_answer(text) for text in texts]
         for reader, texts in zip(readers, ranked, strict=True)
     ]
     if not args.raw:
-        _warn_about_phrases(readers, _firsts(ranked))
+        _warn_about_phrases(readers, _select_first_answers(ranked))
     return ranked
 
 
-def _firsts(ranked: Sequence[Sequence[str]]) -> list[str]:
+def _select_first_answers(ranked: Sequence[Sequence[str]]) -> list[str]:
     return [texts[0] if texts else "" for texts in ranked]
 
 
-def _score(
+def _score_rankings(
     task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
 ) -> Scores:
     """The scores of one file of predictions."""
@@ -116,49 +148,55 @@ def _score(
     for (key, example), texts in zip(questions.items(), ranked, strict=True):
         leaning = {"no_answer_score": leanings[key]} if leanings else {}
         details.append({**example.meta, **leaning, "candidates": texts})
-    return score_all(task.metrics, _firsts(ranked), [e.references for e in questions.values()], details=details)
+    return score_all(
+        task.metrics, _select_first_answers(ranked), [e.references for e in questions.values()], details=details
+    )
 
 
-def _confusion(
+def _build_confusion(
     task: Task, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], source: str
-) -> Confusion | None:
-    """Which labels are taken for which, None of other tasks; what is no label is told, and counts as OTHER."""
+) -> ConfusionMatrix | None:
+    """Which labels are taken for which, None of other tasks; what is no label is reported and counts as OTHER."""
     labels = tuple(task.labels or ())
     if not labels:
         return None
-    said = _firsts(ranked)
+    said = _select_first_answers(ranked)
     outside = [text for text in said if text not in labels and text != UNANSWERED]
     if outside:
         print(
             f"warning: {source}: {len(outside)} of {len(said)} predictions are none of the labels and count as wrong, "
-            f"first {shown(outside[0])}; labels: {', '.join(labels)}",
+            f"first {quote_value(outside[0])}; labels: {', '.join(labels)}",
             file=sys.stderr,
         )
-    golds = gold_labels(said, [example.references for example in questions.values()])
+    golds = choose_gold_labels(said, [example.references for example in questions.values()])
     counts = Counter(zip(golds, (text if text in labels else OTHER for text in said), strict=True))
-    return Confusion(labels, counts)
+    return ConfusionMatrix(labels, counts)
 
 
-def label_table(found: Confusion) -> dict[str, Any]:
-    """What --json tells: figures of each label in percent, then how many of each gold label are predicted as which.
+def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
+    """What --json prints: figures of each label in percent, then how many of each gold label are predicted as which.
 
-    >>> table = label_table(Confusion(("a", "b"), Counter({("a", "a"): 1, ("a", "b"): 3, ("b", "b"): 2})))
+    >>> table = build_label_table(ConfusionMatrix(("a", "b"), Counter({("a", "a"): 1, ("a", "b"): 3, ("b", "b"): 2})))
     >>> table["labels"]["a"], table["confusion"]["a"]
     ({'precision': 100.0, 'recall': 25.0, 'f1': 40.0, 'gold': 4, 'predicted': 1}, {'a': 1, 'b': 3})
     """
     each = {}
     for label in found.labels:
-        shares = {"precision": found.precision(label), "recall": found.recall(label), "f1": found.f1(label)}
+        shares = {
+            "precision": found.compute_precision(label),
+            "recall": found.compute_recall(label),
+            "f1": found.compute_f1(label),
+        }
         percents = {name: None if share is None else 100 * share for name, share in shares.items()}
-        each[label] = {**percents, "gold": found.support(label), "predicted": found.predicted(label)}
-    said = [*found.labels, *([OTHER] if found.predicted(OTHER) else [])]
+        each[label] = {**percents, "gold": found.count_support(label), "predicted": found.count_predicted(label)}
+    said = [*found.labels, *([OTHER] if found.count_predicted(OTHER) else [])]
     return {"labels": each, "confusion": {a: {b: found.counts[a, b] for b in said} for a in found.labels}}
 
 
-def label_lines(found: Confusion) -> list[str]:
+def format_label_table(found: ConfusionMatrix) -> list[str]:
     """The tables of the terminal: figures of each label, then gold labels down and predicted ones across.
 
-    >>> print(*label_lines(Confusion(("a", "b"), Counter({("a", "a"): 1, ("b", "a"): 1}))), sep="\\n")
+    >>> print(*format_label_table(ConfusionMatrix(("a", "b"), Counter({("a", "a"): 1, ("b", "a"): 1}))), sep="\\n")
     <BLANKLINE>
     label  precision  recall     f1  gold  predicted
     a          50.00  100.00  66.67     1          2
@@ -168,20 +206,24 @@ def label_lines(found: Confusion) -> list[str]:
     a      1  0
     b      1  0
     """
-    table = label_table(found)
+    table = build_label_table(found)
     figures = [
-        [name, *("-" if (value := one[key]) is None else f"{value:.2f}" for key in ("precision", "recall", "f1")),
-         str(one["gold"]), str(one["predicted"])]
+        [
+            name,
+            *("-" if (value := one[key]) is None else f"{value:.2f}" for key in ("precision", "recall", "f1")),
+            str(one["gold"]),
+            str(one["predicted"]),
+        ]
         for name, one in table["labels"].items()
-    ]  # fmt: skip
+    ]
     counts = [[gold, *map(str, row.values())] for gold, row in table["confusion"].items()]
     said = next(iter(table["confusion"].values()))
     first = max(map(len, ("label", *found.labels)))
     header = ["label", "precision", "recall", "f1", "gold", "predicted"]
-    return ["", *_aligned([header, *figures], first), "", *_aligned([["gold", *said], *counts], first)]
+    return ["", *_align_columns([header, *figures], first), "", *_align_columns([["gold", *said], *counts], first)]
 
 
-def _aligned(rows: Sequence[Sequence[str]], first: int) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]], first: int) -> list[str]:
     """Rows as lines: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
     return [
@@ -190,134 +232,106 @@ def _aligned(rows: Sequence[Sequence[str]], first: int) -> list[str]:
     ]
 
 
-def _reader(task: Any, example: TextExample) -> Task:
+def _select_reader(task: Any, example: TextExample) -> Task:
     """The task that reads the answers to an example: of a mixture that of the example's part."""
     return task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
 
 
-def _own_ids(found: Mapping[str, Any], questions: Mapping[str, TextExample], part: str | None) -> dict[str, Any]:
+def _map_to_own_ids(found: Mapping[str, Any], questions: Mapping[str, TextExample], part: str | None) -> dict[str, Any]:
     """Values under the ids of the data: the runs of a mixture write the part's name and / before them."""
     written = {f"{example.meta.get('source_task', part)}/{key}": key for key, example in questions.items()}
     return {written.get(key, key): value for key, value in found.items()}
 
 
-def _as_table(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
+def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
     """What --json prints."""
-    from fivetune.analysis.bootstrap import intervals, paired
+    from fivetune.analysis.bootstrap import compare_paired, compute_intervals
 
     table: dict[str, Any] = {"task": task, "num_examples": num_examples, "scores": ours.corpus}
-    table["intervals"] = intervals(ours)
+    table["intervals"] = compute_intervals(ours)
     if theirs:
-        differences = {name: difference._asdict() for name, difference in paired(ours, theirs).items()}
+        differences = {name: difference._asdict() for name, difference in compare_paired(ours, theirs).items()}
         table |= {"against": theirs.corpus, "differences": differences}
     return table
 
 
-def read_values(source: str, *, keys: Sequence[str], check: Callable[[Any], str]) -> dict[str, Any]:
-    """One value per id, from `{id: value}` or from rows with `id` and one of `keys`; a folder's files together.
-
-    `check` says what is wrong with a value, "" if nothing. Raises DataError with the file, and the id or the line.
-    """
-    values: dict[str, Any] = {}
-    for path in local_files(source):
-        with open_bytes(path) as file:
-            for key, value in _pairs(Window(file, path), path, keys):
-                problem = check(value)
-                if problem:
-                    raise DataError(f"{path}: the value of {key!r} is {shown(value)}. {problem}")
-                if key in values:
-                    raise DataError(f"{path}: the id {key!r} stands twice. Ids must be unique. Keep one.")
-                values[key] = value
-    if not values:
-        raise DataError(f"{source}: holds nothing to read. {_expected(keys)}")
-    return values
-
-
-def _pairs(window: Window, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(id, value) of each entry; JSON lines are objects one after the other, so one loop reads every form."""
-    while start := window.peek():
-        if start == "[":
-            yield from (_row_pair(window.value(), path, keys) for _ in window.items())
-        elif start == "{":
-            members = [(name, window.value()) for name in window.members()]
-            names = [name for name, _ in members]
-            rows = dict(members).get("questions")
-            if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
-                yield from [_row_pair(row, path, keys) for row in rows if any(key in row for key in keys)]
-                continue
-            is_row = "id" in names and any(key in names for key in keys)
-            if is_row and len(set(names)) < len(names):
-                raise DataError(f"{path}: {shown(dict(members))} has a key twice. Keys must be unique. Remove one.")
-            yield from [_row_pair(dict(members), path, keys)] if is_row else members
-        else:
-            raise DataError(f"{path}: holds {shown(window.value())} where an object was expected. {_expected(keys)}")
-
-
-def _row_pair(row: Any, path: Path, keys: Sequence[str]) -> tuple[str, Any]:
-    present = [key for key in keys if isinstance(row, dict) and key in row]
-    if not present or row.get("id") is None:
-        raise DataError(f"{path}: {shown(row)} has no id or no {keys[0]}. {_expected(keys)}")
-    return str(row["id"]), row[present[0]]
-
-
-def _expected(keys: Sequence[str]) -> str:
-    return f'Allowed is one JSON object {{id: value}}, or lines {{"id": ..., "{keys[0]}": ...}}.'
-
-
-def _answer(value: Any) -> str:
-    if isinstance(value, list):
-        firsts = [item[0] if isinstance(item, list) and item else item for item in value]
-        return "" if all(type(first) is str for first in firsts) else "A ranking is a list of texts, the best first."
-    is_text = type(value) is str  # the reader gives JSON's NaN as a kind of str
-    return "" if is_text else 'It must be text; no answer is the empty text "".'
-
-
-def _number(value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return "" if is_number else "It must be a finite number."
-
-
-def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The settings that matter here: data.columns, and the options of the task."""
+def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], bool]:
+    """data.columns, the options of the task, and whether data.on_bad_record is skip."""
     columns: dict[str, str] = {}
+    skips = False
     options = Layers()
     for key, value in settings.items():
         if key.startswith("data.columns."):
             columns[key.removeprefix("data.columns.")] = str(value)
         elif key.startswith("task."):
             options.add_overrides({key: value})
+        elif key == "data.on_bad_record" and value in ("fail", "skip"):
+            skips = value == "skip"
         else:
             raise ConfigError(
-                f"--{key}: is no setting of score. Allowed: --data.columns.NAME COLUMN, --task.OPTION VALUE."
+                f"--{key}: is no setting of score. Allowed: --data.columns.NAME COLUMN, --data.on_bad_record fail or "
+                "skip, --task.OPTION VALUE."
             )
-    return columns, options.table().get("task", {})
+    return columns, options.to_dict().get("task", {}), skips
 
 
-def _read_references(task: Any, source: str, columns: Mapping[str, str]) -> dict[str, TextExample]:
-    """The questions by id, in the file's order; of several examples that ask one question, the first."""
-    from fivetune.data.records import read_records, refuse_duplicate_ids  # readers of many formats, not for --help
+def _read_references(task: Any, source: str, columns: Mapping[str, str], *, skips: bool) -> GoldSet:
+    """The questions of a file with their gold answers. Raises DataError at a bad record unless it `skips` them."""
+    from fivetune.data.records import (  # readers of many formats, not for --help
+        as_bad_record,
+        read_records,
+        refuse_duplicate_ids,
+    )
 
-    questions: dict[str, TextExample] = {}
-    for record in refuse_duplicate_ids(read_records(source, columns=columns)):
-        converted = task.to_score(record)
-        for example in converted if isinstance(converted, tuple) else filter(None, (converted,)):
-            questions.setdefault(example.group or example.id, example)
-    if not questions:
+    gold = GoldSet()
+    on_bad = gold.skipped.append if skips else None
+    try:
+        for record in refuse_duplicate_ids(read_records(source, columns=columns, on_bad=on_bad), on_bad=on_bad):
+            try:
+                converted = task.to_score(record)
+            except DataError as error:
+                if not skips:
+                    raise
+                gold.skipped.append(as_bad_record(error, record))
+                continue
+            if not converted:
+                gold.left_out.add(str(record.fields["id"]))
+            for example in converted if isinstance(converted, tuple) else filter(None, (converted,)):
+                gold.questions.setdefault(example.group or example.id, example)
+    except RecordError as error:
+        advice = " To leave such records out, give --data.on_bad_record skip." if error.skippable else ""
+        raise DataError(f"{error}{advice}") from None
+    if not gold.questions:
         raise DataError(f"{source}: holds nothing to score against. Give a file with questions and answers.")
-    return questions
+    return gold
 
 
-def _ranking(value: Any) -> list[str]:
-    """One text, a list of texts, or BioASQ's list of lists of synonyms, as a ranked list of texts."""
-    if isinstance(value, str):
-        return [value]
-    return [item[0] if isinstance(item, list) else item for item in value]
+def _warn_about_golds(task: Task, gold: GoldSet, source: str) -> None:
+    """Print what of the gold answers makes the scores mean something else than they seem to."""
+    if gold.skipped:
+        first = gold.skipped[0]
+        _warn(f"{source}: {len(gold.skipped):,} records cannot be used, first {first.where}: {first.reason}")
+    num_dropped = sum(DROPPED_SYNONYMS in example.meta for example in gold.questions.values())
+    if num_dropped:
+        _warn(f"{source}: {num_dropped:,} questions have blank synonyms among their right answers; they are dropped")
+    references = [example.references for example in gold.questions.values()]
+    if language := suggest_language(task, references):
+        _warn(
+            f"{source}: the gold answers are in the script of {language!r}, whose words the scores do not know. "
+            f"Add --task.language {language}"
+        )
 
 
-def _compare_ids(ids: Sequence[str], found: dict[str, Any], source: str, *, missing_is_error: bool) -> None:
-    """Missing ids are an error unless they count as wrong; surplus ones are told."""
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_is_error: bool) -> None:
+    """Raise DataError for missing ids unless they count as wrong; print a warning about surplus ones."""
+    ids = list(gold.questions)
     missing = [key for key in ids if key not in found]
-    surplus = found.keys() - set(ids)
+    skipped = found.keys() & gold.left_out
+    surplus = found.keys() - set(ids) - skipped
     if missing and missing_is_error:
         advice = (
             "None of the ids fits: these are the predictions of another data file."
@@ -325,18 +339,20 @@ def _compare_ids(ids: Sequence[str], found: dict[str, Any], source: str, *, miss
             else "Add them, or count them as wrong with --missing wrong."
         )
         raise DataError(
-            f"{source}: {len(missing)} of {len(ids)} questions are missing, first {_first(missing)}. {advice}"
+            f"{source}: {len(missing)} of {len(ids)} questions are missing, first {_format_first_ids(missing)}. "
+            f"{advice}"
         )
     if missing:
-        print(
-            f"warning: {source}: {len(missing)} of {len(ids)} questions are missing and count as wrong", file=sys.stderr
-        )
+        _warn(f"{source}: {len(missing)} of {len(ids)} questions are missing and count as wrong")
+    if skipped:
+        first = _format_first_ids([key for key in found if key in skipped])
+        _warn(f"{source}: {len(skipped)} ids are of records that the task leaves out, first {first}; not scored")
     if surplus:
-        first = _first([key for key in found if key in surplus])
-        print(f"warning: {source}: {len(surplus)} ids are not in the data, first {first}; left out", file=sys.stderr)
+        first = _format_first_ids([key for key in found if key in surplus])
+        _warn(f"{source}: {len(surplus)} ids are not in the data, first {first}; left out")
 
 
-def _first(ids: Sequence[str]) -> str:
+def _format_first_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:3]) + (" ..." if len(ids) > 3 else "")
 
 
@@ -355,28 +371,28 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
         )
 
 
-def _lines(ours: Scores, theirs: Scores | None) -> list[str]:
+def _format_scores(ours: Scores, theirs: Scores | None) -> list[str]:
     """The table of the terminal: full values and intervals, then the differences."""
-    from fivetune.analysis.bootstrap import intervals, paired
+    from fivetune.analysis.bootstrap import compare_paired, compute_intervals, format_p_value
 
-    ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in intervals(ours).items()}
-    values = _table_lines(ours.corpus)
+    ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in compute_intervals(ours).items()}
+    values = _format_table(ours.corpus)
     widest = max(map(len, values))
     lines = [f"{line:{widest}}{ranges.get(name, '')}".rstrip() for name, line in zip(ours.corpus, values, strict=True)]
     if theirs is None:
         return lines
     width = max(map(len, ours.corpus))
     lines += ["", f"{'difference':{width}}  {'these':>7}  {'against':>7}  change  95 % interval      p"]
-    for name, (difference, low, high, p_value) in paired(ours, theirs).items():
+    for name, (difference, low, high, p_value) in compare_paired(ours, theirs).items():
         before = f"{name:{width}}  {ours.corpus[name]:7.2f}  {theirs.corpus[name]:7.2f}  {difference:+6.2f}"
-        lines.append(f"{before}  {f'{low:+.2f} to {high:+.2f}':16}  {p_value:5.3f}")
+        lines.append(f"{before}  {f'{low:+.2f} to {high:+.2f}':16}  {format_p_value(p_value)}")
     return lines
 
 
-def _table_lines(scores: Mapping[str, float]) -> list[str]:
+def _format_table(scores: Mapping[str, float]) -> list[str]:
     """Names and values, decimal points under each other.
 
-    >>> print(*_table_lines({"exact": 9.25, "total": 11873}), sep="|")
+    >>> print(*_format_table({"exact": 9.25, "total": 11873}), sep="|")
     exact      9.25|total  11873
     """
     width = max(map(len, scores))

@@ -21,21 +21,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = (
-        "The same command goes on with a study that was stopped; run it several times at once to share the work.\n"
+        "The same command continues a stopped study; run it several times at once to share the work.\n"
         "Any setting can follow: --search.num_trials 40 --search.sampler random"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.config_layers import parse_overrides
-    from fivetune.search import tune
-    from fivetune.search.space import load_search
+    from fivetune.config.layers import parse_overrides
+    from fivetune.experiments.search import tune
+    from fivetune.experiments.space import load_search
 
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
     say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
     say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
-    found = tune(config, folder=folder, say=say)
+    found = tune(config, folder=folder, write_line=say)
     best = found.best
     if not args.json:
         _print_table(found)
@@ -43,24 +43,29 @@ def run(args: argparse.Namespace) -> int:
             print(f"recipe  {folder}/best.yaml")
         print(f"page    {folder}/search.html")
     else:
-        print_json({
-            "study": str(folder), "metric": found.metric, "num_trials": len(found.trials),
-            "best": {"trial": best.number, "score": best.score, "settings": best.settings} if best else None,
-            "importances": found.importances, "page": str(folder / "search.html"),
-        })  # fmt: skip
+        print_json(
+            {
+                "study": str(folder),
+                "metric": found.metric,
+                "num_trials": len(found.trials),
+                "best": {"trial": best.number, "score": best.score, "settings": best.settings} if best else None,
+                "importances": found.importances,
+                "page": str(folder / "search.html"),
+            }
+        )
     return 0
 
 
 def _print_table(found: Search) -> None:
     """The best trials with their settings."""
-    from fivetune.report.search import in_order
-    from fivetune.report.wording import duration, fixed, setting
+    from fivetune.report.page.wording import format_decimal, format_duration, format_setting
+    from fivetune.report.search import sort_trials
 
     keys = list(found.best.settings) if found.best else []
     rows = []
-    for one in in_order(found)[:NUM_SHOWN]:
-        values = (setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
-        rows.append((str(one.number), one.state, fixed(one.score), duration(one.seconds), *values))
+    for one in sort_trials(found)[:NUM_SHOWN]:
+        values = (format_setting(key, one.settings[key]) if key in one.settings else "" for key in keys)
+        rows.append((str(one.number), one.state, format_decimal(one.score), format_duration(one.seconds), *values))
     print_table(("trial", "state", found.metric, "time", *keys), rows)
     for one in found.trials:
         if one.state == "failed":

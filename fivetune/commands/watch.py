@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,22 +12,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fivetune.watch import Watcher
+    from fivetune.report.live import Watcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="RUN|DIR", type=Path, nargs="?", default=Path("runs"),
-                        help="a run directory, or a folder of them (default: runs)")  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="print one frame; so it is outside a terminal too")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two frames (default: 1)")
-    parser.epilog = "q or Ctrl-C leaves; the runs go on."
+    parser.add_argument(
+        "folder",
+        metavar="RUN|DIR",
+        type=Path,
+        nargs="?",
+        default=Path("runs"),
+        help="a run directory, or a folder of them (default: runs)",
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and exit (always so outside a terminal)")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between frames (default: 1)")
+    parser.epilog = "q or Ctrl-C quits; the runs continue."
 
 
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fivetune.errors import ConfigError, RunDirError
-    from fivetune.watch import Watcher, frame, run_folders
+    from fivetune.report.live import Watcher, list_run_folders, render_frame
 
     if not args.folder.is_dir():
         raise RunDirError(f"{args.folder}: no such directory. Give a run directory or a folder of runs.")
@@ -36,26 +41,28 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--interval {args.interval}: must be above 0 seconds.")
     console, watcher = Console(highlight=False), Watcher(args.folder)
     if args.once or not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
-        if not run_folders(args.folder):
+        if not list_run_folders(args.folder):
             raise RunDirError(f"{args.folder}: no run in it. Give a run directory or a folder of runs.")
-        console.print(frame(watcher.look(), width=console.width))
+        console.print(render_frame(watcher.read_views(), width=console.width))
         return 0
-    with _one_key_at_a_time():
-        _live(console, watcher, args.interval)
-    console.print(frame(watcher.look(), width=console.width, height=console.height))
+    with _set_cbreak_mode():
+        _run_live_view(console, watcher, args.interval)
+    console.print(render_frame(watcher.read_views(), width=console.width, height=console.height))
     return 0
 
 
-def _live(console: Any, watcher: Watcher, interval: float) -> None:
-    """Draw until q or a signal; the terminal is as it was afterwards."""
+def _run_live_view(console: Any, watcher: Watcher, interval: float) -> None:
+    """Draw until q or a signal; the terminal is restored."""
     from rich.live import Live
 
-    from fivetune.watch import frame
+    from fivetune.report.live import render_frame
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(frame(watcher.look(), width=console.width, height=console.height), refresh=True)
+                live.update(
+                    render_frame(watcher.read_views(), width=console.width, height=console.height), refresh=True
+                )
                 ready, _, _ = select.select([sys.stdin], [], [], interval)
                 if ready and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b""):
                     return
@@ -64,18 +71,17 @@ def _live(console: Any, watcher: Watcher, interval: float) -> None:
 
 
 @contextmanager
-def _one_key_at_a_time() -> Iterator[None]:
-    """Keys arrive without Enter and are not shown; SIGTERM leaves as Ctrl-C does."""
+def _set_cbreak_mode() -> Iterator[None]:
+    """Read keys without Enter and without echo; SIGTERM and a closed terminal end it as Ctrl-C does."""
     import termios
     import tty
 
-    def leave(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+    from fivetune.launch.signals import interrupt_on_stop_signals
 
-    before, handler = termios.tcgetattr(sys.stdin), signal.signal(signal.SIGTERM, leave)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGTERM, handler)
+    before = termios.tcgetattr(sys.stdin)
+    with interrupt_on_stop_signals():
+        tty.setcbreak(sys.stdin)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

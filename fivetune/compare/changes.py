@@ -1,6 +1,6 @@
 """What two runs answer differently, example by example.
 
-In: two Runs with the predictions of their best evaluations. Out: Changes, and the paired bootstrap of a score.
+In: two Runs with the predictions of their best evaluations. Out: PredictionChanges; the paired bootstrap of a score.
 """
 
 from __future__ import annotations
@@ -8,18 +8,24 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fivetune.analysis.bootstrap import paired
-from fivetune.compare.measures import best_eval, score_of, task_of
-from fivetune.metrics import details_of, means_of, score_all
-from fivetune.types import Line, Measure, Run, Scores
-from fivetune.values import known, number
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.analysis.bootstrap import compare_paired
+from fivetune.compare.measures import find_best_metric_eval, get_score
+from fivetune.compare.records import Measure
+from fivetune.diagnosis.stats import load_run_task
+from fivetune.metrics import build_mean_resampler, collect_details, score_all
+from fivetune.rundir.records import Prediction, Run
+from fivetune.tasks import Task
+from fivetune.types import Scores
 
 RIGHT = 1.0  # score of an example that is wholly right
 
 
-class Change(NamedTuple):
+class ExampleChange(NamedTuple):
     """One example in two runs, the baseline's first; scores of an example are 0-1."""
 
     id: str
@@ -31,110 +37,120 @@ class Change(NamedTuple):
     score_after: float
 
 
-class Changes(NamedTuple):
+class PredictionChanges(NamedTuple):
     """The examples that both runs were scored on, by what became of them; `score` says by which score.
 
-    `num_alone` examples stand in one of the two only, and are left out.
+    `num_unpaired` examples stand in one of the two only, and are left out.
     """
 
     score: str
-    fixed: tuple[Change, ...]
-    broken: tuple[Change, ...]
-    both_wrong: tuple[Change, ...]
-    both_right: tuple[Change, ...]
-    num_alone: int
+    fixed: tuple[ExampleChange, ...]
+    broken: tuple[ExampleChange, ...]
+    both_wrong: tuple[ExampleChange, ...]
+    both_right: tuple[ExampleChange, ...]
+    num_unpaired: int
 
 
-def changes(before: Run, after: Run, *, metric: str) -> Changes | None:
+def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionChanges | None:
     """Which examples `after` gets right that `before` does not, and the other way round, at their best evaluations.
 
     An example is right where its own score is 1. None if the runs hold no scored predictions of the same examples.
     """
-    ours, theirs = lines_of(after, metric), lines_of(before, metric)
-    key = _score_name((*ours.values(), *theirs.values()), metric)
+    ours, theirs = get_best_predictions(after, metric), get_best_predictions(before, metric)
+    key = _choose_score_name((*ours.values(), *theirs.values()), metric)
     shared = [name for name in theirs if name in ours]
     if key is None or not shared:
         return None
-    groups: dict[tuple[bool, bool], list[Change]] = {}
+    groups: dict[tuple[bool, bool], list[ExampleChange]] = {}
     for name in shared:
-        one = _change(name, theirs[name], ours[name], key)
+        one = _build_change(theirs[name], ours[name], key)
         if one is not None:
             groups.setdefault((one.score_before >= RIGHT, one.score_after >= RIGHT), []).append(one)
     found = [tuple(groups.get(kind, ())) for kind in ((False, True), (True, False), (False, False), (True, True))]
-    return Changes(key, *found, num_alone=len(ours.keys() ^ theirs.keys()))
+    return PredictionChanges(key, *found, num_unpaired=len(ours.keys() ^ theirs.keys()))
 
 
-def lines_of(run: Run, metric: str) -> dict[str, Line]:
+def get_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
     """The predictions of a run's best evaluation by id; {} if it has none."""
-    best = best_eval(run, metric)
-    name = f"{best.get('split')}-{best['step']}" if best else ""
-    return {str(line["id"]): line for line in run.predictions[name]} if name in run.predictions else {}
+    best = find_best_metric_eval(run, metric)
+    name = f"{best.split}-{best.step}" if best else ""
+    return {one.id: one for one in run.predictions[name]} if name in run.predictions else {}
 
 
-def _score_name(lines: Iterable[Line], metric: str) -> str | None:
+def _choose_score_name(predictions: Iterable[Prediction], metric: str) -> str | None:
     """The score of each example that counts: the metric itself, else the first that examples have."""
-    present = {key: None for line in lines for key in line.get("scores") or {}}
+    present = {key: None for one in predictions for key in one.scores}
     return metric if metric in present else next(iter(present), None)
 
 
-def _change(name: str, before: Line, after: Line, key: str) -> Change | None:
-    scores = [number((line.get("scores") or {}).get(key)) for line in (before, after)]
-    if scores[0] is None or scores[1] is None:
+def _build_change(before: Prediction, after: Prediction, key: str) -> ExampleChange | None:
+    if key not in before.scores or key not in after.scores:
         return None
-    return Change(
-        name, str(before.get("inputs", "")), tuple(before.get("references") or ()), str(before.get("prediction", "")),
-        str(after.get("prediction", "")), scores[0], scores[1],
-    )  # fmt: skip
+    return ExampleChange(
+        before.id,
+        before.inputs,
+        before.references,
+        before.prediction,
+        after.prediction,
+        before.scores[key],
+        after.scores[key],
+    )
 
 
-def paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, metric: str) -> Measure | None:
+def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, metric: str) -> Measure | None:
     """Best score of `ours` minus that of `theirs`, with its 95 % interval and p-value by resampling the examples.
 
     Of several runs (seeds) each resample counts with the mean of their scores. None unless all runs were evaluated on
-    the same examples, and their scores can be had from the predictions.
+    the same examples and have scores of each.
     """
-    order = sorted(lines_of(ours[0], metric)) if ours else []
+    order = sorted(get_best_predictions(ours[0], metric)) if ours else []
     if not order:
         return None
-    sides = [_together([_scores(run, metric, order) for run in runs], metric) for runs in (ours, theirs)]
-    if sides[0] is None or sides[1] is None:
+    ours_mean, theirs_mean = (
+        _average_scores([_collect_scores(run, metric, order) for run in runs], metric) for runs in (ours, theirs)
+    )
+    if ours_mean is None or theirs_mean is None:
         return None
-    found = paired(sides[0], sides[1], names=[metric])[metric]
+    found = compare_paired(ours_mean, theirs_mean, names=[metric])[metric]
     return Measure(*found[:3], num=min(len(ours), len(theirs)), spread="examples", p_value=found.p_value)
 
 
-def _scores(run: Run, metric: str, order: Sequence[str]) -> Scores | None:
-    """The scores of a run's best evaluation, its examples in an order; None if they are not those examples.
+def _collect_scores(run: Run, metric: str, order: Sequence[str]) -> Scores | None:
+    """The scores of a run's best evaluation, its examples in an order; None if it has other examples.
 
-    Where the score is no mean of the examples' own, the task's metrics compute it again from the predictions.
+    Where the score is no mean of the examples' own, the task's metrics compute it from the predictions.
     """
-    lines, total = lines_of(run, metric), score_of(best_eval(run, metric), metric)
-    if total is None or sorted(lines) != list(order):
+    by_id, total = get_best_predictions(run, metric), get_score(find_best_metric_eval(run, metric), metric)
+    if total is None or sorted(by_id) != list(order):
         return None
-    own = [number((lines[name].get("scores") or {}).get(metric)) for name in order]
-    if None not in own and math.isclose(100 * statistics.fmean(known(own)), total, abs_tol=1e-6):
-        return Scores({metric: total}, [{metric: value} for value in known(own)])
-    task = task_of(run)
-    found = _scored_again(task.metrics, [lines[name] for name in order]) if task else None
+    predictions = [by_id[name] for name in order]
+    own = [one.scores[metric] for one in predictions if metric in one.scores]
+    if len(own) == len(order) and math.isclose(100 * statistics.fmean(own), total, abs_tol=1e-6):
+        return Scores({metric: total}, [{metric: value} for value in own])
+    task = load_run_task(run.config)
+    found = _recompute_scores(task, predictions) if task else None
     return found if found and math.isclose(found.corpus.get(metric, math.inf), total, abs_tol=1e-6) else None
 
 
-def _scored_again(metrics: Sequence[Any], lines: Sequence[Line]) -> Scores | None:
-    if any(line.get("prediction") is None or not line.get("references") for line in lines):
+def _recompute_scores(task: Task, predictions: Sequence[Prediction]) -> Scores | None:
+    if not all(one.references for one in predictions):
         return None
-    details = [details_of(line) for line in lines]
-    return score_all(metrics, [line["prediction"] for line in lines], [line["references"] for line in lines],
-                     details=details)  # fmt: skip
+    return score_all(
+        task.metrics,
+        [one.prediction for one in predictions],
+        [one.references for one in predictions],
+        details=[collect_details(one) for one in predictions],
+    )
 
 
-def _together(several: Sequence[Scores | None], metric: str) -> Scores | None:
-    """The mean score of several runs over the same examples; None if one is not known."""
-    scores = [one for one in several if one is not None]
-    if not scores or len(scores) < len(several):
+def _average_scores(run_scores: Sequence[Scores | None], metric: str) -> Scores | None:
+    """The mean score of several runs over the same examples; None if one is unknown."""
+    scores = [one for one in run_scores if one is not None]
+    if not scores or len(scores) < len(run_scores):
         return None
-    resamplers = [one.resample or means_of(one) for one in scores]
+    resamplers = [one.resample or build_mean_resampler(one) for one in scores]
 
-    def resample(rows: Any) -> dict[str, float]:
+    def resample(rows: NDArray[np.int64]) -> dict[str, float]:
         return {metric: statistics.fmean(values[metric] for values in (one(rows) for one in resamplers))}
 
     return Scores({metric: statistics.fmean(one.corpus[metric] for one in scores)}, scores[0].each, resample)

@@ -1,204 +1,214 @@
-"""Did all runs do the same work, under the same conditions? Whatever differs, but for what is varied, is a sentence.
+"""Whether all runs did the same work under the same conditions: every unintended difference is a sentence.
 
-In: variants with their runs. Out: warnings, what matters most first: results that cannot be compared, work that
-differs, conditions that differ.
+In: variants with their runs. Out: warnings, the most important first: results that cannot be compared, work that
+differs, conditions that differ; and the runs whose times are not their own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from fivetune import rundir
-from fivetune.compare.measures import series
-from fivetune.compare.variants import ABSENT, seed_of, settings_of
-from fivetune.config_layers import PLUGIN_SECTIONS
-from fivetune.types import Run, Variant
-from fivetune.values import dig, known, number
+from fivetune.compare.records import Variant
+from fivetune.compare.variants import ABSENT, get_seed, select_work_settings
+from fivetune.config.layers import PLUGIN_SECTIONS
+from fivetune.diagnosis.faults import check_world_size
+from fivetune.diagnosis.speed import OTHER_LOAD_SHARE
+from fivetune.diagnosis.stats import collect_run_stats
+from fivetune.rundir.figures import HostLoad, compute_host_load, select_comparable_evals, select_evals_by_step
+from fivetune.rundir.records import MachineRecord, Run, SplitSummary, StepRecord
 
 MAX_NAMED = 4  # names in one sentence
-OTHERS_SHARE = 0.2  # of a host's cores; a fifth of the machine taken by others shows in every time
-OVERLAP_SECONDS = 5.0  # two runs one after the other may seem to overlap by the rounding of their starts
-PLACEMENT = ("launch", "strategy")  # sections that are one matter: how many devices, and how they share the work
-MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one matter: which model
+OVERLAP_SECONDS = 5.0  # consecutive runs may seem to overlap by so much, because their starts are rounded
+PLACEMENT = ("launch", "strategy")  # sections that count as one factor: devices, and how they share the work
+MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one factor: the model
 
 
-class Fact(NamedTuple):
-    """Something that a run tells, and the sections or settings that explain it where they are varied."""
+@dataclass(frozen=True, slots=True)
+class ComparedFact:
+    """A property of a run, and the sections or settings that explain a difference where they are varied."""
 
     name: str
-    of: Callable[[Run], Any]
+    read: Callable[[Run], object]
     explained_by: tuple[str, ...] = ()
 
 
-def warnings_of(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[str]:
+def check_same_work(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[str]:
     """All warnings about variants whose `varied` settings are meant to differ."""
-    told = [variant for variant in variants if variant.runs]
-    if not told:
+    compared = [variant for variant in variants if variant.runs]
+    if not compared:
         return []
-    names = _names(told)
+    names = _map_runs_to_variants(compared)
     return [
-        *_world_sizes(told),
-        *_unfinished(told),
-        *_missing_seeds(variants),
-        *(line for fact in WORK for line in _differences(fact, told, names, varied, always=True)),
-        *(line for fact in WORK_OF_A_SEED for line in _by_seed(fact, told, names, varied)),
-        *_orders(told, varied),
-        *_settings(told, names, varied),
-        *_confounded(told, varied),
-        *(line for fact in CONDITIONS for line in _differences(fact, told, names, varied, always=False)),
-        *_versions(told, names),
-        *_resumed(told),
-        *_overlaps(told),
-        *_other_load(told),
+        *_check_world_sizes(compared),
+        *_check_unfinished(compared),
+        *_check_seeds(variants),
+        *(line for fact in WORK for line in _describe_differences(fact, compared, names, varied, always=True)),
+        *(line for fact in WORK_OF_A_SEED for line in _compare_within_seeds(fact, compared, names, varied)),
+        *_check_data_order(compared, varied),
+        *_check_settings(compared, names, varied),
+        *_check_confounding(compared, varied),
+        *(line for fact in CONDITIONS for line in _describe_differences(fact, compared, names, varied, always=False)),
+        *_check_versions(compared, names),
+        *_check_resumes(compared),
+        *_check_overlaps(compared),
+        *_check_other_load(compared),
     ]
 
 
 # --- facts ---
 
 
-def _last(run: Run) -> Mapping[str, Any]:
-    return run.steps[-1] if run.steps else {}
+def _get_last_step(run: Run) -> StepRecord | None:
+    return run.steps[-1] if run.steps else None
 
 
-def _per_update(run: Run) -> float | None:
-    seen, updates = number(_last(run).get("num_examples_seen")), number(_last(run).get("step"))
-    return round(seen / updates, 2) if seen is not None and updates else None
+def _count_updates(run: Run) -> int | None:
+    last = _get_last_step(run)
+    return last.step if last else None
 
 
-def _tokens(run: Run) -> int | None:
-    counts = [number(step.get(key)) for step in run.steps for key in ("num_input_tokens", "num_target_tokens")]
-    return None if not counts or None in counts else int(sum(known(counts)))
+def _count_examples_seen(run: Run) -> int | None:
+    last = _get_last_step(run)
+    return last.num_examples_seen if last else None
 
 
-def _set(split: str) -> Callable[[Run], Any]:
-    def fingerprint(run: Run) -> Any:
-        summary = dig(run.data, split) or {}
-        known = summary.get("fingerprint")
-        return f"{str(known)[:8]} with {summary.get('num_examples')} examples" if known else None
-
-    return fingerprint
+def _compute_examples_per_update(run: Run) -> float | None:
+    last = _get_last_step(run)
+    return round(last.num_examples_seen / last.step, 2) if last and last.step else None
 
 
-def _evaluated(run: Run) -> Any:
-    evals = series(run)
-    return evals[-1].get("num_examples") if evals else None
+def _count_tokens(run: Run) -> int | None:
+    return sum(step.num_input_tokens + step.num_target_tokens for step in run.steps) if run.steps else None
 
 
-def _task(run: Run) -> Any:
-    found = {(e.get("task"), e.get("task_version")) for e in rundir.own_evals(run.evals)}
-    return ", ".join(f"{name} {version}" for name, version in sorted(found, key=str)) or None
+def _describe_split(summary: SplitSummary | None) -> str | None:
+    if summary is None or not summary.fingerprint:
+        return None
+    return f"{summary.fingerprint[:8]} with {summary.num_examples} examples"
 
 
-def _commit(run: Run) -> Any:
-    commit = dig(run.machine, "git", "commit")
-    return commit and f"{str(commit)[:10]}{' with changes' if dig(run.machine, 'git', 'dirty') else ''}"
+def _count_evaluated_examples(run: Run) -> int | None:
+    evals = select_comparable_evals(run.evals)
+    return evals[-1].num_examples if evals else None
 
 
-def _machine(*path: str) -> Callable[[Run], Any]:
-    return lambda run: dig(run.machine, *path)
+def _describe_task(run: Run) -> str | None:
+    found = {(record.task, record.task_version) for record in select_evals_by_step(run.evals)}
+    return ", ".join(f"{name} {version}" for name, version in sorted(found)) or None
+
+
+def _describe_commit(machine: MachineRecord) -> str | None:
+    commit = machine.git.commit
+    return commit and f"{commit[:10]}{' with changes' if machine.git.dirty else ''}"
 
 
 LENGTH = ("train.num_steps", "train.num_epochs", "train.global_batch_size", "train.batch_size", "launch")
 CONTENT = ("data", "task", "model")
 
 WORK = (
-    Fact("updates", lambda run: _last(run).get("step"), LENGTH),
-    Fact("examples seen", lambda run: _last(run).get("num_examples_seen"), LENGTH),
-    Fact("examples per update", _per_update, LENGTH),
-    Fact("the training set", _set("train"), CONTENT),
-    Fact("the evaluation set", _set("eval"), CONTENT),
-    Fact("examples of the last evaluation", _evaluated, (*CONTENT, "eval")),
-    Fact("the version of the task", _task, ("task",)),
+    ComparedFact("updates", _count_updates, LENGTH),
+    ComparedFact("examples seen", _count_examples_seen, LENGTH),
+    ComparedFact("examples per update", _compute_examples_per_update, LENGTH),
+    ComparedFact("the training set", lambda run: _describe_split(run.data.train), CONTENT),
+    ComparedFact("the evaluation set", lambda run: _describe_split(run.data.eval), CONTENT),
+    ComparedFact("examples of the last evaluation", _count_evaluated_examples, (*CONTENT, "eval")),
+    ComparedFact("the version of the task", _describe_task, ("task",)),
 )
-ORDER = ("train.global_batch_size", "train.batch_size", *CONTENT)  # what decides which example comes when
+ORDER = ("train.global_batch_size", "train.batch_size", *CONTENT)  # settings that determine the order of examples
 
-WORK_OF_A_SEED = (Fact("tokens trained on", _tokens, (*LENGTH, *CONTENT)),)
+FORWARD = ("train.forward", "device", "model", "strategy")
+WORK_OF_A_SEED = (ComparedFact("tokens trained on", _count_tokens, (*LENGTH, *CONTENT)),)
 CONDITIONS = (
-    Fact("the kind of device", _machine("device", "kind"), ("device",)),
-    Fact("the device", _machine("device", "name"), ("device",)),
-    Fact("the processor", _machine("host", "cpu")),
-    Fact("processor cores", _machine("host", "num_cores")),
-    Fact("the precision", _machine("precision"), ("train.precision", "device")),
-    Fact("the forward", _machine("forward", "kind"), ("train.forward", "device", "model", "strategy")),
-    Fact("the attention", _machine("attention"), ("train.forward", "device", "model", "strategy")),
-    Fact("threads", _machine("num_threads"), ("train.num_threads", "launch", "device")),
-    Fact("the number of parameters", _machine("num_parameters"), ("model", "task")),
-    Fact("the commit", _commit),
+    ComparedFact("the kind of device", lambda run: run.machine.device.kind, ("device",)),
+    ComparedFact("the device", lambda run: run.machine.device.name, ("device",)),
+    ComparedFact("the processor", lambda run: run.machine.host.cpu),
+    ComparedFact("processor cores", lambda run: run.machine.host.num_cores),
+    ComparedFact("the precision", lambda run: run.machine.precision, ("train.precision", "device")),
+    ComparedFact("the forward", lambda run: run.machine.forward.kind, FORWARD),
+    ComparedFact("the attention", lambda run: run.machine.attention, FORWARD),
+    ComparedFact("threads", lambda run: run.machine.num_threads, ("train.num_threads", "launch", "device")),
+    ComparedFact("the number of parameters", lambda run: run.machine.num_parameters, ("model", "task")),
+    ComparedFact("the commit", lambda run: _describe_commit(run.machine)),
 )
 
 
 # --- sentences ---
 
 
-def _names(variants: Sequence[Variant]) -> dict[int, str]:
+def _map_runs_to_variants(variants: Sequence[Variant]) -> dict[int, str]:
     """Variant of each run, by the run's id()."""
     return {id(run): variant.name for variant in variants for run in variant.runs}
 
 
-def _explaining(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
-    """The varied settings that are among some settings or sections."""
+def _find_causes(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
+    """The varied settings that are among these settings or sections."""
     return [key for key in varied if any(key == cause or key.startswith(f"{cause}.") for cause in causes)]
 
 
-def _differences(
-    fact: Fact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str], *, always: bool
+def _describe_differences(
+    fact: ComparedFact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str], *, always: bool
 ) -> list[str]:
-    """A sentence if runs differ in a fact; of facts that a varied setting explains only if `always`.
+    """A sentence if runs differ in a fact; where a varied setting explains the difference, only if `always`.
 
-    Runs are called by their variant, where that is alike in the fact.
+    A variant whose runs agree in the fact is named instead of its runs.
     """
     groups: dict[str, list[Run]] = {}
     for run in (run for variant in variants for run in variant.runs):
-        groups.setdefault(_shown(fact.of(run)), []).append(run)
+        groups.setdefault(_format_value(fact.read(run)), []).append(run)
     if len(groups) < 2:
         return []
-    causes = _explaining(fact.explained_by, varied)
+    causes = _find_causes(fact.explained_by, varied)
     if causes and not always:
         return []
     because = (
-        f" This follows from {_joined(causes)}, which {'is' if len(causes) == 1 else 'are'} varied." if causes else ""
+        f" This follows from {_join_names(causes)}, which {'is' if len(causes) == 1 else 'are'} varied."
+        if causes
+        else ""
     )
-    alike = Counter(name for members in groups.values() for name in {names[id(run)] for run in members})
-    called = {
-        value: dict.fromkeys(names[id(run)] if alike[names[id(run)]] == 1 else run.name for run in members)
+    num_groups = Counter(name for members in groups.values() for name in {names[id(run)] for run in members})
+    shown = {
+        value: dict.fromkeys(names[id(run)] if num_groups[names[id(run)]] == 1 else run.name for run in members)
         for value, members in groups.items()
     }
-    told = "; ".join(f"{value} in {_joined(members)}" for value, members in called.items())
-    return [f"Not the same for all: {fact.name}: {told}.{because}"]
+    values = "; ".join(f"{value} in {_join_names(members)}" for value, members in shown.items())
+    return [f"Runs differ in {fact.name}: {values}.{because}"]
 
 
-def _by_seed(fact: Fact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]) -> list[str]:
-    """Facts that depend on the seed are compared between runs of one seed; the first seed that differs is told."""
-    for seed, runs in _runs_by_seed(variants).items():
+def _compare_within_seeds(
+    fact: ComparedFact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]
+) -> list[str]:
+    """Compare a fact that depends on the seed between runs of one seed; a sentence for the first seed that differs."""
+    for seed, runs in _group_by_seed(variants).items():
         own = [Variant(names[id(run)], {}, (run,), measures={}) for run in runs]
-        named = fact._replace(name=f"{fact.name} (seed {seed})")
-        if found := _differences(named, own, names, varied, always=True):
+        named = replace(fact, name=f"{fact.name} (seed {seed})")
+        if found := _describe_differences(named, own, names, varied, always=True):
             return found
     return []
 
 
-def _runs_by_seed(variants: Sequence[Variant]) -> dict[int | None, list[Run]]:
+def _group_by_seed(variants: Sequence[Variant]) -> dict[int | None, list[Run]]:
     by_seed: dict[int | None, list[Run]] = {}
     for variant in variants:
         for run in variant.runs:
-            by_seed.setdefault(seed_of(run), []).append(run)
+            by_seed.setdefault(get_seed(run), []).append(run)
     return by_seed
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "unknown"
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-def _joined(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     """Names in a row, the first few of many.
 
-    >>> _joined(["a", "b", "c"]), _joined("abcdef")
+    >>> _join_names(["a", "b", "c"]), _join_names("abcdef")
     ('a, b and c', 'a, b, c, d and 2 more')
     """
     every = list(names)
@@ -210,172 +220,170 @@ def _joined(names: Iterable[str]) -> str:
 # --- work ---
 
 
-def _world_sizes(variants: Sequence[Variant]) -> list[str]:
-    """Processes asked for against those that took part: the mistake behind many a speed-up."""
-    sentences = []
-    for variant in variants:
-        for run in variant.runs:
-            asked = number(dig(run.config, "launch", "nproc"))
-            there = {int(size) for step in run.steps if (size := number(step.get("world_size"))) is not None}
-            if asked is not None and there and there != {int(asked)}:
+def _check_world_sizes(variants: Sequence[Variant]) -> list[str]:
+    """Runs with another number of processes than requested, by the rule of `fivetune diagnose`."""
+    judged = [(run.name, check_world_size(collect_run_stats(run))) for variant in variants for run in variant.runs]
+    return [f"{name}: {verdict.message} {verdict.advice}" for name, verdict in judged if verdict]
+
+
+def _check_unfinished(variants: Sequence[Variant]) -> list[str]:
+    return [
+        f"{run.name} is {run.status.state or 'in an unknown state'} after {_format_value(_count_updates(run) or 0)} of "
+        f"{_format_value(run.status.num_steps)} steps: its figures end there."
+        for variant in variants
+        for run in variant.runs
+        if run.status.state != "finished"
+    ]
+
+
+def _check_seeds(variants: Sequence[Variant]) -> list[str]:
+    """Variants with other seeds than most are compared over fewer runs."""
+    seeds = {
+        variant.name: sorted(seed for run in variant.runs if (seed := get_seed(run)) is not None)
+        for variant in variants
+    }
+    if len({tuple(own) for own in seeds.values()}) < 2:
+        return []
+    values = "; ".join(f"{name}: {_join_names(map(str, own)) or 'none'}" for name, own in seeds.items())
+    return [f"Variants differ in seeds: {values}. Differences are taken over the seeds that both sides have."]
+
+
+def _check_data_order(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
+    """Runs of one seed must take the same examples in the same order, compared by the tokens of each update."""
+    if _find_causes(ORDER, varied):
+        return []  # other data or other batches have a warning of their own
+    sentences: list[str] = []
+    for seed, runs in _group_by_seed(variants).items():
+        for run in runs[1:]:
+            pairs = zip(_list_update_tokens(runs[0]), _list_update_tokens(run), strict=False)
+            first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
+            if first is not None:
                 sentences.append(
-                    f"{run.name}: {int(asked)} processes were asked for, {_joined(map(str, sorted(there)))} took part. "
-                    "Its times and scores are not those of what was asked."
+                    f"{runs[0].name} and {run.name} have seed {seed} and yet trained on other examples "
+                    f"from update {first:,} on: the order of the data is not the same."
                 )
     return sentences
 
 
-def _unfinished(variants: Sequence[Variant]) -> list[str]:
-    sentences = []
-    for variant in variants:
-        for run in variant.runs:
-            state, step = run.status.get("state"), _last(run).get("step", 0)
-            if state != "finished":
-                planned = _shown(run.status.get("num_steps"))
-                sentences.append(f"{run.name} is {state or 'in an unknown state'} after {_shown(step)} of {planned} "
-                                 "steps: its figures are those until there.")  # fmt: skip
-    return sentences
-
-
-def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
-    """Variants with other seeds than most are compared over fewer runs."""
-    seeds = {variant.name: sorted(seed for run in variant.runs if (seed := seed_of(run)) is not None)
-             for variant in variants}  # fmt: skip
-    if len({tuple(own) for own in seeds.values()}) < 2:
-        return []
-    told = "; ".join(f"{name}: {_joined(map(str, own)) or 'none'}" for name, own in seeds.items())
-    return [f"Not the same for all: seeds: {told}. Differences are taken over the seeds that both sides have."]
-
-
-def _orders(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Runs of one seed must take the same examples in the same order: told by the tokens of each update."""
-    if _explaining(ORDER, varied):
-        return []  # other data or other batches, which is told already
-    sentences = []
-    for seed, runs in _runs_by_seed(variants).items():
-        for run in runs[1:]:
-            pairs = zip(_sizes(runs[0]), _sizes(run), strict=False)
-            first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
-            if first is not None:
-                sentences.append(f"{runs[0].name} and {run.name} have seed {seed} and yet trained on other examples "
-                                 f"from update {first:,} on: the order of the data is not the same.")  # fmt: skip
-    return sentences
-
-
-def _sizes(run: Run) -> list[tuple[Any, Any]]:
-    return [(step.get("num_input_tokens"), step.get("num_target_tokens")) for step in run.steps]
+def _list_update_tokens(run: Run) -> list[tuple[int, int]]:
+    return [(step.num_input_tokens, step.num_target_tokens) for step in run.steps]
 
 
 # --- settings ---
 
 
-def _settings(variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]) -> list[str]:
-    """Settings that differ without being varied; the options of a plugin that is varied go with it."""
+def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]) -> list[str]:
+    """Settings that differ without being varied; the options of a varied plugin may differ with it."""
     runs = [run for variant in variants for run in variant.runs]
-    tables = {id(run): settings_of(run) for run in runs}
+    tables = {id(run): select_work_settings(run) for run in runs}
     free = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
     sentences: list[str] = []
     for key in dict.fromkeys(key for table in tables.values() for key in table):
         if key in varied or key.partition(".")[0] in free:
             continue
-        fact = Fact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
-        sentences += _differences(fact, variants, names, (), always=True)
+        fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
+        sentences += _describe_differences(fact, variants, names, (), always=True)
     return sentences
 
 
-def _confounded(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Variants that differ from every other one in two matters at once: the effects of these cannot be told apart."""
-    sentences = []
+def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
+    """Variants that differ from every other one in two factors at once: their effects cannot be separated."""
+    sentences: list[str] = []
     for variant in variants:
-        matters = [_matters(variant, other, varied) for other in variants if other is not variant]
-        least = min(matters, key=len, default=[])
+        factors = [_list_differing_factors(variant, other, varied) for other in variants if other is not variant]
+        least = min(factors, key=len) if factors else []
         if len(least) > 1:
             sentences.append(
                 f"{variant.name} differs from every other variant in at least {len(least)} settings at once "
-                f"({_joined(least)}): what each of them does cannot be told from it."
+                f"({_join_names(least)}): their effects cannot be separated."
             )
     return sentences
 
 
-def _matters(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
-    """What two variants differ in: settings; those of one plugin, of the model and of the placement count as one."""
-    ours, theirs = settings_of(a.runs[0]), settings_of(b.runs[0])
+def _list_differing_factors(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
+    """The varied settings in which two variants differ; those of a plugin, the model or the placement count as one."""
+    ours, theirs = select_work_settings(a.runs[0]), select_work_settings(b.runs[0])
     plugin = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
-    matters = {}
+    factors: dict[str, None] = {}
     for key in varied:
         if ours.get(key, ABSENT) != theirs.get(key, ABSENT):
             section = key.partition(".")[0]
             as_one = "strategy" if section in PLACEMENT else section if section in plugin or key in MODEL else key
-            matters[as_one] = None
-    return list(matters)
+            factors[as_one] = None
+    return list(factors)
 
 
 # --- conditions ---
 
 
-def _versions(variants: Sequence[Variant], names: Mapping[int, str]) -> list[str]:
-    packages = dict.fromkeys(
-        name for variant in variants for run in variant.runs for name in dig(run.machine, "versions") or {}
-    )
-    facts = [Fact(f"the version of {package}", _machine("versions", package)) for package in packages]
-    return [line for fact in facts for line in _differences(fact, variants, names, (), always=True)]
+def _check_versions(variants: Sequence[Variant], names: Mapping[int, str]) -> list[str]:
+    packages = dict.fromkeys(name for variant in variants for run in variant.runs for name in run.machine.versions)
+    facts = [
+        ComparedFact(f"the version of {package}", lambda run, package=package: run.machine.versions.get(package))
+        for package in packages
+    ]
+    return [line for fact in facts for line in _describe_differences(fact, variants, names, (), always=True)]
 
 
-def _resumed(variants: Sequence[Variant]) -> list[str]:
-    resumed = [run.name for variant in variants for run in variant.runs if run.status.get("num_resumes")]
+def _check_resumes(variants: Sequence[Variant]) -> list[str]:
+    resumed = [run.name for variant in variants for run in variant.runs if run.status.num_resumes]
     if not resumed:
         return []
-    verb = "was" if len(resumed) == 1 else "were"
-    return [f"{_joined(resumed)} {verb} interrupted and gone on with: the times hold what starting again cost."]
+    verb, times = ("was", "its times include") if len(resumed) == 1 else ("were", "their times include")
+    return [f"{_join_names(resumed)} {verb} interrupted and resumed: {times} the cost of starting again."]
 
 
-def _overlaps(variants: Sequence[Variant]) -> list[str]:
-    """Runs that shared a machine at the same time slowed each other down."""
-    spans = sorted(span for variant in variants for run in variant.runs if (span := _span(run)))
-    sentences = []
-    for (_, end, host, name), (start, _, other_host, other) in pairwise(spans):
-        if host == other_host and start < end - OVERLAP_SECONDS:
-            sentences.append(f"{name} and {other} ran at the same time on {host}: their times are not their own.")
-    return sentences
+def find_disturbed_runs(variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Names of the runs whose times are not their own: other runs or other programs used the machine beside them."""
+    overlapping = (name for first, second, _ in _list_overlaps(variants) for name in (first, second))
+    return tuple(dict.fromkeys((*overlapping, *_measure_heavy_loads(variants))))
 
 
-def _span(run: Run) -> tuple[float, float, str, str] | None:
+def _check_overlaps(variants: Sequence[Variant]) -> list[str]:
+    return [
+        f"{first} and {second} ran at the same time on {host}: their times are not their own."
+        for first, second, host in _list_overlaps(variants)
+    ]
+
+
+def _list_overlaps(variants: Sequence[Variant]) -> list[tuple[str, str, str]]:
+    """Names of two runs that used one host at the same time, and the host."""
+    spans = sorted(span for variant in variants for run in variant.runs if (span := _get_time_interval(run)))
+    return [
+        (name, other, host)
+        for (_, end, host, name), (start, _, other_host, other) in pairwise(spans)
+        if host == other_host and start < end - OVERLAP_SECONDS
+    ]
+
+
+def _get_time_interval(run: Run) -> tuple[float, float, str, str] | None:
     """Start and end (seconds since 1970), host and name of a run; None where they are unknown."""
-    host = next((line.get("host") for line in run.telemetry if line.get("host")), None)
-    seconds = number(run.status.get("seconds"))
+    host = next((record.host for record in run.telemetry if record.host), None)
+    seconds = run.status.seconds
     try:
-        started = datetime.strptime(str(run.status.get("started")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        started = datetime.strptime(run.status.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except ValueError:
         return None
-    if host is None or seconds is None or run.status.get("num_resumes"):
+    if host is None or seconds is None or run.status.num_resumes:
         return None
     return started, started + seconds, host, run.name
 
 
-def _other_load(variants: Sequence[Variant]) -> list[str]:
-    """Runs beside which other programs kept the cores of the host busy."""
-    taken = {run.name: others for variant in variants for run in variant.runs if (others := _others(run))}
-    loaded = {name: cores for name, (cores, all_cores) in taken.items() if cores > OTHERS_SHARE * all_cores}
-    if not loaded:
+def _check_other_load(variants: Sequence[Variant]) -> list[str]:
+    loads = _measure_heavy_loads(variants)
+    if not loads:
         return []
-    most = max(loaded, key=lambda name: loaded[name])
+    most = max(loads, key=lambda name: loads[name].other_cores)
+    load = loads[most]
     return [
-        f"Other programs kept cores busy while {_joined(loaded)} ran, up to {loaded[most]:.1f} of "
-        f"{taken[most][1]} beside {most}: these times are not the runs' own."
+        f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
+        f"{load.num_cores} beside {most}: these times are not the runs' own."
     ]
 
 
-def _others(run: Run) -> tuple[float, int] | None:
-    """Cores that others than the run kept busy while it trained, on average, and all cores; None if unknown."""
-    training = [line for line in run.telemetry if line.get("phase") == "train"]
-    hosts = {line.get("host") for line in training}
-    cores = [line["core_utilisation"] for line in training if not line.get("rank") and line.get("core_utilisation")]
-    ranks = {line.get("rank") for line in training}
-    own = [
-        [n for line in training if line.get("rank") == rank and (n := number(line.get("process_cores"))) is not None]
-        for rank in ranks
-    ]
-    if len(hosts) != 1 or not cores or not all(own):
-        return None
-    busy = sum(map(sum, cores)) / len(cores)
-    return busy - sum(sum(each) / len(each) for each in own), len(cores[0])
+def _measure_heavy_loads(variants: Sequence[Variant]) -> dict[str, HostLoad]:
+    """The runs beside which other programs took more than OTHER_LOAD_SHARE of the cores of their host."""
+    loads = {
+        run.name: load for variant in variants for run in variant.runs if (load := compute_host_load(run.telemetry))
+    }
+    return {name: load for name, load in loads.items() if load.other_cores > OTHER_LOAD_SHARE * load.num_cores}

@@ -1,6 +1,6 @@
-"""Several runs' values as one figure with its spread, and its difference to the baseline's.
+"""The values of several runs as one Measure with its spread, and its difference to the baseline's.
 
-In: values by seed. Out: Measures: of scores a mean with a 95 % interval over seeds, of times a median, least and most.
+In: values by seed. Out: Measures: mean and 95 % interval over seeds of scores, median, minimum and maximum of the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fivetune.analysis.bootstrap import Z
 from fivetune.compare.measures import MEASURES
-from fivetune.types import Measure
+from fivetune.compare.records import Measure
 
 SCORES = ("score", "loss")  # kinds that have a mean and an interval
 
@@ -23,10 +23,10 @@ T_QUANTILES = (
 )  # fmt: skip
 
 
-def t_quantile(degrees: int) -> float:
+def compute_t_quantile(degrees: int) -> float:
     """97.5th percentile of Student's t; from 21 degrees on by its expansion (Abramowitz and Stegun 26.7.5).
 
-    >>> round(t_quantile(1), 2), round(t_quantile(30), 3)
+    >>> round(compute_t_quantile(1), 2), round(compute_t_quantile(30), 3)
     (12.71, 2.042)
     """
     if degrees <= len(T_QUANTILES):
@@ -36,65 +36,67 @@ def t_quantile(degrees: int) -> float:
     return Z + first / degrees + second / degrees**2
 
 
-def summary(name: str, values: Sequence[float | None]) -> Measure:
-    """One measure over the runs of a variant; runs that do not tell it are left out and not counted in `num`."""
+def summarise_values(name: str, values: Sequence[float | None]) -> Measure:
+    """One measure over the runs of a variant; runs in which it is unknown are left out and not counted in `num`."""
     found = [value for value in values if value is not None]
-    return over_seeds(found) if MEASURES[name].kind in SCORES else range_of(found)
+    return compute_mean_interval(found) if MEASURES[name].kind in SCORES else compute_median_range(found)
 
 
-def over_seeds(values: Sequence[float]) -> Measure:
+def compute_mean_interval(values: Sequence[float]) -> Measure:
     """Mean with its 95 % interval, mean -+ t s / sqrt(n); no interval of fewer than two values.
 
-    >>> over_seeds([1.0, 3.0, 2.0])  # doctest: +ELLIPSIS
+    >>> compute_mean_interval([1.0, 3.0, 2.0])  # doctest: +ELLIPSIS
     Measure(value=2.0, low=-0.484..., high=4.484..., num=3, spread='seeds', p_value=None)
     """
     if len(values) < 2:
         return Measure(values[0] if values else None, num=len(values))
     mean = statistics.fmean(values)
-    reach = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    reach = compute_t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Measure(mean, mean - reach, mean + reach, len(values), spread="seeds")
 
 
-def within_scale(measure: Measure, *, most: float = 100.0) -> Measure:
-    """An interval cut to the scale of 0-100 points, which every score is on; Student's t knows no such ends.
+def clip_interval(measure: Measure, *, maximum: float = 100.0) -> Measure:
+    """An interval clipped to 0-100 points, the scale of scores, because Student's t is unbounded.
 
-    >>> within_scale(Measure(80.0, 43.0, 117.0)).high
+    >>> clip_interval(Measure(80.0, 43.0, 117.0)).high
     100.0
     """
     if measure.low is None or measure.high is None:
         return measure
-    return replace(measure, low=max(measure.low, 0.0), high=min(measure.high, most))
+    return replace(measure, low=max(measure.low, 0.0), high=min(measure.high, maximum))
 
 
-def range_of(values: Sequence[float]) -> Measure:
-    """Median, least and most."""
+def compute_median_range(values: Sequence[float]) -> Measure:
+    """Median, minimum and maximum."""
     if len(values) < 2:
         return Measure(values[0] if values else None, num=len(values))
     return Measure(statistics.median(values), min(values), max(values), len(values), spread="range")
 
 
-def against(
+def compare_to_baseline(
     name: str, ours: Sequence[tuple[int | None, float | None]], theirs: Sequence[tuple[int | None, float | None]]
 ) -> Measure:
-    """How a variant differs from the baseline: run by run where both have runs of a seed, else between their middles.
+    """How a variant differs from the baseline: run by run where both have runs of a seed, else between their averages.
 
     Args:
         ours, theirs: (seed, value) of each run.
 
-    >>> against("seconds", [(1, 20.0), (2, 30.0)], [(1, 10.0), (2, 10.0)])
+    >>> compare_to_baseline("seconds", [(1, 20.0), (2, 30.0)], [(1, 10.0), (2, 10.0)])
     Measure(value=2.5, low=2.0, high=3.0, num=2, spread='range', p_value=None)
     """
-    pairs = _pairs(ours, theirs) or [(summary(name, [v for _, v in side]).value for side in (ours, theirs))]
-    changes = [_change(name, a, b) for a, b in pairs]
-    return summary(name, changes)
+    pairs = _pair_by_seed(ours, theirs) or [
+        (summarise_values(name, [v for _, v in side]).value for side in (ours, theirs))
+    ]
+    changes = [_compute_change(name, a, b) for a, b in pairs]
+    return summarise_values(name, changes)
 
 
-def _pairs(
+def _pair_by_seed(
     ours: Sequence[tuple[int | None, float | None]], theirs: Sequence[tuple[int | None, float | None]]
 ) -> list[tuple[float | None, float | None]]:
     """Values of runs with the same seed, the first with the first."""
     left = list(theirs)
-    pairs = []
+    pairs: list[tuple[float | None, float | None]] = []
     for seed, value in ours:
         partner = next((entry for entry in left if entry[0] == seed), None)
         if partner is not None:
@@ -103,7 +105,7 @@ def _pairs(
     return pairs
 
 
-def _change(name: str, ours: float | None, theirs: float | None) -> float | None:
+def _compute_change(name: str, ours: float | None, theirs: float | None) -> float | None:
     if ours is None or theirs is None:
         return None
     if MEASURES[name].compared == "minus":

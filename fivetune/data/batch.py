@@ -15,7 +15,7 @@ from torch import Tensor
 from fivetune.data.store import TokenStore
 from fivetune.types import Batch
 
-NOT_SCORED = -100
+IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +45,33 @@ def collate(store: TokenStore, rows: Sequence[int]) -> Batch:
     """The examples `rows` of a store as one flattened batch."""
     input_ids, cu_seqlens_src = map(torch.from_numpy, store.inputs.gather(rows))
     labels, cu_seqlens_tgt = map(torch.from_numpy, store.labels.gather(rows))
-    return Batch(input_ids, labels, cu_seqlens_src, cu_seqlens_tgt, tuple(map(store.id, rows)))
+    return Batch(input_ids, labels, cu_seqlens_src, cu_seqlens_tgt, tuple(map(store.get_id, rows)))
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
+def split_batch(batch: Batch) -> tuple[Batch, Batch]:
     """The first and the second half of the examples; of an odd number, the first has one more.
 
     >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
-    >>> first, second = halves(Batch(ids, ids, ends, ends, ("a", "b")))
+    >>> first, second = split_batch(Batch(ids, ids, ends, ends, ("a", "b")))
     >>> first.input_ids.tolist(), second.input_ids.tolist(), second.cu_seqlens_src.tolist(), second.ids
     ([7, 8, 1], [9, 1], [0, 2], ('b',))
     """
     middle = -(-len(batch.ids) // 2)
     inputs, labels = int(batch.cu_seqlens_src[middle]), int(batch.cu_seqlens_tgt[middle])
     first = Batch(
-        batch.input_ids[:inputs], batch.labels[:labels],
-        batch.cu_seqlens_src[: middle + 1], batch.cu_seqlens_tgt[: middle + 1], batch.ids[:middle],
-    )  # fmt: skip
+        batch.input_ids[:inputs],
+        batch.labels[:labels],
+        batch.cu_seqlens_src[: middle + 1],
+        batch.cu_seqlens_tgt[: middle + 1],
+        batch.ids[:middle],
+    )
     second = Batch(
-        batch.input_ids[inputs:], batch.labels[labels:],
-        batch.cu_seqlens_src[middle:] - inputs, batch.cu_seqlens_tgt[middle:] - labels, batch.ids[middle:],
-    )  # fmt: skip
+        batch.input_ids[inputs:],
+        batch.labels[labels:],
+        batch.cu_seqlens_src[middle:] - inputs,
+        batch.cu_seqlens_tgt[middle:] - labels,
+        batch.ids[middle:],
+    )
     return first, second
 
 
@@ -80,15 +86,15 @@ def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> Pad
     >>> padded.input_ids.tolist(), padded.attention_mask.tolist(), padded.labels.tolist()
     ([[7, 8, 1], [9, 1, 0]], [[1, 1, 1], [1, 1, 0]], [[7, 8, 1], [9, 1, -100]])
     """
-    input_ids, mask = _rectangle(batch.input_ids, batch.cu_seqlens_src, pad_id, sizes)
-    labels, _ = _rectangle(batch.labels, batch.cu_seqlens_tgt, NOT_SCORED, sizes)
+    input_ids, mask = _pad_rows(batch.input_ids, batch.cu_seqlens_src, pad_id, sizes)
+    labels, _ = _pad_rows(batch.labels, batch.cu_seqlens_tgt, IGNORE_INDEX, sizes)
     return PaddedBatch(input_ids, mask.long(), labels)
 
 
-def rounded_up(length: int, sizes: Sequence[int] | None) -> int:
+def round_up_length(length: int, sizes: Sequence[int] | None) -> int:
     """The least of the sizes that holds a length.
 
-    >>> rounded_up(65, [64, 128]), rounded_up(129, [64, 128]), rounded_up(65, None)
+    >>> round_up_length(65, [64, 128]), round_up_length(129, [64, 128]), round_up_length(65, None)
     (128, 1024, 65)
     """
     if sizes is None:
@@ -96,9 +102,9 @@ def rounded_up(length: int, sizes: Sequence[int] | None) -> int:
     return next((size for size in sizes if size >= length), -(-length // 1024) * 1024)
 
 
-def _rectangle(flat: Tensor, cu_seqlens: Tensor, fill: int, sizes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+def _pad_rows(flat: Tensor, cu_seqlens: Tensor, fill: int, sizes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
     lengths = cu_seqlens.diff()
-    mask = torch.arange(rounded_up(int(lengths.max()), sizes)) < lengths[:, None]
+    mask = torch.arange(round_up_length(int(lengths.max()), sizes)) < lengths[:, None]
     rectangle = torch.full(mask.shape, fill, dtype=torch.int64)
     rectangle[mask] = flat
     return rectangle, mask

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-class Lost(NamedTuple):
+class LossyCharacter(NamedTuple):
     """One character, what the model reads in its place ("" if nothing), and how often it stands in how many texts."""
 
     character: str
@@ -19,28 +22,28 @@ class Lost(NamedTuple):
     num_texts: int
 
 
-class Coverage(NamedTuple):
+class CharacterCoverage(NamedTuple):
     """The characters that are lost, the most frequent first, and how many of the texts hold one.
 
     White space other than the space is listed, but not counted: T5 tokenizers make a space of all of it.
     """
 
-    lost: list[Lost]
+    lossy: list[LossyCharacter]
     num_texts_hit: int
     num_texts: int
 
 
-def lossy_characters(tokenizer: Any, characters: Iterable[str]) -> dict[str, str]:
+def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterable[str]) -> dict[str, str]:
     """The characters that do not come back from a round trip between two letters, each with what comes back."""
     lossy = {}
     for character in sorted(set(characters) - {" "}):
         ids = tokenizer(f"a{character}a", add_special_tokens=False, verbose=False)["input_ids"]
         if tokenizer.decode(ids, skip_special_tokens=True) != f"a{character}a":
-            lossy[character] = tokenizer.decode(ids).removeprefix("a").removesuffix("a")
+            lossy[character] = str(tokenizer.decode(ids)).removeprefix("a").removesuffix("a")
     return lossy
 
 
-def coverage(tokenizer: Any, texts: Iterable[str]) -> Coverage:
+def measure_coverage(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> CharacterCoverage:
     """What a tokenizer loses of some texts."""
     times: Counter[str] = Counter()
     holding: Counter[str] = Counter()
@@ -48,12 +51,12 @@ def coverage(tokenizer: Any, texts: Iterable[str]) -> Coverage:
     for text in texts:
         times.update(text)
         alphabets[frozenset(text)] += 1
-    lossy = lossy_characters(tokenizer, times)
+    lossy = find_lossy_characters(tokenizer, times)
     num_hit = 0
     for alphabet, num_texts in alphabets.items():
         hit = alphabet & lossy.keys()
         num_hit += 0 if all(map(str.isspace, hit)) else num_texts
         holding.update(dict.fromkeys(hit, num_texts))
-    found = [Lost(character, lossy[character], times[character], holding[character]) for character in lossy]
+    found = [LossyCharacter(character, lossy[character], times[character], holding[character]) for character in lossy]
     found.sort(key=lambda lost: (-lost.num_times, lost.character))
-    return Coverage(found, num_hit, alphabets.total())
+    return CharacterCoverage(found, num_hit, alphabets.total())

@@ -1,4 +1,4 @@
-"""Texts that say the same: equal up to case and space, or nearly so by the words they share.
+"""Duplicate texts: equal up to case and space, or near duplicates by the words they share.
 
 In: texts. Out: which of them repeats which other one.
 
@@ -26,44 +26,46 @@ MAX_CANDIDATES = 1_000  # texts that one text is compared with: only boilerplate
 Shingles = NDArray[np.int64]
 
 
-class Near(NamedTuple):
+class NearDuplicate(NamedTuple):
     """A text that repeats another one, by their places, and how similar they are (0-1)."""
 
-    place: int
-    other: int
+    row: int
+    other_row: int
     similarity: float
 
 
-def plain(text: str) -> str:
+def normalize_text(text: str) -> str:
     """A text in the form in which two equal ones are equal: case and white space do not count.
 
-    >>> plain(" Who  was\\nRollo?")
+    >>> normalize_text(" Who  was\\nRollo?")
     'who was rollo?'
     """
     return " ".join(text.casefold().split())
 
 
-def near_texts(texts: Sequence[str], others: Sequence[str] | None = None, *, threshold: float) -> Iterator[Near]:
+def find_near_duplicates(
+    texts: Sequence[str], others: Sequence[str] | None = None, *, threshold: float
+) -> Iterator[NearDuplicate]:
     """Each text that is nearly one of the others, once; without `others`, nearly one that stands before it.
 
-    >>> list(near_texts(["a b c d e f g", "x y z", "a b c d e f g h"], threshold=0.8))
-    [Near(place=2, other=0, similarity=0.8333333333333334)]
+    >>> list(find_near_duplicates(["a b c d e f g", "x y z", "a b c d e f g h"], threshold=0.8))
+    [NearDuplicate(row=2, other_row=0, similarity=0.8333333333333334)]
     """
-    rows = shingled([*(others or ()), *texts])
+    rows = build_shingles([*(others or ()), *texts])
     first = len(others or ())
     index: dict[int, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         rarest = row[: len(row) - ceil(threshold * len(row) - 1e-9) + 1].tolist()
         if number >= first:
-            found = _near(row, rarest, rows, index, threshold)
+            found = _find_match(row, rarest, rows, index, threshold)
             if found:
-                yield Near(number - first, *found)
+                yield NearDuplicate(number - first, *found)
         if others is None or number < first:
             for shingle in rarest:
                 index[shingle].append(number)
 
 
-def _near(
+def _find_match(
     row: Shingles, rarest: Sequence[int], rows: Sequence[Shingles], index: dict[int, list[int]], threshold: float
 ) -> tuple[int, float] | None:
     """The first indexed text that is near enough."""
@@ -79,10 +81,10 @@ def _near(
     return None
 
 
-def shingled(texts: Sequence[str]) -> list[Shingles]:
+def build_shingles(texts: Sequence[str]) -> list[Shingles]:
     """The shingles of each text as ascending numbers, each once; the rarer over all texts, the lower its number.
 
-    >>> [row.tolist() for row in shingled(["a b c d", "b c d", "b"])]
+    >>> [row.tolist() for row in build_shingles(["a b c d", "b c d", "b"])]
     [[0, 2], [2], [1]]
     """
     vocabulary: dict[str, int] = {}

@@ -5,20 +5,27 @@ In: TextExamples and a transformers tokenizer. Out: TokenExamples, each sequence
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-from fivetune.data.spans import answer_span, token_span
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.data.spans import find_answer_span, find_token_span
 from fivetune.tasks import Head, find_text
 from fivetune.types import TextExample, TokenExample
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Overlong = Literal["truncate", "head_tail", "windows"]
+MAX_CHARACTERS = 1_000_000  # of inputs that are tokenised at once
 GAP = "<extra_id_1>"  # stands for the middle that head_tail cuts out
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LengthLimits:
     """Longest sequences in tokens, end token included (None: no limit), and what to do beyond."""
 
     max_input_tokens: int | None = None
@@ -28,14 +35,14 @@ class Limits:
 
 
 def encode(
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[TextExample],
     targets: Sequence[str],
     *,
-    limits: Limits,
+    limits: LengthLimits,
     head: Head = "generate",
     extractive: bool = True,
-) -> list[TokenExample]:
+) -> Iterator[TokenExample]:
     """Encode examples with one target each; for the extractive head, its first and last position in the inputs.
 
     Over-long inputs lose tokens inside their `clippable` span only, as long as that suffices: the question
@@ -46,46 +53,62 @@ def encode(
 
     Only where answers are parts of the inputs, `extractive`, can a cut lose one.
     """
-    pieces = pieces_of(tokenizer, examples)
+    pieces = tokenize_inputs(tokenizer, examples)
     if head == "extractive":
-        return [
-            _pointed(tokenizer, example, piece, target, limits)
-            for example, piece, target in zip(examples, pieces, targets, strict=True)
-        ]
+        for example, piece, target in zip(examples, pieces, targets, strict=True):
+            yield _encode_extractive(tokenizer, example, piece, target, limits)
+        return
     plain = tokenizer(list(targets), add_special_tokens=False, verbose=False)["input_ids"]
-    return [
-        _one(tokenizer, example, piece, label_ids, limits, extractive=extractive)
-        for example, piece, label_ids in zip(examples, pieces, plain, strict=True)
-    ]
+    for example, piece, label_ids in zip(examples, pieces, plain, strict=True):
+        yield _encode_generative(tokenizer, example, piece, label_ids, limits, extractive=extractive)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TokenizedInput:
     """Token ids of an input; tokens [start, stop) lie in the clippable span; `offsets` per token if known."""
 
     ids: list[int]
     start: int
     stop: int
-    offsets: list[tuple[int, int]] | None
+    offsets: NDArray[np.int32] | None
 
 
-def pieces_of(tokenizer: Any, examples: Sequence[TextExample]) -> list[Pieces]:
-    """The inputs of examples in tokens, without end token."""
+def tokenize_inputs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]) -> Iterator[TokenizedInput]:
+    """The inputs of examples in tokens, without end token; offsets are [n, 2] characters.
+
+    A tokenizer returns a Python object for each token and offset, about 200 bytes: so only MAX_CHARACTERS of inputs
+    are tokenised at once, however long the contexts are.
+    """
     if not tokenizer.is_fast:
-        return [_pieces_by_parts(tokenizer, example) for example in examples]
-    encoded = tokenizer(
-        [e.inputs for e in examples], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )
-    found = []
-    for example, ids, offsets in zip(examples, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        low, high = example.clippable
-        inside = [i for i, (a, b) in enumerate(offsets) if a >= low - 1 and b <= high and b > low]
-        start, stop = (inside[0], inside[-1] + 1) if inside else (len(ids), len(ids))
-        found.append(Pieces(list(ids), start, stop, [tuple(o) for o in offsets]))
-    return found
+        yield from (_tokenize_by_parts(tokenizer, example) for example in examples)
+        return
+    for batch in _iter_batches(examples):
+        encoded = tokenizer(
+            [e.inputs for e in batch], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        for example, ids, pairs in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+            low, high = example.clippable
+            is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
+            inside = np.flatnonzero(is_inside)
+            start, stop = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
+            yield TokenizedInput(list(ids), start, stop, offsets)
 
 
-def _pieces_by_parts(tokenizer: Any, example: TextExample) -> Pieces:
+def _iter_batches(examples: Sequence[TextExample]) -> Iterator[list[TextExample]]:
+    batch: list[TextExample] = []
+    num_characters = 0
+    for example in examples:
+        if batch and num_characters + len(example.inputs) > MAX_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+        batch.append(example)
+        num_characters += len(example.inputs)
+    if batch:
+        yield batch
+
+
+def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample) -> TokenizedInput:
     """For tokenizers without offsets (ByT5): encode before, inside and after the span apart."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
@@ -93,57 +116,69 @@ def _pieces_by_parts(tokenizer: Any, example: TextExample) -> Pieces:
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
     is_bytes = len(offsets) == len(ids)  # no special token is written out in the text
-    return Pieces(ids, len(before), len(before) + len(inside), offsets if is_bytes else None)
+    known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
+    return TokenizedInput(ids, len(before), len(before) + len(inside), known)
 
 
-def _one(
-    tokenizer: Any,
+def _encode_generative(
+    tokenizer: PreTrainedTokenizerBase,
     example: TextExample,
-    pieces: Pieces,
+    pieces: TokenizedInput,
     label_ids: list[int],
-    limits: Limits,
+    limits: LengthLimits,
     *,
     extractive: bool = True,
 ) -> TokenExample:
     room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
-    ids, low, high = _fit(pieces, room, limits.overlong, tokenizer.convert_tokens_to_ids(GAP))
+    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, cast("int", tokenizer.convert_tokens_to_ids(GAP)))
+    end = cast("int", tokenizer.eos_token_id)
     label_room = len(label_ids) if limits.max_target_tokens is None else limits.max_target_tokens - 1
     return TokenExample(
         id=example.id,
-        input_ids=[*ids, tokenizer.eos_token_id],
-        labels=[*label_ids[:label_room], tokenizer.eos_token_id],
+        input_ids=[*ids, end],
+        labels=[*label_ids[:label_room], end],
         num_clipped_inputs=max(len(pieces.ids) - room, 0),
         num_clipped_targets=max(len(label_ids) - label_room, 0),
-        answer_clipped=extractive and high > low and _answer_lost(tokenizer, example, pieces, low, high),
+        answer_clipped=extractive and high > low and _is_answer_lost(tokenizer, example, pieces, low, high),
     )
 
 
-def _pointed(tokenizer: Any, example: TextExample, pieces: Pieces, target: str, limits: Limits) -> TokenExample:
+def _encode_extractive(
+    tokenizer: PreTrainedTokenizerBase, example: TextExample, pieces: TokenizedInput, target: str, limits: LengthLimits
+) -> TokenExample:
     """An example whose labels are the positions of its answer; the no-answer text and a cut answer are nowhere."""
-    span = answer_span(example, target) if any(example.references) else None
-    labels = token_span(span, _kept_offsets(tokenizer, pieces, limits))
-    return replace(_one(tokenizer, example, pieces, [], limits), labels=labels)
+    span = find_answer_span(example, target) if any(example.references) else None
+    labels = find_token_span(span, _compute_offsets(tokenizer, pieces, limits))
+    return replace(_encode_generative(tokenizer, example, pieces, [], limits), labels=labels)
 
 
-def kept_offsets(tokenizer: Any, example: TextExample, limits: Limits) -> list[tuple[int, int] | None]:
+def compute_encoded_offsets(
+    tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits
+) -> list[tuple[int, int] | None]:
     """Characters of the inputs at each position that `encode` keeps, the end token's apart; None for a gap."""
-    return _kept_offsets(tokenizer, pieces_of(tokenizer, [example])[0], limits)
+    [pieces] = tokenize_inputs(tokenizer, [example])
+    return _compute_offsets(tokenizer, pieces, limits)
 
 
-def _kept_offsets(tokenizer: Any, pieces: Pieces, limits: Limits) -> list[tuple[int, int] | None]:
+def _compute_offsets(
+    tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
+) -> list[tuple[int, int] | None]:
     assert pieces.offsets is not None, "an extractive head needs to know where each token stands"
     room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
-    ids, low, high = _fit(pieces, room, limits.overlong, tokenizer.convert_tokens_to_ids(GAP))
+    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, cast("int", tokenizer.convert_tokens_to_ids(GAP)))
     num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)
-    return [*pieces.offsets[:low], *[None] * num_put_in, *pieces.offsets[high:]][: len(ids)]
+    pairs: list[tuple[int, int]] = list(map(tuple, pieces.offsets.tolist()))
+    return [*pairs[:low], *[None] * num_put_in, *pairs[high:]][: len(ids)]
 
 
-def _fit(pieces: Pieces, room: int, overlong: Overlong, gap: int | None) -> tuple[list[int], int, int]:
+def _truncate_to_fit(
+    pieces: TokenizedInput, room: int, overlong: Overlong, gap: int | None
+) -> tuple[list[int], int, int]:
     """Ids that fit, and which tokens [low, high) were taken out.
 
-    >>> _fit(Pieces([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "truncate", 99)
+    >>> _truncate_to_fit(TokenizedInput([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "truncate", 99)
     ([1, 2, 3, 4, 5, 8], 5, 7)
-    >>> _fit(Pieces([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "head_tail", 99)
+    >>> _truncate_to_fit(TokenizedInput([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "head_tail", 99)
     ([1, 2, 3, 99, 7, 8], 3, 6)
     """
     ids, excess = pieces.ids, len(pieces.ids) - room
@@ -161,13 +196,15 @@ def _fit(pieces: Pieces, room: int, overlong: Overlong, gap: int | None) -> tupl
     return [*ids[:low], gap, *ids[high:]], low, high
 
 
-def _answer_lost(tokenizer: Any, example: TextExample, pieces: Pieces, low: int, high: int) -> bool:
+def _is_answer_lost(
+    tokenizer: PreTrainedTokenizerBase, example: TextExample, pieces: TokenizedInput, low: int, high: int
+) -> bool:
     """Whether every reference that stood in the inputs is gone with tokens [low, high)."""
     there = [reference for reference in example.references if find_text(example.inputs, reference)]
     if not there:
         return False
     if pieces.offsets is not None:
-        kept = example.inputs[: pieces.offsets[low][0]], example.inputs[pieces.offsets[high - 1][1] :]
+        kept = example.inputs[: int(pieces.offsets[low, 0])], example.inputs[int(pieces.offsets[high - 1, 1]) :]
     else:
-        kept = tokenizer.decode(pieces.ids[:low]), tokenizer.decode(pieces.ids[high:])
+        kept = str(tokenizer.decode(pieces.ids[:low])), str(tokenizer.decode(pieces.ids[high:]))
     return not any(find_text(text, reference) for text in kept for reference in there)

@@ -11,28 +11,40 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fivetune.data.characters import coverage
-from fivetune.data.duplicates import near_texts, plain
-from fivetune.data.encode import Limits, encode, pieces_of
-from fivetune.data.limits import distribution, input_limits, measured, target_limits
-from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
-from fivetune.data.windows import windows
+from fivetune.data.characters import measure_coverage
+from fivetune.data.duplicates import find_near_duplicates, normalize_text
+from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
+from fivetune.data.labels import describe_imbalance
+from fivetune.data.limits import (
+    build_input_limit_table,
+    build_target_limit_table,
+    compute_length_distribution,
+    measure_lengths,
+)
+from fivetune.data.records import BadRecord, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.source_files import quote_value
+from fivetune.data.store import MIN_ID_CHARS
+from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
-from fivetune.tasks import Task, find_text
-from fivetune.types import RawRecord, TextExample
+from fivetune.metrics import Scorer, drop_blank_golds, rewards_blank
+from fivetune.tasks import DROPPED_SYNONYMS, Task, find_text, suggest_language
+from fivetune.types import JsonTable, RawRecord, TextExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NUM_SHOWN = 5  # of everything that is counted
 MAX_VALUES = 10  # values of one kind that are counted apart
-LEAST_SHARE = 0.01  # of the most frequent target, below which targets are not counted: each is another one
+MIN_SHARE = 0.01  # of the most frequent target, below which targets are not counted: each is another one
 
 Kinds = Mapping[str, Callable[[TextExample], Sequence[str]]]
-Count = Callable[[str, int], None]
+InspectProgressCallback = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
-class DataSet:
+class InspectedDataset:
     """The examples of some sources, and what became of the records that are none.
 
     `unlabelled` records are converted without their answers, `left_out` ones are none of the task's; of these and of
@@ -47,6 +59,10 @@ class DataSet:
     num_left_out: int = 0
     skipped: list[BadRecord] = field(default_factory=list)
     unlabelled: list[BadRecord] = field(default_factory=list)
+    given_ids: set[str] = field(default_factory=set)
+    num_offsets: int = 0
+    wrong_offsets: list[BadRecord] = field(default_factory=list)
+    num_wrong_offsets: int = 0
 
     def skip(self, bad: BadRecord) -> None:
         """Count a record that cannot be read or converted."""
@@ -56,10 +72,17 @@ class DataSet:
 
     def convert(self, record: RawRecord, task: Task) -> None:
         """Add the examples of a record, without answers where it has none that can be used."""
+        if record.has_own_id and len(record.fields["id"]) >= MIN_ID_CHARS:
+            self.given_ids.add(record.fields["id"])
+        num_offsets, wrong = find_wrong_offset(record)
+        self.num_offsets += num_offsets
+        if wrong:
+            self.num_wrong_offsets += 1
+            self.wrong_offsets += [wrong] if len(self.wrong_offsets) < NUM_SHOWN else []
         try:
             converted = task.to_text(record)
         except DataError as error:
-            bad = BadRecord(record.where, str(error).removeprefix(f"{record.where}: "))
+            bad = as_bad_record(error, record)
             try:
                 converted = task.to_text(record, labelled=False)
             except DataError:
@@ -72,67 +95,112 @@ class DataSet:
         self.examples += converted if isinstance(converted, tuple) else filter(None, (converted,))
 
 
-def read(
-    sources: Sequence[str], task: Task, columns: Mapping[str, str], *, max_records: int | None, count: Count
-) -> DataSet:
+def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
+    """The number of answers with a start offset, and the first whose offset does not match the context.
+
+    >>> answers = {"text": ["Ann"], "answer_start": [1]}
+    >>> find_wrong_offset(RawRecord({"context": "Ann slept.", "answers": answers}, "a.json:1"))[1].reason
+    "answer_start 1 is 'nn ', the answer is 'Ann'"
+    """
+    context, answers = record.fields.get("context"), record.fields.get("answers")
+    if not isinstance(context, str) or not isinstance(answers, Mapping):
+        return 0, None
+    texts, starts = answers.get("text"), answers.get("answer_start")
+    if not isinstance(texts, list) or not isinstance(starts, list):
+        return 0, None
+    pairs = [
+        (text, start)
+        for text, start in zip(texts, starts, strict=False)
+        if isinstance(text, str) and text and isinstance(start, int) and start >= 0
+    ]
+    for text, start in pairs:
+        if (found := context[start : start + len(text)]) != text:
+            reason = f"answer_start {start} is {quote_value(found)}, the answer is {quote_value(text)}"
+            return len(pairs), BadRecord(record.where, reason)
+    return len(pairs), None
+
+
+def read_dataset(
+    sources: Sequence[str],
+    task: Task,
+    columns: Mapping[str, str],
+    *,
+    max_records: int | None,
+    on_progress: InspectProgressCallback,
+) -> InspectedDataset:
     """All records of some sources as examples. Raises DataError for a file that cannot be read, or makes no example."""
-    found = DataSet(tuple(sources))
+    found = InspectedDataset(tuple(sources))
     records = (record for path in sources for record in read_records(path, columns=columns, on_bad=found.skip))
     for record in islice(refuse_duplicate_ids(records, on_bad=found.skip), max_records):
         found.convert(record, task)
         if found.num_read % 1_000 == 0:
-            count(f"reading {', '.join(sources)}", found.num_read)
+            on_progress(f"reading {', '.join(sources)}", found.num_read)
     if not found.examples:
         first = next((f" The first: {bad.where}: {bad.reason}" for bad in found.skipped), "")
-        raise DataError(f"{', '.join(sources)}: none of {found.num_read} records makes an example. "
-                        f"Check --task and data.columns.{first}")  # fmt: skip
+        raise DataError(
+            f"{', '.join(sources)}: none of {found.num_read} records makes an example. "
+            f"Check --task and data.columns.{first}"
+        )
     return found
 
 
-def inspect(
-    sets: Mapping[str, DataSet], task: Task, tokenizer: Any, *, limits: Limits, near: float, kinds: Kinds, count: Count
-) -> dict[str, Any]:
+def inspect_datasets(
+    sets: Mapping[str, InspectedDataset],
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    limits: LengthLimits,
+    near_threshold: float,
+    kinds: Kinds,
+    on_progress: InspectProgressCallback,
+) -> JsonTable:
     """The facts of one set, or of a training and an evaluation set.
 
     Args:
         sets: {"train": ...} or {"train": ..., "eval": ...}.
-        near: Jaccard similarity of word shingles (0-1) from which on two texts are near.
-        kinds: what examples are counted by, besides KINDS: name -> the values of an example.
-        count: told what is being done, and how many examples it concerns.
+        near_threshold: Jaccard similarity of word shingles (0-1) from which on two texts are near.
+        kinds: categories to count examples by, in addition to KINDS: name -> the values of an example.
+        on_progress: called with what is done next, and how many examples it concerns.
     """
-    facts: dict[str, Any] = {"task": task.plugin_name(), "near": near, "sets": {}}
+    facts: JsonTable = {"task": task.plugin_name(), "near": near_threshold, "sets": {}}
     for name, found in sets.items():
-        count(f"{name}: lengths", len(found.examples))
-        targets = [target for example in found.examples for target in _targets(task, example, name)]
-        lengths = measured(tokenizer, found.examples, targets, answers_can_be_lost=not task.labels)
-        count(f"{name}: duplicates and characters", len(found.examples))
+        on_progress(f"{name}: lengths", len(found.examples))
+        targets = [target for example in found.examples for target in _select_targets(task, example, name)]
+        lengths = measure_lengths(tokenizer, found.examples, targets, answers_can_be_lost=not task.labels)
+        on_progress(f"{name}: duplicates and characters", len(found.examples))
         texts = [f"{example.inputs} {example.targets}" for example in found.examples]
         facts["sets"][name] = {
-            **_read_facts(found),
+            **_summarise_reading(found),
             "num_targets": len(targets),
-            "counts": _counts(found.examples, task, {**KINDS, **kinds}),
-            "lengths": {part: distribution(getattr(lengths, part)) for part in ("inputs", "contexts", "targets")},
-            "input_limits": input_limits(lengths, limits.max_input_tokens),
-            "target_limits": target_limits(lengths, limits.max_target_tokens),
-            "duplicates": _duplicates(found.examples, near),
-            "answers": _answers(found.examples) if task.extractive else None,
-            "characters": _characters(tokenizer, texts),
+            "counts": _count_values(found.examples, task, {**KINDS, **kinds}),
+            "lengths": {
+                part: compute_length_distribution(getattr(lengths, part)) for part in ("inputs", "contexts", "targets")
+            },
+            "input_limits": build_input_limit_table(lengths, limits.max_input_tokens),
+            "target_limits": build_target_limit_table(lengths, limits.max_target_tokens),
+            "duplicates": _find_duplicates(found.examples, near_threshold),
+            "answers": _find_missing_answers(found.examples) if task.extractive else None,
+            "offsets": _summarise_offsets(found),
+            "golds": _summarise_golds(found.examples, task),
+            "characters": _summarise_characters(tokenizer, texts),
         }
     if len(sets) > 1:
-        count("leakage", len(sets["eval"].examples))
-        facts["leakage"] = _leakage(sets["train"].examples, sets["eval"].examples, near)
-    facts["examples"] = _shown(tokenizer, sets["train"].examples, limits)
+        on_progress("leakage", len(sets["eval"].examples))
+        facts["leakage"] = _find_leakage(sets["train"].examples, sets["eval"].examples, near_threshold)
+        if shared := _find_shared_ids(sets["train"], sets["eval"]):
+            facts["leakage"]["id"] = shared
+    facts["examples"] = _sample_examples(tokenizer, sets["train"].examples, limits)
     return facts
 
 
-def _targets(task: Task, example: TextExample, name: str) -> tuple[str, ...]:
+def _select_targets(task: Task, example: TextExample, name: str) -> tuple[str, ...]:
     """What is learnt from an example, or scored by it; nothing where the answer is not known."""
     if not example.targets:
         return ()
     return task.train_targets(example) if name == "train" else (example.targets,)
 
 
-def _read_facts(found: DataSet) -> dict[str, Any]:
+def _summarise_reading(found: InspectedDataset) -> JsonTable:
     names = ("num_read", "num_skipped", "num_unlabelled", "num_left_out")
     return {
         "sources": list(found.sources),
@@ -146,35 +214,39 @@ def _read_facts(found: DataSet) -> dict[str, Any]:
 # --- counts ---
 
 
-def _meta(name: str) -> Callable[[TextExample], Sequence[str]]:
+def _make_meta_getter(name: str) -> Callable[[TextExample], Sequence[str]]:
     return lambda example: [str(example.meta[name])] if example.meta.get(name) else []
 
 
-def _answerable(example: TextExample) -> Sequence[str]:
+def _get_answerable(example: TextExample) -> Sequence[str]:
     return ["yes" if any(example.references) else "no"] if example.references else []
 
 
-def _topic(example: TextExample) -> Sequence[str]:
+def _get_topic(example: TextExample) -> Sequence[str]:
     return [str(example.meta.get("title") or "").replace("_", " ")]
 
 
-KINDS: Kinds = {"topic": _topic, "language": _meta("language"), "part": _meta("source_task")}
+KINDS: Kinds = {
+    "topic": _get_topic,
+    "language": _make_meta_getter("language"),
+    "part": _make_meta_getter("source_task"),
+}
 
 
-def _counts(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[str, dict[str, Any]]:
+def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[str, JsonTable]:
     """By each kind of which something is known: how many examples are counted, and the most frequent values."""
     more: dict[str, Callable[[TextExample], Sequence[str]]] = {"target": lambda example: [example.targets]}
-    if task.labels:
+    if task.labels is not None:
         more = {"class": lambda example: example.references}
     elif "tags" in task.metrics:
         more = {"tag": lambda example: example.targets.split(", ")}
     if task.no_answer_text is not None:
-        more["answerable"] = _answerable
+        more["answerable"] = _get_answerable
     found = {}
     for name, values_of in {**more, **kinds}.items():
         counts = Counter(value for example in examples for value in values_of(example) if value)
         common = counts.most_common(MAX_VALUES)
-        if common and (name != "target" or common[0][1] >= LEAST_SHARE * counts.total()):
+        if common and (name != "target" or common[0][1] >= MIN_SHARE * counts.total()):
             found[name] = {"num_values": len(counts), "num": counts.total(), "common": [list(pair) for pair in common]}
     return found
 
@@ -184,17 +256,17 @@ def _counts(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[s
 PAIR = "question and context"
 
 
-def _words(examples: Sequence[TextExample]) -> dict[str, list[str]]:
+def _extract_texts(examples: Sequence[TextExample]) -> dict[str, list[str]]:
     """The comparable texts of examples: question, context, both; "" where there is none.
 
     The context is the part that may be cut, unless that is the question. A question that the task does not name is
     the rest of the inputs, unless that is the same words everywhere.
     """
-    contexts = [plain(example.inputs[slice(*example.clippable)]) for example in examples]
+    contexts = [normalize_text(example.inputs[slice(*example.clippable)]) for example in examples]
     rests = [example.inputs[: example.clippable[0]] + example.inputs[example.clippable[1] :] for example in examples]
     fixed = len(set(rests)) == 1
     questions = [
-        plain(str(example.meta.get("question") or ("" if fixed else rest)))
+        normalize_text(str(example.meta.get("question") or ("" if fixed else rest)))
         for example, rest in zip(examples, rests, strict=True)
     ]
     contexts = ["" if c == q else c for c, q in zip(contexts, questions, strict=True)]
@@ -202,27 +274,29 @@ def _words(examples: Sequence[TextExample]) -> dict[str, list[str]]:
     return {"question": questions, "context": contexts, PAIR: pairs}
 
 
-def _duplicates(examples: Sequence[TextExample], near: float) -> dict[str, Any]:
+def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
     """Inputs that stand twice, questions that are answered differently, and nearly equal texts of one set."""
-    words = _words(examples)
-    inputs = _same([plain(example.inputs) for example in examples])
+    words = _extract_texts(examples)
+    inputs = _group_equal_texts([normalize_text(example.inputs) for example in examples])
     repeated = [places for places in inputs.values() if len(places) > 1]
-    contradicted = [places for places in repeated if _disagree(examples, places)]
-    disputed = [places for places in _same(words["question"]).values() if _disagree(examples, places)]
-    facts: dict[str, Any] = {
-        "inputs": _groups(examples, repeated),
-        "inputs with different answers": _groups(examples, contradicted),
-        "questions with different answers": _groups(examples, disputed),
+    contradicted = [places for places in repeated if _has_disagreement(examples, places)]
+    disputed = [
+        places for places in _group_equal_texts(words["question"]).values() if _has_disagreement(examples, places)
+    ]
+    facts: JsonTable = {
+        "inputs": _summarise_groups(examples, repeated),
+        "inputs with different answers": _summarise_groups(examples, contradicted),
+        "questions with different answers": _summarise_groups(examples, disputed),
     }
     for kind in ("question", "context"):
         texts = [text for text in dict.fromkeys(words[kind]) if text]
-        found = list(near_texts(texts, threshold=near))
-        shown = [_pair(texts[one.place], texts[one.other], one.similarity) for one in found[:NUM_SHOWN]]
+        found = list(find_near_duplicates(texts, threshold=near))
+        shown = [_build_pair(texts[one.row], texts[one.other_row], one.similarity) for one in found[:NUM_SHOWN]]
         facts[f"near {kind}s"] = {"num": len(found), "of": len(texts), "shown": shown}
     return facts
 
 
-def _same(texts: Sequence[str]) -> dict[str, list[int]]:
+def _group_equal_texts(texts: Sequence[str]) -> dict[str, list[int]]:
     """Text -> the places where it stands; "" is none."""
     places = defaultdict(list)
     for place, text in enumerate(texts):
@@ -231,18 +305,18 @@ def _same(texts: Sequence[str]) -> dict[str, list[int]]:
     return places
 
 
-def _disagree(examples: Sequence[TextExample], places: Sequence[int]) -> bool:
+def _has_disagreement(examples: Sequence[TextExample], places: Sequence[int]) -> bool:
     """Whether examples of several questions have no answer in common, by its words."""
-    golds = [set(map(_bare, examples[place].references)) for place in places if examples[place].references]
+    golds = [set(map(_normalize_words, examples[place].references)) for place in places if examples[place].references]
     groups = {examples[place].group or examples[place].id for place in places}
     return len(golds) > 1 and len(groups) > 1 and not set.intersection(*golds)
 
 
-def _bare(text: str) -> str:
+def _normalize_words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
-def _groups(examples: Sequence[TextExample], groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _summarise_groups(examples: Sequence[TextExample], groups: Sequence[Sequence[int]]) -> JsonTable:
     """`num` examples stand there again, after the first of their group."""
     shown = [
         {
@@ -255,37 +329,90 @@ def _groups(examples: Sequence[TextExample], groups: Sequence[Sequence[int]]) ->
     return {"num": sum(len(places) - 1 for places in groups), "of": len(examples), "shown": shown}
 
 
-def _pair(text: str, other: str, similarity: float) -> dict[str, Any]:
+def _build_pair(text: str, other: str, similarity: float) -> JsonTable:
     return {"text": text, "other": other, "similarity": round(similarity, 3)}
 
 
-def _leakage(train: Sequence[TextExample], evaluation: Sequence[TextExample], near: float) -> dict[str, Any]:
+def _find_leakage(train: Sequence[TextExample], evaluation: Sequence[TextExample], near: float) -> JsonTable:
     """Which texts of the evaluation set stand in the training set, too, and how many examples that touches."""
-    known, asked = _words(train), _words(evaluation)
+    known, asked = _extract_texts(train), _extract_texts(evaluation)
     kinds = [kind for kind in asked if any(asked[kind]) and any(known[kind])]
-    return {kind: _leaks(known[kind], asked[kind], None if kind == PAIR else near) for kind in kinds}
+    return {kind: _compare_texts(known[kind], asked[kind], None if kind == PAIR else near) for kind in kinds}
 
 
-def _leaks(known: Sequence[str], asked: Sequence[str], near: float | None) -> dict[str, Any]:
+def _compare_texts(known: Sequence[str], asked: Sequence[str], near: float | None) -> JsonTable:
     """`near` None looks for equal texts only: pairs of one context are near whatever is asked."""
-    held, places = dict.fromkeys(filter(None, known)), _same(asked)
+    held, places = dict.fromkeys(filter(None, known)), _group_equal_texts(asked)
     exact = [text for text in places if text in held]
     rest, others = [text for text in places if text not in held], list(held)
-    found = [] if near is None else list(near_texts(rest, others, threshold=near))
-    pairs = [_pair(text, text, 1.0) for text in exact[:NUM_SHOWN]]
-    pairs += [_pair(rest[one.place], others[one.other], one.similarity) for one in found[:NUM_SHOWN]]
+    found = [] if near is None else list(find_near_duplicates(rest, others, threshold=near))
+    pairs = [_build_pair(text, text, 1.0) for text in exact[:NUM_SHOWN]]
+    pairs += [_build_pair(rest[one.row], others[one.other_row], one.similarity) for one in found[:NUM_SHOWN]]
     return {
         "num_exact": sum(len(places[text]) for text in exact),
-        "num_near": None if near is None else sum(len(places[rest[one.place]]) for one in found),
+        "num_near": None if near is None else sum(len(places[rest[one.row]]) for one in found),
         "of": sum(map(len, places.values())),
         "shown": pairs,
+    }
+
+
+def _find_shared_ids(train: InspectedDataset, evaluation: InspectedDataset) -> JsonTable:
+    """Ids that both sets give: a translation has the ids of its original; {} where there are none to compare."""
+    if not train.given_ids or not evaluation.given_ids:
+        return {}
+    shared = sorted(train.given_ids & evaluation.given_ids)
+    return {
+        "num_exact": len(shared),
+        "num_near": None,
+        "of": len(evaluation.given_ids),
+        "shown": [_build_pair(id, id, 1.0) for id in shared[:NUM_SHOWN]],
     }
 
 
 # --- answers and characters ---
 
 
-def _answers(examples: Sequence[TextExample]) -> dict[str, Any]:
+def _summarise_offsets(found: InspectedDataset) -> JsonTable:
+    return {
+        "num": found.num_wrong_offsets,
+        "of": found.num_offsets,
+        "shown": [asdict(bad) for bad in found.wrong_offsets],
+    }
+
+
+def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
+    """What of the gold answers changes the meaning of the scores.
+
+    `num_blank` questions have a blank gold answer beside others that an empty prediction matches: it then has
+    `empty_scores`, and `empty_scores_without_blanks` if the blank ones are dropped. `num_disjoint` questions have gold
+    answers without a common word: all may be wanted, any counts as right. `imbalance` describes uneven labels.
+    """
+    firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
+    golds = [example.references for example in reversed(firsts.values())]
+    scorer = Scorer(task.metrics)
+    facts: JsonTable = {
+        "num": len(golds),
+        "num_blank": sum(rewards_blank(scorer, references) for references in golds),
+        "num_disjoint": 0 if task.labels is not None else sum(map(_are_disjoint, golds)),
+        "num_dropped_synonyms": sum(DROPPED_SYNONYMS in example.meta for example in firsts.values()),
+        "language": suggest_language(task, golds),
+        "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if task.labels is not None else "",
+    }
+    if facts["num_blank"]:
+        silence = [""] * len(golds)
+        facts["empty_scores"] = scorer.score(silence, golds).corpus
+        facts["empty_scores_without_blanks"] = scorer.score(silence, list(map(drop_blank_golds, golds))).corpus
+    return facts
+
+
+def _are_disjoint(references: Sequence[str]) -> bool:
+    """Whether there are several gold answers, and no two of them share a word."""
+    words = [set(re.findall(r"\w+", gold.casefold())) for gold in references if gold.strip()]
+    known = [set(one) for one in {frozenset(one) for one in words if one}]
+    return len(known) > 1 and sum(map(len, known)) == len(set().union(*known))
+
+
+def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
     """How many answers do not stand in their context; of a question asked of several contexts, in none of them."""
     holding: dict[str, bool] = {}
     missing, num_other_case, num_answered = [], 0, 0
@@ -305,42 +432,48 @@ def _answers(examples: Sequence[TextExample]) -> dict[str, Any]:
         holding[group] = holding.get(group, False) or held
     shown = [{"id": e.id, "answer": e.references[0], "text": e.inputs} for e in missing[:NUM_SHOWN]]
     return {
-        "num": len(missing), "num_other_case": num_other_case, "of": num_answered,
-        "num_questions": sum(not held for held in holding.values()), "of_questions": len(holding), "shown": shown,
-    }  # fmt: skip
+        "num": len(missing),
+        "num_other_case": num_other_case,
+        "of": num_answered,
+        "num_questions": sum(not held for held in holding.values()),
+        "of_questions": len(holding),
+        "shown": shown,
+    }
 
 
-def _characters(tokenizer: Any, texts: Sequence[str]) -> dict[str, Any]:
-    found = coverage(tokenizer, texts)
-    lost = [one._asdict() for one in found.lost[:MAX_VALUES]]
-    return {"num": found.num_texts_hit, "of": found.num_texts, "num_characters": len(found.lost), "common": lost}
+def _summarise_characters(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> JsonTable:
+    found = measure_coverage(tokenizer, texts)
+    lost = [one._asdict() for one in found.lossy[:MAX_VALUES]]
+    return {"num": found.num_texts_hit, "of": found.num_texts, "num_characters": len(found.lossy), "common": lost}
 
 
 # --- examples ---
 
 
-def _shown(tokenizer: Any, examples: Sequence[TextExample], limits: Limits) -> list[dict[str, Any]]:
+def _sample_examples(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], limits: LengthLimits
+) -> list[JsonTable]:
     """Five examples from the shortest to the longest, as the model reads them."""
     by_length = sorted(range(len(examples)), key=lambda place: (len(examples[place].inputs), place))
     steps = min(NUM_SHOWN, len(examples))
     places = dict.fromkeys(by_length[(len(examples) - 1) * i // max(steps - 1, 1)] for i in range(steps))
-    return [_as_read(tokenizer, examples[place], limits) for place in places]
+    return [_format_encoded(tokenizer, examples[place], limits) for place in places]
 
 
-def _as_read(tokenizer: Any, example: TextExample, limits: Limits) -> dict[str, Any]:
-    seen = windows(tokenizer, [example], limits)[0] if limits.overlong == "windows" else example
+def _format_encoded(tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits) -> JsonTable:
+    seen = split_into_windows(tokenizer, [example], limits)[0] if limits.overlong == "windows" else example
     [tokens] = encode(tokenizer, [seen], [seen.targets], limits=limits)
-    whole = pieces_of(tokenizer, [seen])[0].ids
+    whole = next(tokenize_inputs(tokenizer, [seen])).ids
     cut = next((i for i, pair in enumerate(zip(tokens.input_ids, whole, strict=False)) if pair[0] != pair[1]), None)
     before, after = tokens.input_ids[:cut], tokens.input_ids[cut:] if cut is not None else []
     return {
         "id": seen.id,
-        "inputs": [tokenizer.decode(ids) for ids in (before, after) if len(ids)],
+        "inputs": [tokenizer.decode(list(ids)) for ids in (before, after) if len(ids)],
         "num_input_tokens": len(tokens.input_ids),
         "num_cut": tokens.num_clipped_inputs,
         "answer_lost": tokens.answer_clipped,
         "window": seen.meta.get("window"),
-        "targets": tokenizer.decode(tokens.labels),
+        "targets": tokenizer.decode(list(tokens.labels)),
         "num_target_tokens": len(tokens.labels),
         "num_cut_targets": tokens.num_clipped_targets,
         "references": list(example.references),

@@ -8,12 +8,26 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from fivetune.data.json_text import Repeated, TooLong, Window, decode_line, flaw, kind_of
-from fivetune.data.source_files import MAX_RECORD_BYTES, BadRecord, lines, not_utf8, shown, too_long
+from fivetune.data.json_text import (
+    DuplicateKeyObject,
+    JsonTooLongError,
+    JsonWindow,
+    decode_line,
+    describe_kind,
+    find_json_error,
+)
+from fivetune.data.source_files import (
+    MAX_RECORD_BYTES,
+    BadRecord,
+    format_too_long_message,
+    make_utf8_error,
+    quote_value,
+    read_lines,
+)
 from fivetune.errors import DataError
-from fivetune.types import RawRecord
+from fivetune.types import JsonTable, RawRecord
 
 RECORD_LISTS = ("data", "questions")  # where a document keeps its records: SQuAD's key, BioASQ's key
 _DOCUMENT_FORM = (
@@ -26,24 +40,24 @@ _QUESTION_FORM = (
 )
 
 
-def jsonl_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
+def read_jsonl_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
     """One record per line; blank lines are passed over."""
-    for number, line in lines(file):
+    for number, line in read_lines(file):
         if line.strip():
-            yield _line_record(line, path, number)
+            yield _parse_line(line, path, number)
 
 
-def _line_record(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:
+def _parse_line(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:
     where = f"{path}:{number}"
     if len(line) > MAX_RECORD_BYTES:
-        return BadRecord(where, too_long("the line"))
+        return BadRecord(where, format_too_long_message("the line"))
     torn = not line.endswith(b"\n")
     value, wrong = None, ""
     try:
         value, wrong = decode_line(line.decode("utf-8-sig" if number == 1 else "utf-8").strip())
     except UnicodeDecodeError as error:
         if not (torn and error.reason == "unexpected end of data"):
-            raise not_utf8(path, error, line=number) from error
+            raise make_utf8_error(path, error, line=number) from error
         wrong = "the last character is incomplete"
     if wrong and b"\0" in line:
         wrong = f"NUL byte at column {line.index(0) + 1}"
@@ -51,63 +65,64 @@ def _line_record(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:
         wrong = f"the last line is cut off: it has no line end, and {wrong}"
     if wrong:
         return BadRecord(where, f"{wrong}. Allowed is one JSON object per line. Repair or remove the line.")
-    return _record(value, where)
+    return _make_record(value, where)
 
 
-def _record(value: Any, where: str) -> RawRecord | BadRecord:
+def _make_record(value: object, where: str) -> RawRecord | BadRecord:
     if isinstance(value, dict):
         return RawRecord(value, where)
     return BadRecord(
-        where, f"{kind_of(value)}: {shown(value)}. A record is an object {{name: value}}. Repair or remove it."
+        where,
+        f"{describe_kind(value)}: {quote_value(value)}. A record is an object {{name: value}}. Repair or remove it.",
     )
 
 
-def document_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
+def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
     """The records of a JSON document: an array of objects, an object with such an array under one of RECORD_LISTS, or
     an object of objects, {id: record}, as PubMedQA has it.
 
     An element that has "paragraphs" is a SQuAD article and gives one record per question.
     """
-    window, by_id = Window(file, path), False
+    window, by_id = JsonWindow(file, path), False
     if window.peek() == "[":
-        yield from _list_records(window, f"{path}: ")
+        yield from _read_list_items(window, f"{path}: ")
     elif window.peek() == "{":
-        by_id = yield from _listed_records(window, path)
+        by_id = yield from _read_listed_records(window, path)
     else:
-        value = window.value()
-        raise DataError(f"{path}: {kind_of(value)}: {shown(value)}. {_DOCUMENT_FORM}")
+        value = window.read_value()
+        raise DataError(f"{path}: {describe_kind(value)}: {quote_value(value)}. {_DOCUMENT_FORM}")
     if window.peek():
-        raise window.error("data after the end of the document")
+        raise window.make_error("data after the end of the document")
     if by_id:
         file.seek(0)
-        yield from _records_by_id(Window(file, path), path)
+        yield from _read_records_by_id(JsonWindow(file, path), path)
 
 
-def _listed_records(window: Window, path: Path) -> Generator[RawRecord | BadRecord, None, bool]:
+def _read_listed_records(window: JsonWindow, path: Path) -> Generator[RawRecord | BadRecord, None, bool]:
     """The records of the lists in an object; at its end, whether it has none of them but objects, records by id."""
     seen: dict[str, str] = {}
-    for key in window.members():
+    for key in window.iter_keys():
         if key in seen:
-            raise window.error(f"the key {key!r} stands more than once")
+            raise window.make_error(f"the key {key!r} stands more than once")
         if key in RECORD_LISTS and window.peek() == "[":
             seen[key] = ""
-            yield from _list_records(window, f"{path}: {key}")
+            yield from _read_list_items(window, f"{path}: {key}")
             continue
-        seen[key] = kind_of(window.value())
-    by_id = set(seen.values()) == {kind_of({})} and not seen.keys() & {*RECORD_LISTS}
+        seen[key] = describe_kind(window.read_value())
+    by_id = set(seen.values()) == {describe_kind({})} and not seen.keys() & {*RECORD_LISTS}
     if not by_id and all(seen.values()):
-        raise DataError(_no_list(path, seen))
+        raise DataError(_describe_missing_list(path, seen))
     return by_id
 
 
-def _records_by_id(window: Window, path: Path) -> Iterator[RawRecord]:
-    for key in window.members():
-        value = window.value()
+def _read_records_by_id(window: JsonWindow, path: Path) -> Iterator[RawRecord]:
+    for key in window.iter_keys():
+        value = window.read_value()
         value.setdefault("id", key)
         yield RawRecord(value, f"{path}: {key!r}")
 
 
-def _no_list(path: Path, seen: dict[str, str]) -> str:
+def _describe_missing_list(path: Path, seen: dict[str, str]) -> str:
     for name in RECORD_LISTS:
         if name in seen:
             return f"{path}: {name!r} is {seen[name]}. It must be a list of records. Correct the file."
@@ -115,70 +130,72 @@ def _no_list(path: Path, seen: dict[str, str]) -> str:
     return f"{path}: no list of records: the keys are {keys}. {_DOCUMENT_FORM}"
 
 
-def _list_records(window: Window, place: str) -> Iterator[RawRecord | BadRecord]:
-    for index in window.items():
+def _read_list_items(window: JsonWindow, place: str) -> Iterator[RawRecord | BadRecord]:
+    for index in window.iter_indices():
         where = f"{place}[{index}]"
         try:
-            value = window.value()
-        except TooLong as error:
-            yield from _long_article(window, where, error)
+            value = window.read_value()
+        except JsonTooLongError as error:
+            yield from _read_long_article(window, where, error)
             continue
         if isinstance(value, dict) and "paragraphs" in value:
-            yield from _article_records(value, where)
+            yield from _split_article(value, where)
         else:
-            yield _record(value, where)
+            yield _make_record(value, where)
 
 
-def _long_article(window: Window, where: str, error: TooLong) -> Iterator[RawRecord | BadRecord]:
+def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:
     """An article over the limit, paragraph by paragraph; its title is known only if it stands before them."""
     if window.peek() != "{":
         raise error
     title, found = "", False
-    for key in window.members():
+    for key in window.iter_keys():
         if key == "paragraphs" and window.peek() == "[":
             found = True
-            for index in window.items():
-                yield from _paragraph_records(window.value(), f"{where}.paragraphs[{index}]", title)
+            for index in window.iter_indices():
+                yield from _split_paragraph(window.read_value(), f"{where}.paragraphs[{index}]", title)
         else:
-            value = window.value()
+            value = window.read_value()
             title = value if key == "title" and isinstance(value, str) else title
     if not found:
         raise error
 
 
-def _article_records(article: dict[str, Any], where: str) -> Iterator[RawRecord | BadRecord]:
+def _split_article(article: JsonTable, where: str) -> Iterator[RawRecord | BadRecord]:
     paragraphs, title = article["paragraphs"], article.get("title") or ""
-    if isinstance(article, Repeated):
-        yield BadRecord(where, flaw(article) or "")
+    if isinstance(article, DuplicateKeyObject):
+        yield BadRecord(where, find_json_error(article) or "")
     elif not isinstance(paragraphs, list):
-        yield BadRecord(where, f"'paragraphs' is {kind_of(paragraphs)}. Allowed is a list. Correct the file.")
+        yield BadRecord(where, f"'paragraphs' is {describe_kind(paragraphs)}. Allowed is a list. Correct the file.")
     else:
         for index, paragraph in enumerate(paragraphs):
-            yield from _paragraph_records(paragraph, f"{where}.paragraphs[{index}]", title)
+            yield from _split_paragraph(paragraph, f"{where}.paragraphs[{index}]", title)
 
 
-def _paragraph_records(paragraph: Any, where: str, title: Any) -> Iterator[RawRecord | BadRecord]:
+def _split_paragraph(paragraph: object, where: str, title: object) -> Iterator[RawRecord | BadRecord]:
     if not isinstance(paragraph, dict):
-        yield BadRecord(where, f"{kind_of(paragraph)}: {shown(paragraph)}. Allowed is an object. {_QUESTION_FORM}")
-    elif isinstance(paragraph, Repeated):
-        yield BadRecord(where, flaw(paragraph) or "")
+        yield BadRecord(
+            where, f"{describe_kind(paragraph)}: {quote_value(paragraph)}. Allowed is an object. {_QUESTION_FORM}"
+        )
+    elif isinstance(paragraph, DuplicateKeyObject):
+        yield BadRecord(where, find_json_error(paragraph) or "")
     elif not isinstance(paragraph.get("qas"), list):
-        yield BadRecord(where, f"{_lacking(paragraph, 'qas')}. {_QUESTION_FORM}")
+        yield BadRecord(where, f"{_describe_bad_field(paragraph, 'qas')}. {_QUESTION_FORM}")
     else:
         for index, question in enumerate(paragraph["qas"]):
             place = f"{where}.qas[{index}]"
-            if wrong := flaw(question) or _question_flaw(question, paragraph):
+            if wrong := find_json_error(question) or _find_question_error(question, paragraph):
                 yield BadRecord(place, wrong)
             else:
-                yield RawRecord(flat_question(question, context=paragraph["context"], title=title), place)
+                yield RawRecord(flatten_question(question, context=paragraph["context"], title=title), place)
 
 
-def flat_question(question: dict[str, Any], *, context: str, title: Any = "") -> dict[str, Any]:
+def flatten_question(question: JsonTable, *, context: str, title: object = "") -> JsonTable:
     """One question of a SQuAD document as flat fields, answers turned into columns; -1 is an unknown start.
 
     Answers and `is_impossible` that the file leaves out stay out: only the task knows what that means.
 
-    >>> flat_question({"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
+    >>> flatten_question({"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
     ...               context="Dr. Ann slept.", title="Ann")["answers"]
     {'text': ['Ann'], 'answer_start': [4]}
     """
@@ -195,34 +212,34 @@ def flat_question(question: dict[str, Any], *, context: str, title: Any = "") ->
     return fields
 
 
-def _question_flaw(question: Any, paragraph: dict[str, Any]) -> str:
+def _find_question_error(question: object, paragraph: JsonTable) -> str:
     wrong = ""
     if not isinstance(question, dict):
-        wrong = f"{kind_of(question)}: {shown(question)}, not an object"
+        wrong = f"{describe_kind(question)}: {quote_value(question)}, not an object"
     elif not isinstance(question.get("question"), str):
-        wrong = _lacking(question, "question")
+        wrong = _describe_bad_field(question, "question")
     elif not isinstance(paragraph.get("context"), str):
-        wrong = f"its paragraph: {_lacking(paragraph, 'context')}"
+        wrong = f"its paragraph: {_describe_bad_field(paragraph, 'context')}"
     elif not isinstance(question.get("is_impossible", False), bool):
-        wrong = _lacking(question, "is_impossible")
-    elif not isinstance(question.get("answers") or [], list):
-        wrong = _lacking(question, "answers")
+        wrong = _describe_bad_field(question, "is_impossible")
+    elif (answers := question.get("answers")) is not None and not isinstance(answers, list):
+        wrong = _describe_bad_field(question, "answers")
     else:
-        wrong = next(filter(None, map(_answer_flaw, question.get("answers") or [], count())), "")
+        wrong = next(filter(None, map(_find_answer_error, answers or [], count())), "")
     return f"{wrong}. {_QUESTION_FORM}" if wrong else ""
 
 
-def _answer_flaw(answer: Any, index: int) -> str:
+def _find_answer_error(answer: object, index: int) -> str:
     if not isinstance(answer, dict):
-        return f"answers[{index}]: {kind_of(answer)}, not an object"
+        return f"answers[{index}]: {describe_kind(answer)}, not an object"
     if not isinstance(answer.get("text"), str):
-        return f"answers[{index}]: {_lacking(answer, 'text')}"
+        return f"answers[{index}]: {_describe_bad_field(answer, 'text')}"
     if not isinstance(answer.get("answer_start", -1), int):
-        return f"answers[{index}]: {_lacking(answer, 'answer_start')}"
+        return f"answers[{index}]: {_describe_bad_field(answer, 'answer_start')}"
     return ""
 
 
-def _lacking(fields: dict[str, Any], name: str) -> str:
+def _describe_bad_field(fields: JsonTable, name: str) -> str:
     if name in fields:
-        return f"{name!r} is {kind_of(fields[name])}: {shown(fields[name])}"
+        return f"{name!r} is {describe_kind(fields[name])}: {quote_value(fields[name])}"
     return f"no {name!r}; the keys are {', '.join(repr(key) for key in list(fields)[:8]) or 'none'}"

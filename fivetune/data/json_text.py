@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from fivetune.data.source_files import MAX_RECORD_BYTES, not_utf8, shown, too_long
+from fivetune.data.source_files import MAX_RECORD_BYTES, format_too_long_message, make_utf8_error, quote_value
 from fivetune.errors import DataError
+from fivetune.types import JsonTable
 
 WINDOW_BYTES = 2**18
 
@@ -24,74 +25,74 @@ _WHITE = re.compile(r"[ \t\r\n]*")
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
-class Repeated(dict[str, Any]):
+class DuplicateKeyObject(dict[str, Any]):
     """A JSON object in which a key stood more than once."""
 
     key = ""
 
 
-class _Constant(str):
+class _NonFiniteConstant(str):
     """NaN, Infinity or -Infinity: not JSON, but Python's decoder lets them pass."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, object]]) -> JsonTable:
     fields = dict(pairs)
     if len(fields) == len(pairs):
         return fields
     keys = [key for key, _ in pairs]
-    repeated = Repeated(fields)
+    repeated = DuplicateKeyObject(fields)
     repeated.key = next(key for key in keys if keys.count(key) > 1)
     return repeated
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_Constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_build_object, parse_constant=_NonFiniteConstant)
 
 
-def kind_of(value: object) -> str:
+def describe_kind(value: object) -> str:
     """JSON's word for the kind of a value.
 
-    >>> kind_of([1])
+    >>> describe_kind([1])
     'a list'
-    >>> kind_of(None)
+    >>> describe_kind(None)
     'null'
     """
     return _KINDS.get(type(value), "an object" if isinstance(value, dict) else "null")
 
 
-def flaw(value: Any) -> str | None:
+def find_json_error(value: object) -> str | None:
     """What makes a decoded value unfit for use, None if nothing: NaN, a repeated key, NUL, half a surrogate pair.
 
-    >>> flaw({"question": "Why?", "answers": {"text": ["a\\0b"]}})
+    >>> find_json_error({"question": "Why?", "answers": {"text": ["a\\0b"]}})
     "field 'answers.text[0]': NUL character at position 1. Allowed is text without it. Remove it."
     """
-    if (found := _find_flaw(value)) is None:
+    if (found := _locate_error(value)) is None:
         return None
     place, wrong = found
     return f"field {place.lstrip('.')!r}: {wrong}" if place else wrong
 
 
-def _find_flaw(value: Any) -> tuple[str, str] | None:
+def _locate_error(value: object) -> tuple[str, str] | None:
     """(place such as ".answers.text[0]", what is wrong there); the place is put together only when there is one."""
     if isinstance(value, str):
-        wrong = _text_flaw(value)
+        wrong = _find_text_error(value)
         return ("", wrong) if wrong else None
     if isinstance(value, dict):
-        if isinstance(value, Repeated):
+        if isinstance(value, DuplicateKeyObject):
             return "", f"the key {value.key!r} stands more than once. Keys must be unique. Rename or remove one."
         for key, item in value.items():
-            if wrong := _text_flaw(str(key)):
-                return "", f"the name {shown(key)}: {wrong}"
-            if found := _find_flaw(item):
+            if wrong := _find_text_error(str(key)):
+                return "", f"the name {quote_value(key)}: {wrong}"
+            if found := _locate_error(item):
                 return f".{key}{found[0]}", found[1]
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            if found := _find_flaw(item):
+            if found := _locate_error(item):
                 return f"[{index}]{found[0]}", found[1]
     return None
 
 
-def _text_flaw(text: str) -> str:
-    if isinstance(text, _Constant):
+def _find_text_error(text: str) -> str:
+    if isinstance(text, _NonFiniteConstant):
         return f"{text} is not JSON. Allowed are finite numbers and null. Write null."
     if "\0" in text:
         return f"NUL character at position {text.index(chr(0))}. Allowed is text without it. Remove it."
@@ -118,7 +119,7 @@ def decode_line(text: str) -> tuple[Any, str]:
     try:
         return _DECODER.decode(text), ""
     except json.JSONDecodeError as error:
-        near = shown(text[error.pos : error.pos + 30]) if error.pos < len(text) else "the end of the line"
+        near = quote_value(text[error.pos : error.pos + 30]) if error.pos < len(text) else "the end of the line"
         return None, f"malformed JSON at column {error.pos + 1}: {error.msg.removesuffix(' at')}, near {near}"
     except RecursionError:
         return None, "malformed JSON: nested too deeply"
@@ -126,11 +127,11 @@ def decode_line(text: str) -> tuple[Any, str]:
         return None, f"malformed JSON: {error}"
 
 
-class TooLong(DataError):
+class JsonTooLongError(DataError):
     """A value that does not fit into the window."""
 
 
-class Window:
+class JsonWindow:
     """A JSON file seen through a window of text; it never goes back, and always knows line and column."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
@@ -148,17 +149,17 @@ class Window:
                 return self._text[self._at]
             if self._ended:
                 return ""
-            self._more()
+            self._read_more()
 
     def take(self, allowed: str) -> str:
         """Read one of the allowed characters."""
         if not (char := self.peek()) or char not in allowed:
-            raise self.error(f"Expecting {' or '.join(repr(wanted) for wanted in allowed)}")
+            raise self.make_error(f"Expecting {' or '.join(repr(wanted) for wanted in allowed)}")
         self._at += 1
         return char
 
-    def value(self) -> Any:
-        """Read one whole value. Raises TooLong, with nothing read, if it is over MAX_RECORD_BYTES."""
+    def read_value(self) -> Any:
+        """Read one whole value. Raises JsonTooLongError, with nothing read, if it is over MAX_RECORD_BYTES."""
         self.peek()
         failed: tuple[str, int] | None = None
         while True:
@@ -171,17 +172,17 @@ class Window:
                 before, failed = failed, (error.msg, error.pos - self._at)
                 final = before == failed and not error.msg.startswith("Unterminated")
                 if final or self._ended:
-                    raise self.error(error.msg, at=error.pos) from error
+                    raise self.make_error(error.msg, at=error.pos) from error
             except RecursionError as error:
-                raise self.error("nested too deeply") from error
+                raise self.make_error("nested too deeply") from error
             except ValueError as error:  # a whole number of more than 4300 digits
-                raise self.error(str(error)) from error
+                raise self.make_error(str(error)) from error
             if len(self._text) - self._at > MAX_RECORD_BYTES:
-                line, column = self._position(self._at)
-                raise TooLong(f"{self._path}:{line}:{column}: {too_long('this value')}")
-            self._more()
+                line, column = self._locate(self._at)
+                raise JsonTooLongError(f"{self._path}:{line}:{column}: {format_too_long_message('this value')}")
+            self._read_more()
 
-    def members(self) -> Iterator[str]:
+    def iter_keys(self) -> Iterator[str]:
         """Each key of the object that begins here; the caller reads its value before going on."""
         self.take("{")
         if self.peek() == "}":
@@ -189,14 +190,14 @@ class Window:
             return
         while True:
             if self.peek() != '"':
-                raise self.error("Expecting property name enclosed in double quotes")
-            key = self.value()
+                raise self.make_error("Expecting property name enclosed in double quotes")
+            key = self.read_value()
             self.take(":")
             yield key
             if self.take(",}") == "}":
                 return
 
-    def items(self) -> Iterator[int]:
+    def iter_indices(self) -> Iterator[int]:
         """Each index of the list that begins here; the caller reads its value before going on."""
         self.take("[")
         if self.peek() == "]":
@@ -209,11 +210,11 @@ class Window:
             if self.take(",]") == "]":
                 return
 
-    def error(self, wrong: str, *, at: int | None = None) -> DataError:
+    def make_error(self, wrong: str, *, at: int | None = None) -> DataError:
         """The complaint about what stands at `at` (default: here)."""
         at = self._at if at is None else at
-        line, column = self._position(at)
-        near = shown(self._text[at : at + 30])
+        line, column = self._locate(at)
+        near = quote_value(self._text[at : at + 30])
         if at >= len(self._text):
             near = "the end of the file: it is cut off"
         return DataError(
@@ -221,20 +222,20 @@ class Window:
             f"JSON document, or one object per line in a .jsonl file. Repair it or download it again."
         )
 
-    def _position(self, at: int) -> tuple[int, int]:
+    def _locate(self, at: int) -> tuple[int, int]:
         num_lines = self._text.count("\n", 0, at)
         if num_lines:
             return self._line + num_lines, at - self._text.rfind("\n", 0, at)
         return self._line, self._column + at
 
-    def _more(self) -> None:
-        """Drop what was read and at least double the rest, so that decoding it anew costs linear time in all."""
-        self._line, self._column = self._position(self._at)
+    def _read_more(self) -> None:
+        """Drop what was read and at least double the rest, so that decoding it again costs linear time in all."""
+        self._line, self._column = self._locate(self._at)
         rest = self._text[self._at :]
         chunk = self._file.read(max(WINDOW_BYTES, len(rest)))
         self._ended = not chunk
         try:
             self._text = rest + self._decoder.decode(chunk, final=self._ended)
         except UnicodeDecodeError as error:
-            raise not_utf8(self._path, error, line=self._line + rest.count("\n")) from error
+            raise make_utf8_error(self._path, error, line=self._line + rest.count("\n")) from error
         self._at = 0

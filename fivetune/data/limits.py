@@ -6,17 +6,19 @@ In: TextExamples and a transformers tokenizer. Out: lengths before any cut, and 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.encode import Pieces, pieces_of
+from fivetune.data.encode import TokenizedInput, tokenize_inputs
 from fivetune.data.store import NUM_BINS
-from fivetune.types import TextExample
+from fivetune.types import JsonTable, TextExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 INPUT_LIMITS = (128, 192, 256, 384, 512, 768, 1024, 2048)
 TARGET_LIMITS = (8, 16, 32, 64, 128, 256, 512)
@@ -29,7 +31,7 @@ Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TokenLengths:
     """Lengths in tokens, end token included, but for contexts: they are only a part.
 
     Args:
@@ -44,9 +46,13 @@ class Measured:
     targets: Lengths
 
 
-def measured(
-    tokenizer: Any, examples: Sequence[TextExample], targets: Sequence[str], *, answers_can_be_lost: bool = True
-) -> Measured:
+def measure_lengths(
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[TextExample],
+    targets: Sequence[str],
+    *,
+    answers_can_be_lost: bool = True,
+) -> TokenLengths:
     """Tokenise examples and targets, and keep their lengths only.
 
     Args:
@@ -55,19 +61,19 @@ def measured(
     rows: list[tuple[int, int, int]] = []
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
-        for example, pieces in zip(chunk, pieces_of(tokenizer, chunk), strict=True):
+        for example, pieces in zip(chunk, tokenize_inputs(tokenizer, chunk), strict=True):
             rows.append(
                 (
                     len(pieces.ids) + 1,
                     pieces.stop - pieces.start,
-                    _needed(example, pieces) if answers_can_be_lost else 0,
+                    _compute_needed_limit(example, pieces) if answers_can_be_lost else 0,
                 )
             )
     inputs, contexts, needed = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return Measured(inputs, contexts, needed, np.array(_target_lengths(tokenizer, targets), dtype=np.int64))
+    return TokenLengths(inputs, contexts, needed, np.array(_measure_targets(tokenizer, targets), dtype=np.int64))
 
 
-def _target_lengths(tokenizer: Any, targets: Sequence[str]) -> list[int]:
+def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[int]:
     lengths: dict[str, int] = {}
     different = list(dict.fromkeys(targets))
     for first in range(0, len(different), CHUNK):
@@ -77,12 +83,12 @@ def _target_lengths(tokenizer: Any, targets: Sequence[str]) -> list[int]:
     return [lengths[target] for target in targets]
 
 
-def _needed(example: TextExample, pieces: Pieces) -> int:
+def _compute_needed_limit(example: TextExample, pieces: TokenizedInput) -> int:
     """Tokens up to the end of the first answer, and those behind the context, which is cut before they are."""
-    ends = [found.end() for r in example.references if r and (found := _search(r, example.inputs))]
+    ends = [found.end() for r in example.references if r and (found := _find_answer(r, example.inputs))]
     if not ends or pieces.offsets is None:
         return 0
-    last = bisect_left([low for low, _ in pieces.offsets], min(ends)) - 1
+    last = int(np.searchsorted(pieces.offsets[:, 0], min(ends))) - 1
     behind = len(pieces.ids) - pieces.stop
     if last < pieces.start:
         return last + 2
@@ -91,47 +97,47 @@ def _needed(example: TextExample, pieces: Pieces) -> int:
     return last + 1 + behind + 1
 
 
-def _search(answer: str, text: str) -> re.Match[str] | None:
+def _find_answer(answer: str, text: str) -> re.Match[str] | None:
     return re.search(re.escape(answer), text, re.IGNORECASE)
 
 
-def input_limits(lengths: Measured, own: int | None) -> list[dict[str, Any]]:
+def build_input_limit_table(lengths: TokenLengths, configured: int | None) -> list[JsonTable]:
     """What each input limit, and the one that is set, cuts, and what it costs beside COST_LIMIT.
 
     An example of n tokens, cut to the limit, costs n + n² / ATTENTION: what its encoder computes, in the token-wise
     layers and in attention, for t5-small and up to a factor. Padding is not counted.
     """
-    base = max(_cost(lengths.inputs, COST_LIMIT), 1.0)
+    base = max(_estimate_cost(lengths.inputs, COST_LIMIT), 1.0)
     return [
         {
             "limit": limit,
             "num_cut": int((lengths.inputs > limit).sum()),
             "num_answers_lost": int((lengths.needed > limit).sum()),
-            "cost": round(_cost(lengths.inputs, limit) / base, 4),
+            "cost": round(_estimate_cost(lengths.inputs, limit) / base, 4),
         }
-        for limit in _with(INPUT_LIMITS, own)
+        for limit in _add_limit(INPUT_LIMITS, configured)
     ]
 
 
-def _cost(lengths: Lengths, limit: int) -> float:
+def _estimate_cost(lengths: Lengths, limit: int) -> float:
     kept = np.minimum(lengths, limit).astype(float)
     return float((kept + kept**2 / ATTENTION).sum())
 
 
-def target_limits(lengths: Measured, own: int | None) -> list[dict[str, int]]:
+def build_target_limit_table(lengths: TokenLengths, configured: int | None) -> list[dict[str, int]]:
     """How many targets each limit, and the one that is set, cuts."""
-    limits = _with(TARGET_LIMITS, own)
+    limits = _add_limit(TARGET_LIMITS, configured)
     return [{"limit": limit, "num_cut": int((lengths.targets > limit).sum())} for limit in limits]
 
 
-def _with(limits: Sequence[int], own: int | None) -> list[int]:
+def _add_limit(limits: Sequence[int], own: int | None) -> list[int]:
     return sorted({*limits, *([own] if own else [])})
 
 
-def distribution(lengths: Lengths) -> dict[str, Any] | None:
+def compute_length_distribution(lengths: Lengths) -> JsonTable | None:
     """Number, mean, quantiles, longest, and a histogram; None of nothing.
 
-    >>> distribution(np.array([3, 4, 5]))["quantiles"]
+    >>> compute_length_distribution(np.array([3, 4, 5]))["quantiles"]
     {'0.05': 3, '0.25': 3, '0.5': 4, '0.75': 5, '0.95': 5, '0.99': 5}
     """
     if not len(lengths):

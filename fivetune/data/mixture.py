@@ -16,24 +16,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.ragged import flattened
+from fivetune.data.ragged import Ragged, concatenate_rows
 from fivetune.data.store import NUM_BINS, TokenStore
-from fivetune.types import TextExample
+from fivetune.types import JsonTable, TextExample
 
 Rows = NDArray[np.int64]
 
 
-def mixing_rates(sizes: Sequence[int], *, limit: int | None = None, temperature: float = 1.0) -> list[float]:
+def compute_mixing_rates(sizes: Sequence[int], *, limit: int | None = None, temperature: float = 1.0) -> list[float]:
     """min(n, limit)^(1 / temperature) of each part over the sum of all (Raffel et al. 2020, section 3.5.2).
 
-    >>> mixing_rates([900, 100]), mixing_rates([900, 100], temperature=2), mixing_rates([900, 100], limit=300)
+    >>> (compute_mixing_rates([900, 100]), compute_mixing_rates([900, 100], temperature=2),
+    ...  compute_mixing_rates([900, 100], limit=300))
     ([0.9, 0.1], [0.75, 0.25], [0.75, 0.25])
     """
     weights = [min(size, limit or size) ** (1 / temperature) for size in sizes]
     return [weight / sum(weights) for weight in weights]
 
 
-class Draw:
+class MixtureSampler:
     """Which rows of the joined stores an epoch takes.
 
     Args:
@@ -53,27 +54,27 @@ class Draw:
     def __call__(self, epoch: int) -> Rows:
         """[len(self)] rows, those of one part after those of another.
 
-        >>> draw = Draw([4, 2], [0.5, 0.5], 6, seed=0)
+        >>> draw = MixtureSampler([4, 2], [0.5, 0.5], 6, seed=0)
         >>> [sorted(draw(epoch).tolist()) for epoch in range(2)]
         [[0, 1, 2, 4, 5, 5], [1, 3, 3, 4, 4, 5]]
         """
         first, pieces = 0, []
         for part, (size, share) in enumerate(zip(self._sizes, self.shares, strict=True)):
-            pieces.append(first + self._piece(part, size, epoch * share, (epoch + 1) * share))
+            pieces.append(first + self._draw_range(part, size, epoch * share, (epoch + 1) * share))
             first += size
         return np.concatenate(pieces)
 
-    def _piece(self, part: int, size: int, start: int, stop: int) -> Rows:
+    def _draw_range(self, part: int, size: int, start: int, stop: int) -> Rows:
         """Places [start, stop) of a part's endless sequence."""
         rounds = range(start // size, -(-stop // size))
         drawn = [np.random.default_rng([self._seed, part, number]).permutation(size) for number in rounds]
         return np.concatenate(drawn)[start - rounds.start * size : stop - rounds.start * size]
 
 
-class _JoinedRows:
+class _ConcatRows:
     """The rows of several ragged arrays, one array after the other."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    def __init__(self, parts: Sequence[Ragged]) -> None:
         self._parts = parts
         self._ends = np.cumsum([len(part) for part in parts])
 
@@ -81,24 +82,24 @@ class _JoinedRows:
         return int(self._ends[-1])
 
     def __getitem__(self, row: int) -> NDArray[np.generic]:
-        part, inner = _place(self._ends, row)
+        part, inner = _find_part(self._ends, row)
         return self._parts[part][inner]
 
     def gather(self, rows: Sequence[int] | Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return flattened([self[row] for row in rows])
+        return concatenate_rows([self[row] for row in rows])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.concatenate([part.lengths for part in self._parts])
 
 
-def _place(ends: NDArray[Any], row: int) -> tuple[int, int]:
+def _find_part(ends: NDArray[np.int64], row: int) -> tuple[int, int]:
     """The part that a row belongs to, and its row there."""
     part = int(np.searchsorted(ends, row, side="right"))
     return part, int(row - (ends[part - 1] if part else 0))
 
 
-class JoinedStore(TokenStore):
+class ConcatStore(TokenStore):
     """Several stores, one after the other, used as one; ids begin with the name of the part.
 
     `summary` counts all parts together and holds the summary of each under `parts`.
@@ -107,39 +108,39 @@ class JoinedStore(TokenStore):
     def __init__(self, parts: Mapping[str, TokenStore]) -> None:
         self.parts = dict(parts)
         stores = list(self.parts.values())
-        self.inputs: Any = _JoinedRows([store.inputs for store in stores])
-        self.labels: Any = _JoinedRows([store.labels for store in stores])
+        self.inputs: Any = _ConcatRows([store.inputs for store in stores])
+        self.labels: Any = _ConcatRows([store.labels for store in stores])
         self._ends = np.cumsum([len(store) for store in stores])
         first_groups = np.cumsum([0, *(store.num_groups for store in stores)])
         self.groups = np.concatenate([s.groups + first for s, first in zip(stores, first_groups, strict=False)])
         self.num_clipped = np.concatenate([store.num_clipped for store in stores])
         self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
-        self.summary = joined_summary({name: store.summary for name, store in self.parts.items()})
+        self.summary = merge_summaries({name: store.summary for name, store in self.parts.items()})
 
-    def id(self, row: int) -> str:
-        name, store, inner = self._at(row)
-        return f"{name}/{store.id(inner)}"
+    def get_id(self, row: int) -> str:
+        name, store, inner = self._locate_row(row)
+        return f"{name}/{store.get_id(inner)}"
 
-    def text(self, row: int) -> TextExample:
-        _, store, inner = self._at(row)
-        return store.text(inner)
+    def read_example(self, row: int) -> TextExample:
+        _, store, inner = self._locate_row(row)
+        return store.read_example(inner)
 
-    def _at(self, row: int) -> tuple[str, TokenStore, int]:
-        part, inner = _place(self._ends, row)
+    def _locate_row(self, row: int) -> tuple[str, TokenStore, int]:
+        part, inner = _find_part(self._ends, row)
         name = list(self.parts)[part]
         return name, self.parts[name], inner
 
 
-def joined_summary(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
     """Counts added up, the largest of limits and percentiles, and the summary of every part under its name."""
     every = list(summaries.values())
-    joined: dict[str, Any] = {name: sum(one[name] for one in every) for name in every[0] if name.startswith("num_")}
+    joined: JsonTable = {name: sum(one[name] for one in every) for name in every[0] if name.startswith("num_")}
     for name in ("input", "target"):
         limits = [one[f"max_{name}_tokens"] for one in every]
         joined[f"max_{name}_tokens"] = None if None in limits else max(limits)
         for key in (f"{name}_p99", f"longest_{name}"):
             joined[key] = max(one[key] for one in every)
-        joined[f"{name}_lengths"] = _joined_histogram([one[f"{name}_lengths"] for one in every])
+        joined[f"{name}_lengths"] = _merge_histograms([one[f"{name}_lengths"] for one in every])
     digest = blake2b(
         "".join(f"{name} {one['fingerprint']} " for name, one in summaries.items()).encode(), digest_size=16
     )
@@ -154,7 +155,7 @@ def joined_summary(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     }
 
 
-def _joined_histogram(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _merge_histograms(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | list[int]]:
     """Bins over all lengths; a bin of a part counts where its middle lies."""
     edges = np.linspace(0, max(one["edges"][-1] for one in histograms), NUM_BINS + 1)
     counts = np.zeros(NUM_BINS, dtype=int)

@@ -1,6 +1,6 @@
 """A long build that may be stopped: who owns its folder, and how much of it is complete and on the disk.
 
-In: the folder; facts and arrays that say how far it is. Out: the same again after a restart, or nothing.
+In: the folder; facts and arrays of its progress. Out: the same facts and arrays after a restart, or None.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fivetune.rundir import fsync_folder
+from fivetune.types import JsonTable
 
 LOCK, PROGRESS = ".lock", ".progress.npz"
 
 
-def own(folder: Path) -> IO[bytes] | None:
+def lock_build_folder(folder: Path) -> IO[bytes] | None:
     """Own a folder until the file is closed or the process dies; None if another process does, or has just ended."""
     import fcntl
 
@@ -32,7 +34,7 @@ def own(folder: Path) -> IO[bytes] | None:
     return None
 
 
-def save_progress(folder: Path, facts: dict[str, Any], **arrays: Any) -> None:
+def save_progress(folder: Path, facts: JsonTable, **arrays: Any) -> None:
     """Note how far a build is. What it is about must be on the disk before."""
     staging = folder / f"{PROGRESS}.new"
     with staging.open("wb") as file:
@@ -43,7 +45,7 @@ def save_progress(folder: Path, facts: dict[str, Any], **arrays: Any) -> None:
     fsync_folder(folder)
 
 
-def load_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
     """The facts and arrays that were noted last; None if there are none."""
     if not (folder / PROGRESS).is_file():
         return None
@@ -52,7 +54,7 @@ def load_progress(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     return json.loads(str(arrays.pop("facts"))), arrays
 
 
-def forget_progress(folder: Path) -> None:
+def remove_progress(folder: Path) -> None:
     """Leave only what was built."""
     for name in (PROGRESS, f"{PROGRESS}.new", LOCK):
         (folder / name).unlink(missing_ok=True)

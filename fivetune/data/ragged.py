@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class RaggedWriter:
     """Appends rows to `<folder>/<name>.values` and `<name>.offsets`.
 
     Args:
-        num_rows: rows of earlier files to go on after; what follows them is cut off. 0 begins anew.
+        num_rows: rows of existing files to append to; rows after them are truncated. 0 starts new files.
     """
 
     def __init__(self, folder: Path, name: str, dtype: type[np.generic], num_rows: int = 0) -> None:
@@ -65,7 +65,7 @@ class Ragged:
         promised = int(self.offsets[-1]) if len(self.offsets) else -1
         num_values, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
         if rest or num_values != promised:
-            raise ValueError(f"{path.name} holds {num_values} values, its offsets say {promised}")
+            raise ValueError(f"{path.name} holds {num_values} values, its offsets require {promised}")
         self._values = np.memmap(path, dtype=dtype, mode="r") if promised else np.empty(0, dtype)
         self._plain = np.asarray(self._values)  # the same pages as a plain array, which is cut far faster
 
@@ -76,10 +76,10 @@ class Ragged:
         return self._plain[self.offsets[row] : self.offsets[row + 1]]
 
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`flattened` of some rows."""
+        """`concatenate_rows` of some rows."""
         chosen = np.asarray(rows, dtype=np.int64)
         starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
-        return flattened([self._plain[start:end] for start, end in zip(starts, ends, strict=True)])
+        return concatenate_rows([self._plain[start:end] for start, end in zip(starts, ends, strict=True)])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -87,10 +87,10 @@ class Ragged:
         return np.diff(self.offsets)
 
 
-def flattened(rows: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def concatenate_rows(rows: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows one after the other as int64, and where each starts and ends.
 
-    >>> values, ends = flattened([np.array([9], np.uint16), np.array([7, 8], np.uint16)])
+    >>> values, ends = concatenate_rows([np.array([9], np.uint16), np.array([7, 8], np.uint16)])
     >>> values.tolist(), ends.tolist()
     ([9, 7, 8], [0, 1, 3])
     """

@@ -5,7 +5,7 @@ Memory holds one record, one SQuAD article or one small batch of rows, however l
 
 Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
 JSONL, CSV, TSV, Parquet, each also gzipped; a folder of such files; a folder saved by `datasets`;
-`org/name:config:split`. What a file holds is told by its content first, then by its suffix.
+`org/name:config:split`. The format is detected from the content first, then from the suffix.
 """
 
 from __future__ import annotations
@@ -16,50 +16,44 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from fivetune.data.json_records import RECORD_LISTS, document_records, jsonl_records
-from fivetune.data.json_text import decode_line, flaw, kind_of
+from fivetune.data.json_records import RECORD_LISTS, read_json_records, read_jsonl_records
+from fivetune.data.json_text import decode_line, describe_kind, find_json_error
 from fivetune.data.source_files import (
     FORMATS,
     HEAD_BYTES,
     SUFFIXES,
     BadRecord,
-    data_suffix,
-    iconv,
+    get_data_suffix,
     is_saved_dataset,
-    local_files,
+    list_local_files,
     open_bytes,
-    shown,
+    quote_value,
+    refuse_foreign_format,
 )
 from fivetune.data.table_records import (
-    csv_records,
-    delimiter_of,
-    hub_records,
+    describe_missing_column,
+    detect_delimiter,
     is_hub_form,
-    lacking_columns,
-    load_hub,
-    parquet_records,
-    saved_records,
+    load_hub_dataset,
+    read_csv_records,
+    read_hub_records,
+    read_parquet_records,
+    read_saved_records,
 )
-from fivetune.errors import DataError
+from fivetune.errors import DataError, RecordError
 from fivetune.types import RawRecord
 
-__all__ = ["BadRecord", "detect", "is_hub_name", "read_records", "refuse_duplicate_ids", "source_files"]
+__all__ = [
+    "BadRecord",
+    "as_bad_record",
+    "detect_format",
+    "is_hub_name",
+    "list_source_files",
+    "read_records",
+    "refuse_duplicate_ids",
+]
 
-AS_NAMED: Mapping[str, str] = MappingProxyType({})
-
-_FOREIGN = {
-    b"PK\x03\x04": ("a zip archive", "Unpack it and name the file inside"),
-    b"\xfd7zXZ": ("an xz archive", "Unpack it with xz -d"),
-    b"(\xb5/\xfd": ("a zstd archive", "Unpack it with zstd -d"),
-    b"BZh": ("a bzip2 archive", "Unpack it with bzip2 -d"),
-    b"ARROW1": ("an Arrow file", "Name the folder written by datasets.save_to_disk, or write Parquet"),
-    b"version https://git-lfs.github.com/spec/": (
-        "a Git-LFS pointer, not the data",
-        "Fetch the data with git lfs pull",
-    ),
-    b"<!doctype html": ("a HTML page, not data", "Download the file itself (its raw link)"),
-    b"<html": ("a HTML page, not data", "Download the file itself (its raw link)"),
-}
+NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def is_hub_name(source: str) -> bool:
@@ -74,29 +68,51 @@ def is_hub_name(source: str) -> bool:
         return False
     if ":" in source:
         return True
-    return not data_suffix(Path(source)) and not Path(source).parent.is_dir()
+    return not get_data_suffix(Path(source)) and not Path(source).parent.is_dir()
 
 
-def source_files(source: str) -> list[Path]:
+def list_source_files(source: str) -> list[Path]:
     """All local files that make up a source, sorted; of a hub name those in the cache of `datasets`.
 
     Raises DataError if there are none.
     """
     if is_hub_name(source):
-        return sorted(Path(file["filename"]) for file in load_hub(source).cache_files)
-    return local_files(source)
+        return sorted(Path(file["filename"]) for file in load_hub_dataset(source).cache_files)
+    return list_local_files(source)
+
+
+def check_source(source: str) -> None:
+    """Raise DataError unless the files of a source exist, can be read and begin like data; no record is read.
+
+    A hub name passes: what it holds is known once it is downloaded.
+    """
+    if is_hub_name(source):
+        return
+    files = list_local_files(source)
+    if is_saved_dataset(Path(source).expanduser()):
+        return
+    for file in files:
+        with open_bytes(file) as content:
+            detect_format(content.read(HEAD_BYTES), file)
 
 
 def read_records(
-    source: str, *, columns: Mapping[str, str] = AS_NAMED, on_bad: Callable[[BadRecord], None] | None = None
+    source: str,
+    *,
+    columns: Mapping[str, str] = NO_RENAMES,
+    require_columns: bool = True,
+    on_bad: Callable[[BadRecord], None] | None = None,
 ) -> Iterator[RawRecord]:
     """Read the records of a source, in its order.
 
     Args:
         source: a file, a folder, or `org/name:config:split`.
-        columns: the name that the task wants -> the name in the source; other columns keep their names.
-        on_bad: what to do with a record that cannot be used; None raises DataError at the first. A file that is not
-            readable at all raises in any case.
+        columns: the name that the task wants -> the name in the source, dotted for a nested value (`info.topic`,
+            `answers.0.text`); other columns keep their names.
+        require_columns: whether the mapped columns must exist; `id` must in any case. For prediction, false: a task
+            that needs an absent one reports it.
+        on_bad: called with each record that cannot be used; None raises RecordError at the first. A file that is not
+            readable at all raises DataError in any case.
 
     A record without an `id` gets that of its only column `Id` or `ID`, else one from its position: the file's stem and
     its number from 1, bad records counted.
@@ -109,20 +125,28 @@ def read_records(
     {'id': '7', 'question': 'Wer?'}
     {'id': 'train-2', 'question': 'Was?'}
     """
-    for name, stem, items in _readers(source, columns):
+    required = {wanted: name for wanted, name in columns.items() if require_columns or wanted == "id"}
+    for name, stem, items in _iter_readers(source, required):
         number = 0
         for number, item in enumerate(items, 1):
-            record = _finish(item, columns, f"{stem}-{number}") if isinstance(item, RawRecord) else item
+            record = item
+            if isinstance(item, RawRecord):
+                record = _normalize_record(item, columns, required, f"{stem}-{number}")
             if isinstance(record, RawRecord):
                 yield record
             elif on_bad is None:
-                wrong_mapping = "data.columns" in record.reason  # no record would be left
-                advice = "" if wrong_mapping else " To leave such records out, set data.on_bad_record: skip."
-                raise DataError(f"{record.where}: {record.reason}{advice}")
+                raise RecordError(record.where, record.reason, skippable=record.skippable)
             else:
                 on_bad(record)
         if number == 0:
             raise DataError(f"{name}: holds no records. Allowed is at least one. Check how the file was written.")
+
+
+def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:
+    """The BadRecord of a task's error; a plugin may raise a plain DataError."""
+    if isinstance(error, RecordError):
+        return BadRecord(error.where, error.reason, error.skippable)
+    return BadRecord(record.where, str(error).removeprefix(f"{record.where}: "))
 
 
 def refuse_duplicate_ids(
@@ -135,7 +159,7 @@ def refuse_duplicate_ids(
     >>> twice = [RawRecord({"id": "q1"}, "a.jsonl:1"), RawRecord({"id": "q1"}, "a.jsonl:2")]
     >>> list(refuse_duplicate_ids(twice))
     Traceback (most recent call last):
-    fivetune.errors.DataError: a.jsonl:2: the id 'q1' is that of record 1 already. Ids must be unique. Rename one.
+    fivetune.errors.RecordError: a.jsonl:2: the id 'q1' is that of record 1 already. Ids must be unique. Rename one.
     """
     first: dict[int, int] = {}
     for number, record in enumerate(records, 1):
@@ -145,131 +169,138 @@ def refuse_duplicate_ids(
             continue
         bad = BadRecord(
             record.where,
-            f"the id {shown(record.fields['id'])} is that of record {earlier} already. Ids must be unique. Rename one.",
+            f"the id {quote_value(record.fields['id'])} is that of record {earlier} already. Ids must be "
+            "unique. Rename one.",
         )
         if on_bad is None:
-            raise DataError(f"{bad.where}: {bad.reason}")
+            raise RecordError(bad.where, bad.reason)
         on_bad(bad)
 
 
-def _readers(
+def _iter_readers(
     source: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, str, Iterator[RawRecord] | Iterator[RawRecord | BadRecord]]]:
     """(name for messages, stem for ids, records) of each part of a source."""
     if is_hub_name(source):
-        yield source, re.sub(r"\W+", "-", source), hub_records(source, columns=columns)
+        yield source, re.sub(r"\W+", "-", source), read_hub_records(source, columns=columns)
         return
-    files = local_files(source)
+    files = list_local_files(source)
     folder = Path(source).expanduser()
     if is_saved_dataset(folder):
-        yield source, folder.name, saved_records(folder, columns=columns)
+        yield source, folder.name, read_saved_records(folder, columns=columns)
         return
     for file in files:
         name = file.name.removesuffix(".gz")
-        yield str(file), Path(name).stem if data_suffix(file) else name, _file_records(file, columns)
+        yield str(file), Path(name).stem if get_data_suffix(file) else name, _read_file_records(file, columns)
 
 
-def _file_records(path: Path, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
+def _read_file_records(path: Path, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
     with open_bytes(path) as file:
-        kind = detect(file.read(HEAD_BYTES), path)
+        kind = detect_format(file.read(HEAD_BYTES), path)
         file.seek(0)
         if kind == "csv":
-            yield from csv_records(file, path, columns=columns)
+            yield from read_csv_records(file, path, columns=columns)
         elif kind == "parquet":
-            yield from parquet_records(file, path, columns=columns)
+            yield from read_parquet_records(file, path, columns=columns)
         elif kind == "jsonl":
-            yield from jsonl_records(file, path)
+            yield from read_jsonl_records(file, path)
         else:
-            yield from document_records(file, path)
+            yield from read_json_records(file, path)
 
 
-def _finish(record: RawRecord, columns: Mapping[str, str], fallback_id: str) -> RawRecord | BadRecord:
-    """Check the values, rename the columns, see to the id."""
+def _normalize_record(
+    record: RawRecord, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
+) -> RawRecord | BadRecord:
+    """The record with checked values, renamed columns and an id, or what is wrong with it."""
     fields, where = record.fields, record.where
-    if wrong := flaw(fields) or lacking_columns(fields, columns):
+    if wrong := find_json_error(fields):
         return BadRecord(where, wrong)
+    wanted = {name: found[0] for name, old in columns.items() if (found := _find_column(fields, old))}
+    if missing := [name for name in required if name not in wanted]:
+        reason = describe_missing_column(fields, {missing[0]: columns[missing[0]]})
+        return BadRecord(where, reason or _describe_missing_part(fields, columns[missing[0]]), skippable=False)
     renamed = set(columns.values())
-    wanted = {name: fields[old] for name, old in columns.items()}
     fields = {name: value for name, value in fields.items() if name not in renamed} | wanted
-    given = fields.pop("id", None) if "id" in fields else _other_id(fields)
+    given = fields.pop("id", None) if "id" in fields else _find_id(fields)
     if given is None or given == "":
         return RawRecord({"id": fallback_id} | fields, where, has_own_id=False)
     if isinstance(given, bool) or not isinstance(given, str | int):
         return BadRecord(
-            where, f"'id' is {kind_of(given)}: {shown(given)}. Allowed is text or a whole number. Correct it."
+            where,
+            f"'id' is {describe_kind(given)}: {quote_value(given)}. Allowed is text or a whole number. Correct it.",
         )
     return RawRecord({"id": str(given)} | fields, where)
 
 
-def _other_id(fields: Mapping[str, object]) -> object:
+def _find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
+    """The value of a column in a tuple, None if there is none; a dotted name goes into objects and lists.
+
+    >>> _find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
+    ('snow',)
+    """
+    if name in fields:
+        return (fields[name],)
+    value: object = fields
+    for part in name.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return (value,)
+
+
+def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
+    """The reason for a dotted column whose first part exists."""
+    first = name.partition(".")[0]
+    return (
+        f"{first!r} is {quote_value(fields[first])}, in which data.columns names {name!r}. "
+        "Allowed are names of its objects and places of its lists, from 0. Correct data.columns."
+    )
+
+
+def _find_id(fields: Mapping[str, object]) -> object:
     """The value of the only column that is `id` in another case, if it can be one; the column itself stays."""
     values = [value for name, value in fields.items() if name.lower() == "id"]
     is_usable = len(values) == 1 and isinstance(values[0], str | int) and not isinstance(values[0], bool)
     return values[0] if is_usable else None
 
 
-def detect(head: bytes, path: Path) -> str:
-    """Tell a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv" or "parquet".
+def detect_format(head: bytes, path: Path) -> str:
+    """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv" or "parquet".
 
     Raises DataError for what is no data at all: empty, Git-LFS pointer, HTML page, archive, UTF-16, NUL bytes only.
 
-    >>> detect(b'[{"question": "Why?"}]', Path("a.txt"))
+    >>> detect_format(b'[{"question": "Why?"}]', Path("a.txt"))
     'json'
-    >>> detect(b'{"question": "Why?"}\\n{"question": "Who?"}\\n', Path("a.json"))
+    >>> detect_format(b'{"question": "Why?"}\\n{"question": "Who?"}\\n', Path("a.json"))
     'jsonl'
-    >>> detect(b"question;answer\\nWhy?;Because\\n", Path("a"))
+    >>> detect_format(b"question;answer\\nWhy?;Because\\n", Path("a"))
     'csv'
     """
-    _refuse_foreign(head, path)
     if head.startswith(b"PAR1"):
         return "parquet"
+    refuse_foreign_format(head, path)
     text = head.decode("utf-8-sig", errors="replace")
-    expected = SUFFIXES.get(data_suffix(path), "")
+    expected = SUFFIXES.get(get_data_suffix(path), "")
     if re.match(r"\s*\[\s*[{\]]", text):
         return "json"
     if re.match(r'\s*\{\s*["}]', text):
-        return "jsonl" if expected == "jsonl" or _first_line_is_record(text) else "json"
+        return "jsonl" if expected == "jsonl" or _is_first_line_record(text) else "json"
     if expected == "parquet":
         raise DataError(
-            f"{path}: not a Parquet file: begins with {shown(text, limit=20)}. {FORMATS} Rename or replace it."
+            f"{path}: not a Parquet file: begins with {quote_value(text, limit=20)}. {FORMATS} Rename or replace it."
         )
-    if not expected and not delimiter_of(text, path):
+    if not expected and not detect_delimiter(text, path):
         raise DataError(
-            f"{path}: the format is not recognised; it begins with {shown(text, limit=20)}. {FORMATS} "
+            f"{path}: the format is not recognised; it begins with {quote_value(text, limit=20)}. {FORMATS} "
             f"Give the file the suffix of its format."
         )
     return expected or "csv"
 
 
-def _refuse_foreign(head: bytes, path: Path) -> None:
-    start = head[:200].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if not head:
-        raise DataError(f"{path}: the file is empty. {FORMATS} Write or download it again.")
-    if not head.strip(b"\0"):
-        raise DataError(f"{path}: holds NUL bytes instead of text. {FORMATS} Copy or download it again.")
-    if not head.removeprefix(b"\xef\xbb\xbf").strip():
-        raise DataError(f"{path}: the file holds white space only. {FORMATS} Write or download it again.")
-    if encoding := _wide_encoding(head):
-        raise DataError(f"{path}: the text is {encoding}. Allowed is UTF-8. Convert it: {iconv(encoding, path)}")
-    for magic, (what, advice) in _FOREIGN.items():
-        if start.startswith(magic.lower()):
-            raise DataError(f"{path}: this is {what}. {FORMATS} {advice}.")
-
-
-def _wide_encoding(head: bytes) -> str:
-    """Name of the 2- or 4-byte encoding of a text, "" if it is none: by byte order mark, else by where the NULs are."""
-    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
-        return "utf-32"
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    text = head[:1024]
-    nuls = (text[::2].count(0), text[1::2].count(0))
-    if max(nuls) > len(text) // 4 and min(nuls) <= len(text) // 50:
-        return "utf-16-be" if nuls[0] > nuls[1] else "utf-16-le"
-    return ""
-
-
-def _first_line_is_record(text: str) -> bool:
+def _is_first_line_record(text: str) -> bool:
     """True iff the first line is one whole JSON object that is a record, not a document of records."""
     value, _ = decode_line(text.lstrip().partition("\n")[0])
     if not isinstance(value, dict) or any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS):

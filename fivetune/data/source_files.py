@@ -1,13 +1,14 @@
 """Data files as files: which ones make up a source, what is inside them, and what is wrong with them before any record.
 
 In: a path. Out: a binary stream (gzip unpacked), the format's name, lines of bounded length. Every complaint is a
-DataError or EnvironmentProblem that names the file.
+DataError or FiveTuneEnvironmentError that names the file.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
+import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, cast
 
-from fivetune.errors import DataError, EnvironmentProblem
+from fivetune.errors import DataError, FiveTuneEnvironmentError
 
 MAX_RECORD_BYTES = 16 * 2**20  # no honest text record is longer; a longer line is a damaged file
-HEAD_BYTES = 64 * 2**10  # as much of a file as is looked at to tell its format
+HEAD_BYTES = 64 * 2**10  # read to detect the format of a file
 SUFFIXES = {
     ".json": "json",
     ".jsonl": "jsonl",
@@ -31,7 +32,30 @@ SUFFIXES = {
 }
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
+MAX_CONTROL_SHARE = 0.05  # of the bytes of a text; random bytes have 11 %
+MIN_CONTROL_BYTES = 100  # a text with fewer is judged record by record
+
 _GZIP = b"\x1f\x8b"
+_CONTROL_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
+_FOREIGN = {  # first bytes, in lower case -> what it is, and what to do
+    b"pk\x03\x04": ("a zip archive", "Unpack it and name the file inside"),
+    b"\xfd7zXZ": ("an xz archive", "Unpack it with xz -d"),
+    b"(\xb5/\xfd": ("a zstd archive", "Unpack it with zstd -d"),
+    b"BZh": ("a bzip2 archive", "Unpack it with bzip2 -d"),
+    b"ARROW1": ("an Arrow file", "Name the folder written by datasets.save_to_disk, or write Parquet"),
+    b"version https://git-lfs.github.com/spec/": (
+        "a Git-LFS pointer, not the data",
+        "Fetch the data with git lfs pull",
+    ),
+    b"\x89png": ("no text file (PNG)", "Name the file that holds the data"),
+    b"\xff\xd8\xff": ("no text file (JPEG)", "Name the file that holds the data"),
+    b"gif8": ("no text file (GIF)", "Name the file that holds the data"),
+    b"%pdf-": ("no text file (PDF)", "Extract its text first"),
+    b"sqlite format 3": ("no text file (SQLite)", "Export its table as CSV"),
+    b"\x7felf": ("no text file (ELF program)", "Name the file that holds the data"),
+    b"<!doctype html": ("a HTML page, not data", "Download the file itself (its raw link)"),
+    b"<html": ("a HTML page, not data", "Download the file itself (its raw link)"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +65,32 @@ class BadRecord:
     Args:
         where: file and line (or record number): `train.jsonl:17`.
         reason: what is wrong, with which value, and what is allowed.
+        skippable: false where the cause concerns all records, so that skipping would leave none.
     """
 
     where: str
     reason: str
+    skippable: bool = True
 
 
-def shown(value: object, *, limit: int = 60) -> str:
+def quote_value(value: object, *, limit: int = 60) -> str:
     """A value as it appears in messages: on one line, quoted, cut at `limit` characters.
 
-    >>> shown("two\\nlines")
+    >>> quote_value("two\\nlines")
     "'two\\\\nlines'"
-    >>> shown("abcdef", limit=4)
+    >>> quote_value("abcdef", limit=4)
     "'abcd...'"
     """
     text = value if isinstance(value, str) else str(value)
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
-def data_suffix(path: Path) -> str:
-    """Suffix that tells the format, `.gz` set aside; "" if it is no data suffix.
+def get_data_suffix(path: Path) -> str:
+    """Suffix that names the format, `.gz` set aside; "" if it is no data suffix.
 
-    >>> data_suffix(Path("train.jsonl.gz"))
+    >>> get_data_suffix(Path("train.jsonl.gz"))
     '.jsonl'
-    >>> data_suffix(Path("README.md"))
+    >>> get_data_suffix(Path("README.md"))
     ''
     """
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
@@ -76,7 +102,7 @@ def is_saved_dataset(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def local_files(source: str) -> list[Path]:
+def list_local_files(source: str) -> list[Path]:
     """The data file at a path, the data files of a folder, or all files of a saved `datasets` folder; sorted.
 
     Raises DataError if there is nothing, or nothing of a known kind.
@@ -86,11 +112,11 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     try:
         if not os.path.exists(path):  # unlike Path.exists, false for an impossible name
-            raise DataError(_missing(path, source))
+            raise DataError(_describe_missing_path(path, source))
         if path.is_dir():
-            return _files_inside(path, source)
+            return _list_folder_files(path, source)
     except OSError as error:
-        raise EnvironmentProblem(_unreadable(path, error)) from error
+        raise FiveTuneEnvironmentError(_describe_read_error(path, error)) from error
     if source.endswith("/"):
         raise DataError(f"{source}: this is a file, not a folder. Allowed are both. Leave out the slash at the end.")
     if not path.is_file():
@@ -98,11 +124,11 @@ def local_files(source: str) -> list[Path]:
     return [path]
 
 
-def _files_inside(path: Path, source: str) -> list[Path]:
+def _list_folder_files(path: Path, source: str) -> list[Path]:
     if is_saved_dataset(path):
         return sorted(file for file in path.rglob("*") if file.is_file())
     inside = sorted(path.iterdir())
-    files = [file for file in inside if file.is_file() and data_suffix(file) and not file.name.startswith(".")]
+    files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
     if not files:
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         raise DataError(
@@ -115,7 +141,7 @@ def _files_inside(path: Path, source: str) -> list[Path]:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, gzip unpacked. Damaged gzip is a DataError, a refusing system an EnvironmentProblem."""
+    """Open a file for reading, gzip unpacked. Raises DataError, FiveTuneEnvironmentError."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == _GZIP
@@ -130,10 +156,56 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     except (zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the gzip file is damaged ({error}). Copy or download it again.") from error
     except OSError as error:
-        raise EnvironmentProblem(_unreadable(path, error)) from error
+        raise FiveTuneEnvironmentError(_describe_read_error(path, error)) from error
 
 
-def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def refuse_foreign_format(head: bytes, path: Path) -> None:
+    """Raise DataError for first bytes that are no UTF-8 data: nothing, an archive, a picture, UTF-16, LFS pointers."""
+    start = head[:200].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if not head:
+        raise DataError(f"{path}: the file is empty. {FORMATS} Write or download it again.")
+    if not head.strip(b"\0"):
+        raise DataError(f"{path}: holds NUL bytes instead of text. {FORMATS} Copy or download it again.")
+    if not head.removeprefix(b"\xef\xbb\xbf").strip():
+        raise DataError(f"{path}: the file holds white space only. {FORMATS} Write or download it again.")
+    if encoding := _detect_wide_encoding(head):
+        raise DataError(
+            f"{path}: the text is {encoding}. Allowed is UTF-8. Convert it: {format_iconv_command(encoding, path)}"
+        )
+    for magic, (what, advice) in _FOREIGN.items():
+        if start.startswith(magic.lower()):
+            raise DataError(f"{path}: this is {what}. {FORMATS} {advice}.")
+    if MIN_CONTROL_BYTES < _count_control_bytes(head) > MAX_CONTROL_SHARE * len(head):
+        raise DataError(f"{path}: this is no text file. {FORMATS} Name the file that holds the data.")
+
+
+def _detect_wide_encoding(head: bytes) -> str:
+    """Name of the 2- or 4-byte encoding of a text, "" if it is none: by byte order mark, else by where the NULs are."""
+    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "utf-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    text = head[:1024]
+    nuls = (text[::2].count(0), text[1::2].count(0))
+    if max(nuls) > len(text) // 4 and min(nuls) <= len(text) // 50:
+        return "utf-16-be" if nuls[0] > nuls[1] else "utf-16-le"
+    return ""
+
+
+def _count_control_bytes(head: bytes) -> int:
+    return len(head) - len(head.translate(None, _CONTROL_BYTES))
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[bytes]]:
+    """`open_bytes` of a file that must hold text: what `refuse_foreign_format` knows is refused."""
+    with open_bytes(path) as file:
+        refuse_foreign_format(file.read(HEAD_BYTES), path)
+        file.seek(0)
+        yield file
+
+
+def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """(number from 1, line with its end), each cut at MAX_RECORD_BYTES + 1: a longer one is never loaded whole."""
     number = 0
     while line := file.readline(MAX_RECORD_BYTES + 1):
@@ -144,19 +216,25 @@ def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         yield number, line
 
 
-def too_long(unit: str) -> str:
+def format_too_long_message(unit: str) -> str:
     """Reason for a line or record over the limit."""
     return f"{unit} is longer than {MAX_RECORD_BYTES // 2**20} MiB, the limit for one record. Split it or leave it out."
 
 
-def iconv(encoding: str, path: Path) -> str:
-    """The shell command that converts a file to UTF-8."""
-    name = path.name.removesuffix(".gz")
-    return f"iconv -f {encoding} -t utf-8 {name} > utf8-{name}"
+def format_iconv_command(encoding: str, path: Path) -> str:
+    """The shell command that converts a file to UTF-8, unpacking it first where it is gzipped.
+
+    >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
+    'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
+    """
+    source, target = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"utf8-{path.name.removesuffix('.gz')}")))
+    if path.name.endswith(".gz"):
+        return f"gzip -dc {source} | iconv -f {encoding} -t utf-8 > {target}"
+    return f"iconv -f {encoding} -t utf-8 {source} > {target}"
 
 
-def not_utf8(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
-    """The complaint about bytes that are not UTF-8, with an encoding that reads them.
+def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
+    """The error for bytes that are not UTF-8, with the encoding that they probably have.
 
     Args:
         error: what decoding raised; its `object` begins at the start of `line`, or of an earlier line.
@@ -165,19 +243,19 @@ def not_utf8(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
     data, at = bytes(error.object), error.start
     line += data.count(b"\n", 0, at)
     start = data.rfind(b"\n", 0, at) + 1
+    excerpt = data[max(start, at - 20) : at + 20]
+    if _count_control_bytes(excerpt) > MAX_CONTROL_SHARE * len(excerpt):
+        return DataError(f"{path}:{line}: this is no text: byte 0x{data[at]:02x}. {FORMATS} Download the file again.")
     try:
-        encoding = "cp1252"
-        excerpt = data[max(start, at - 20) : at + 20].decode(encoding)
-    except UnicodeDecodeError:
-        encoding = "latin-1"
-        excerpt = data[max(start, at - 20) : at + 20].decode(encoding)
+        text, advice = excerpt.decode("cp1252"), f"cp1252 reads it: {format_iconv_command('cp1252', path)}"
+    except UnicodeDecodeError:  # latin-1 would read it, but latin-1 reads any bytes
+        text, advice = excerpt.decode("latin-1"), "Find out its encoding and convert it with iconv."
     return DataError(
-        f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in {shown(excerpt)}. Allowed is UTF-8. "
-        f"{encoding} reads it: {iconv(encoding, path)}"
+        f"{path}:{line}: not UTF-8: byte 0x{data[at]:02x} in {quote_value(text)}. Allowed is UTF-8. {advice}"
     )
 
 
-def _missing(path: Path, source: str) -> str:
+def _describe_missing_path(path: Path, source: str) -> str:
     folder = path.parent
     while not os.path.exists(folder):
         folder = folder.parent
@@ -185,11 +263,11 @@ def _missing(path: Path, source: str) -> str:
         return f"{source}: {folder} is a file, not a folder. Name the file itself, or the folder it is in."
     names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     wanted = path.relative_to(folder).parts[0]
-    near = get_close_matches(wanted, names, n=3, cutoff=0.5) or names[:3]
+    near = get_close_matches(wanted, names, n=3, cutoff=0.5)
     lacking = "no such file or folder" if folder == path.parent else f"the folder {folder / wanted} does not exist"
-    around = f"Near it in {folder}: {', '.join(near)}" if near else f"The folder {folder} is empty"
-    return f"{source}: {lacking}. {around}. Allowed: a file, a folder, or a hub name like org/name:config:split."
+    around = f" Near it in {folder}: {', '.join(near)}." if near else "" if names else f" The folder {folder} is empty."
+    return f"{source}: {lacking}.{around} Allowed: a file, a folder, or a hub name like org/name:config:split."
 
 
-def _unreadable(path: Path, error: OSError) -> str:
+def _describe_read_error(path: Path, error: OSError) -> str:
     return f"{path}: cannot be read: {error.strerror or error}. Check its rights and the disk."

@@ -6,8 +6,8 @@ a random draw among examples of similar length, every example comes once an epoc
 the data is the step number: resuming costs nothing.
 
 Several processes have the same global batches. They take the examples in turns, in the order of the lengths, so that
-all have about as much to do; where a global batch leaves one of them without examples for a micro-batch, it computes a
-lent one that does not count, so that all have as many.
+all have about as much to do; where a global batch leaves one of them without examples for a micro-batch, it runs a
+filler batch with zero loss weight, so that every rank runs the same number of passes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from fivetune.data.batch import collate
 from fivetune.data.store import TokenStore
-from fivetune.strategies import ALONE, World
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.types import Batch
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BatchPlan:
     """How examples are dealt out.
 
     Args:
@@ -44,7 +44,7 @@ class Order:
     bucket_pool: int
     seed: int
 
-    def steps_per_epoch(self, num_examples: int) -> int:
+    def count_steps_per_epoch(self, num_examples: int) -> int:
         return -(-num_examples // self.examples_per_step)
 
 
@@ -57,84 +57,91 @@ class TrainingStream:
     """
 
     def __init__(
-        self, store: TokenStore, order: Order, draw: Callable[[int], Rows] | None = None, world: World = ALONE
+        self,
+        store: TokenStore,
+        plan: BatchPlan,
+        sampler: Callable[[int], Rows] | None = None,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         self.store = store
-        self.order = order
+        self.plan = plan
         self.world = world
-        self._draw = draw
+        self._sampler = sampler
         self.num_starved = 0  # steps that had to wait because their batches were not assembled yet
-        self.num_rows = len(store) if draw is None else len(draw(0))
+        self.num_rows = len(store) if sampler is None else len(sampler(0))
         self._lengths = store.inputs.lengths + store.labels.lengths
-        self._epoch = lru_cache(maxsize=2)(self._deal)
-        self._seen = lru_cache(maxsize=2)(self._count)
+        self._epoch = lru_cache(maxsize=2)(self._make_epoch_batches)
+        self._seen = lru_cache(maxsize=2)(self._count_seen)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.order.steps_per_epoch(self.num_rows)
+        return self.plan.count_steps_per_epoch(self.num_rows)
 
-    def rows(self, step: int) -> list[Rows]:
+    def select_rows(self, step: int) -> list[Rows]:
         """Rows of this process's micro-batches of a 0-based optimizer step; as many in each, the last may be empty."""
-        rows, size = self._global_rows(step), self.order.batch_size
+        rows, size = self._select_global_rows(step), self.plan.batch_size
         share = rows[self.world.rank :: self.world.size]
         largest_share = -(-len(rows) // self.world.size)
         return [share[i : i + size] for i in range(0, largest_share, size)]
 
-    def lengths(self, step: int) -> tuple[Rows, Rows]:
+    def get_lengths(self, step: int) -> tuple[Rows, Rows]:
         """Tokens of each input and of each target of a 0-based optimizer step, of all processes: [B], [B]."""
-        rows = self._global_rows(step)
+        rows = self._select_global_rows(step)
         return self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
 
-    def num_examples_before(self, step: int) -> int:
+    def count_examples_before(self, step: int) -> int:
         """Examples seen before a 0-based step."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch * self.num_rows + int(self._seen(epoch)[index])
 
-    def groups(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
+    def iter_micro_batches(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
         """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
-            ahead = worker.submit(self.group, first_step)
+            ahead = worker.submit(self.build_micro_batches, first_step)
             for step in range(first_step, num_steps):
                 self.num_starved += step > first_step and not ahead.done()
                 group = ahead.result()
                 if step + 1 < num_steps:
-                    ahead = worker.submit(self.group, step + 1)
+                    ahead = worker.submit(self.build_micro_batches, step + 1)
                 yield group
 
-    def group(self, step: int) -> list[Batch]:
+    def build_micro_batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of a 0-based optimizer step."""
-        return [self._batch(rows, step) for rows in self.rows(step)]
+        return [self._build_batch(rows, step) for rows in self.select_rows(step)]
 
-    def _batch(self, rows: Rows, step: int) -> Batch:
+    def _build_batch(self, rows: Rows, step: int) -> Batch:
         if len(rows):
             return collate(self.store, rows.tolist())
-        return replace(collate(self.store, self._global_rows(step)[:1].tolist()), is_lent=True)
+        return replace(collate(self.store, self._select_global_rows(step)[:1].tolist()), is_filler=True)
 
-    def _global_rows(self, step: int) -> Rows:
+    def _select_global_rows(self, step: int) -> Rows:
         epoch, index = divmod(step, self.steps_per_epoch)
         return self._epoch(epoch)[index]
 
-    def _count(self, epoch: int) -> Rows:
+    def _count_seen(self, epoch: int) -> Rows:
         """Examples seen before each step of an epoch."""
         return np.cumsum([0, *map(len, self._epoch(epoch))])
 
-    def _deal(self, epoch: int) -> list[Rows]:
-        return deal(self._lengths, self.order, epoch, self._draw and self._draw(epoch))
+    def _make_epoch_batches(self, epoch: int) -> list[Rows]:
+        return make_length_bucketed_batches(self._lengths, self.plan, epoch, self._sampler and self._sampler(epoch))
 
 
-def deal(lengths: NDArray[np.int64], order: Order, epoch: int, rows: Rows | None = None) -> list[Rows]:
+def make_length_bucketed_batches(
+    lengths: NDArray[np.int64], plan: BatchPlan, epoch: int, rows: Rows | None = None
+) -> list[Rows]:
     """The global batches of an epoch: `rows`, or all, sorted by length inside each batch.
 
-    >>> [rows.tolist() for rows in deal(np.array([5, 1, 4, 2, 3]), Order(2, 2, 9, seed=0), epoch=0)]
+    >>> [rows.tolist() for rows in make_length_bucketed_batches(np.array([5, 1, 4, 2, 3]), BatchPlan(2, 2, 9, seed=0),
+    ...     epoch=0)]
     [[0], [1, 3], [4, 2]]
     """
-    random = np.random.default_rng([order.seed, epoch])
+    random = np.random.default_rng([plan.seed, epoch])
     permutation = random.permutation(len(lengths) if rows is None else rows)
-    pool_size = order.examples_per_step * order.bucket_pool
+    pool_size = plan.examples_per_step * plan.bucket_pool
     batches: list[Rows] = []
     for start in range(0, len(permutation), pool_size):
         pool = permutation[start : start + pool_size]
         pool = pool[np.argsort(lengths[pool], kind="stable")]
-        cut = [pool[i : i + order.examples_per_step] for i in range(0, len(pool), order.examples_per_step)]
+        cut = [pool[i : i + plan.examples_per_step] for i in range(0, len(pool), plan.examples_per_step)]
         batches.extend(cut[i] for i in random.permutation(len(cut)))
     return batches

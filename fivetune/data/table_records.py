@@ -22,41 +22,42 @@ from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
     BadRecord,
-    data_suffix,
-    lines,
-    not_utf8,
-    shown,
-    too_long,
+    format_too_long_message,
+    get_data_suffix,
+    make_utf8_error,
+    quote_value,
+    read_lines,
 )
-from fivetune.errors import DataError, EnvironmentProblem
+from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import RawRecord
 
 BATCH_ROWS = 256
 
 
-def delimiter_of(text: str, path: Path) -> str:
+def detect_delimiter(text: str, path: Path) -> str:
     """The delimiter of a table's first line: the most frequent of comma, tab, semicolon outside quotes; else by suffix.
 
-    >>> delimiter_of('"a,b,c";d\\n', Path("a.csv"))
+    >>> detect_delimiter('"a,b,c";d\\n', Path("a.csv"))
     ';'
-    >>> delimiter_of("text\\n", Path("a.tsv"))
+    >>> detect_delimiter("text\\n", Path("a.tsv"))
     '\\t'
     """
     header = re.sub(r'"[^"]*"', "", text).lstrip().partition("\n")[0]
     best = max(",\t;", key=header.count)
-    by_suffix = {".csv": ",", ".tsv": "\t", ".tab": "\t"}.get(data_suffix(path), "")
+    by_suffix = {".csv": ",", ".tsv": "\t", ".tab": "\t"}.get(get_data_suffix(path), "")
     return best if header.count(best) else by_suffix
 
 
-def lacking_columns(names: Iterable[str], columns: Mapping[str, str]) -> str:
-    """What is wrong with a column mapping {wanted: name in the file}, "" if nothing.
+def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:
+    """What is wrong with a column mapping {wanted: name in the file}, "" if nothing; of a dotted name the first part
+    must exist.
 
-    >>> lacking_columns(["Frage", "Antwort"], {"question": "Fragen"})
+    >>> describe_missing_column(["Frage", "Antwort"], {"question": "Fragen"})
     "no column 'Fragen', which data.columns names for 'question'. There are: Frage, Antwort. Correct data.columns."
     """
     have = list(names)
     for wanted, name in columns.items():
-        if name not in have:
+        if name not in have and name.partition(".")[0] not in have:
             return (
                 f"no column {name!r}, which data.columns names for {wanted!r}. "
                 f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns."
@@ -64,12 +65,12 @@ def lacking_columns(names: Iterable[str], columns: Mapping[str, str]) -> str:
     return ""
 
 
-def csv_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
+def read_csv_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
     """One record per row under a header; quoted cells may hold delimiters and line ends; `where` is its first line."""
-    delimiter = delimiter_of(file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace"), path) or ","
+    delimiter = detect_delimiter(file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace"), path) or ","
     file.seek(0)
     csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process, 131,072 by default; there is no other way
-    rows = csv.reader(_text_lines(file, path), delimiter=delimiter, strict=True)
+    rows = csv.reader(_decode_lines(file, path), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
         where = f"{path}:{rows.line_num + 1}"
@@ -78,28 +79,28 @@ def csv_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> I
         except StopIteration:
             return
         except csv.Error as error:
-            yield _csv_flaw(error, where)
+            yield _classify_csv_error(error, where)
             continue
         if not row:
             continue
         if header:
-            yield _row_record(row, header, where)
+            yield _make_row_record(row, header, where)
         else:
             header = row
             _check_header(header, path, columns)
 
 
-def _text_lines(file: IO[bytes], path: Path) -> Iterator[str]:
-    for number, line in lines(file):
+def _decode_lines(file: IO[bytes], path: Path) -> Iterator[str]:
+    for number, line in read_lines(file):
         if len(line) > MAX_RECORD_BYTES:
-            raise DataError(f"{path}:{number}: {too_long('the line')}")
+            raise DataError(f"{path}:{number}: {format_too_long_message('the line')}")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise not_utf8(path, error, line=number) from error
+            raise make_utf8_error(path, error, line=number) from error
 
 
-def _csv_flaw(error: csv.Error, where: str) -> BadRecord:
+def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
     """A bad row; but a quote that is never closed swallows the rows after it, so it concerns the whole file."""
     advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
     if "field larger" in str(error) or "unexpected end" in str(error):
@@ -111,21 +112,21 @@ def _check_header(header: list[str], path: Path, columns: Mapping[str, str]) -> 
     repeated = next((name for name in header if header.count(name) > 1), None)
     if repeated is not None:
         raise DataError(f"{path}:1: the column {repeated!r} stands more than once. Names must be unique. Rename one.")
-    if wrong := lacking_columns(header, columns):
+    if wrong := describe_missing_column(header, columns):
         raise DataError(f"{path}:1: {wrong}")
 
 
-def _row_record(row: list[str], header: list[str], where: str) -> RawRecord | BadRecord:
+def _make_row_record(row: list[str], header: list[str], where: str) -> RawRecord | BadRecord:
     if len(row) == len(header):
         return RawRecord(dict(zip(header, row, strict=True)), where)
     return BadRecord(
         where,
-        f"{len(row)} cells, beginning with {shown(row[0], limit=30)}, but the header has {len(header)}. "
+        f"{len(row)} cells, beginning with {quote_value(row[0], limit=30)}, but the header has {len(header)}. "
         f"Allowed is one cell per column, in double quotes if it holds a delimiter. Correct the row.",
     )
 
 
-def parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
+def read_parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
     """One record per row, a few hundred rows in memory at a time. A gzipped file is unpacked to a temporary one."""
     import pyarrow
     from pyarrow import parquet
@@ -136,7 +137,7 @@ def parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) 
             file = unpacked
         try:
             table = parquet.ParquetFile(file)
-            if wrong := lacking_columns(table.schema_arrow.names, columns):
+            if wrong := describe_missing_column(table.schema_arrow.names, columns):
                 raise DataError(f"{path}: {wrong}")
             number = 0
             for batch in table.iter_batches(BATCH_ROWS):
@@ -145,27 +146,27 @@ def parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) 
                     yield RawRecord(row, f"{path}: row {number}")
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
-                f"{path}: damaged Parquet file: {shown(error, limit=120)}. "
+                f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
                 f"Allowed is a whole one. Copy or download it again."
             ) from error
 
 
-def saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
+def read_saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
     """The rows of a folder that `datasets.save_to_disk` wrote, memory-mapped."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
         raise DataError(
             f"{path}: a saved data set with several splits: {', '.join(splits)}. Name one: {path / splits[0]}."
         )
-    datasets = _datasets(str(path))
+    datasets = _import_datasets(str(path))
     try:
         dataset = datasets.load_from_disk(str(path))
     except Exception as error:  # whatever a damaged file makes of another library
         raise DataError(
-            f"{path}: the folder saved by datasets cannot be loaded: {shown(error, limit=120)}. "
+            f"{path}: the folder saved by datasets cannot be loaded: {quote_value(error, limit=120)}. "
             f"Allowed is what save_to_disk wrote, whole. Save it again."
         ) from error
-    yield from _dataset_rows(dataset, str(path), columns)
+    yield from _read_dataset_rows(dataset, str(path), columns)
 
 
 def is_hub_form(source: str) -> bool:
@@ -177,42 +178,42 @@ def is_hub_form(source: str) -> bool:
     return re.fullmatch(r"[\w.-]+/[\w.-]+(:[^:/\\]*(:.*)?)?", source) is not None
 
 
-def hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
+def read_hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
     """The rows of `org/name:config:split` through the cache of `datasets`; no config = the only one, no split = train.
 
-    Raises EnvironmentProblem if it cannot be loaded.
+    Raises FiveTuneEnvironmentError if it cannot be loaded.
     """
-    yield from _dataset_rows(load_hub(source), source, columns)
+    yield from _read_dataset_rows(load_hub_dataset(source), source, columns)
 
 
-def load_hub(source: str) -> Any:
-    """The data set that a hub name stands for. Raises EnvironmentProblem if it cannot be loaded."""
+def load_hub_dataset(source: str) -> Any:
+    """The data set that a hub name stands for. Raises FiveTuneEnvironmentError if it cannot be loaded."""
     name, config, split = (*source.split(":", 2), "", "")[:3]
-    datasets = _datasets(source)
+    datasets = _import_datasets(source)
     try:
         return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # network, cache, unknown name, config or split: each its own kind
         offline = os.environ.get("HF_HUB_OFFLINE", "not set")
-        raise EnvironmentProblem(
+        raise FiveTuneEnvironmentError(
             f"{source}: cannot be loaded from the Hugging Face hub or its cache {datasets.config.HF_DATASETS_CACHE} "
-            f"(HF_HUB_OFFLINE is {offline}): {type(error).__name__}: {shown(error, limit=160)}. "
+            f"(HF_HUB_OFFLINE is {offline}): {type(error).__name__}: {quote_value(error, limit=160)}. "
             f"Allowed: org/name:config:split, a local file, a folder. Check the name; without network, "
             f"load it where there is one and copy the cache, or name local files."
         ) from error
 
 
-def _datasets(source: str) -> ModuleType:
+def _import_datasets(source: str) -> ModuleType:
     try:
         return import_module("datasets")
     except ImportError as error:
-        raise EnvironmentProblem(
+        raise FiveTuneEnvironmentError(
             f"{source}: needs the package datasets, which is not installed. Allowed without it: "
-            f"JSON, JSONL, CSV, TSV, Parquet files. Install it: pip install 'fivetune[hub]'."
+            f"JSON, JSONL, CSV, TSV, Parquet files. Install it: pip install datasets"
         ) from error
 
 
-def _dataset_rows(dataset: Any, source: str, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    if wrong := lacking_columns(dataset.column_names, columns):
+def _read_dataset_rows(dataset: Any, source: str, columns: Mapping[str, str]) -> Iterator[RawRecord]:
+    if wrong := describe_missing_column(dataset.column_names, columns):
         raise DataError(f"{source}: {wrong}")
     number = 0
     for batch in dataset.with_format(None).iter(BATCH_ROWS):

@@ -1,7 +1,7 @@
 """Beam search of one batch, with transformers' scores and stopping rules; finished examples leave the batch.
 
-In: a Decoder that has encoded the batch. Out: the best hypotheses of every example. The caches stay where they are:
-a hypothesis knows in which place it stood at every step.
+In: a Decoder that has encoded the batch. Out: the best hypotheses of every example. The caches are not
+reordered: a hypothesis records its cache slot at every step.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from fivetune.decode.records import Decoding, Written
-from fivetune.decode.rules import Rules
-from fivetune.decode.steps import Decoder, Move
+from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.records import Decoding, Hypothesis
+from fivetune.decode.steps import Decoder, RowCompactor
 
-NEVER = -1e9  # what transformers adds to the score of a hypothesis that must not be chosen
+NEVER = -1e9  # transformers adds this to the score of a hypothesis that must not be chosen
 
 
 @dataclass(slots=True)
-class _State:
+class _BeamState:
     """B examples with K running hypotheses and the K best that have ended; T is the cap, the start token apart.
 
     Args:
-        rows: [B], which example of the batch.
+        rows: [B], number of the example in the batch.
         tokens: [B, K, T + 1], running.
-        slots: [B, K, T], place of a running hypothesis at every step.
+        slots: [B, K, T], cache slot of a running hypothesis at every step.
         sums: [B, K], log p of the running ones.
         ended_tokens, ended_sums, ended_scores, ended_lengths, ended: [B, K, ...], the best first.
         improvable: [B], False when no running hypothesis can become better than those that have ended.
@@ -43,68 +43,78 @@ class _State:
     improvable: Tensor
 
     @classmethod
-    def begin(cls, num_rows: int, num_beams: int, cap: int, start: int, device: torch.device) -> _State:
+    def create(cls, num_rows: int, num_beams: int, cap: int, start: int, device: torch.device) -> _BeamState:
         tokens = torch.full((num_rows, num_beams, cap + 1), start, device=device)
         sums = torch.full((num_rows, num_beams), NEVER, device=device)
         running = sums.clone()
         running[:, 0] = 0.0  # all are the same at first: only one counts
         places = torch.arange(num_beams, device=device).expand(num_rows, cap, num_beams).transpose(1, 2)
         return cls(
-            rows=torch.arange(num_rows, device=device), tokens=tokens, slots=places.contiguous(), sums=running,
-            ended_tokens=tokens.clone(), ended_sums=sums.clone(), ended_scores=sums,
-            ended_lengths=torch.zeros_like(sums, dtype=torch.int64), ended=torch.zeros_like(sums, dtype=torch.bool),
+            rows=torch.arange(num_rows, device=device),
+            tokens=tokens,
+            slots=places.contiguous(),
+            sums=running,
+            ended_tokens=tokens.clone(),
+            ended_sums=sums.clone(),
+            ended_scores=sums,
+            ended_lengths=torch.zeros_like(sums, dtype=torch.int64),
+            ended=torch.zeros_like(sums, dtype=torch.bool),
             improvable=torch.ones(num_rows, dtype=torch.bool, device=device),
-        )  # fmt: skip
+        )
 
-    def keep(self, move: Move) -> None:
+    def drop_finished(self, move: RowCompactor) -> None:
         for field in fields(self):
             setattr(self, field.name, move(getattr(self, field.name)))
 
 
-def beam_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules: Rules) -> list[list[Written]]:
+def run_beam_search(
+    decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
+) -> list[list[Hypothesis]]:
     """The `num_candidates` best hypotheses of every example, the best first."""
     cap, config = decoding.max_new_tokens, decoder.config
-    state = _State.begin(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
-    found: dict[int, list[Written]] = {}
+    state = _BeamState.create(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
+    found: dict[int, list[Hypothesis]] = {}
     for step in range(cap):
         hidden = decoder.step(state.tokens[:, :, step], state.slots[:, :, : step + 1])
-        log_probs = decoder.logits(hidden).log_softmax(-1)
+        log_probs = decoder.compute_logits(hidden).log_softmax(-1)
         log_probs = rules.apply(log_probs, step, lambda step=step: state.tokens[:, :, : step + 1])
-        _advance(state, log_probs, step, decoding, config.eos_token_id)
+        _extend_hypotheses(state, log_probs, step, decoding, config.eos_token_id)
         done = ~state.improvable
         if decoding.early_stopping is True:
             done |= state.ended.all(1)
         if step + 1 == cap:
             done |= True
         if done.any():
-            found |= _hypotheses(state, done, decoding.num_candidates, config.eos_token_id)
-            move = Move(~done)
-            decoder.keep(move)
-            state.keep(move)
+            found |= _build_hypotheses(state, done, decoding.num_candidates, config.eos_token_id)
+            move = RowCompactor(~done)
+            decoder.drop_finished(move)
+            state.drop_finished(move)
         if not len(state.rows):
             break
     return [found[row] for row in range(num_rows)]
 
 
-def _advance(state: _State, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:
+def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:
     """Continue the best running hypotheses by a token, and take in those that end with it."""
     beams, vocabulary = decoding.num_beams, log_probs.shape[-1]
     sums, index = (log_probs + state.sums[:, :, None]).flatten(1).topk(2 * beams)
     place, token = index // vocabulary, index % vocabulary
-    tokens = _rows(state.tokens, place)
+    tokens = _gather_rows(state.tokens, place)
     tokens[:, :, step + 1] = token
     ends = (token == eos) | (step + 1 == decoding.max_new_tokens)
-    _take_in(state, tokens, sums, ends, step + 1, decoding)
+    _merge_ended(state, tokens, sums, ends, step + 1, decoding)
     running = sums + ends * NEVER
     best = running.topk(beams).indices
-    slots = _rows(state.slots, place.gather(1, best))
+    slots = _gather_rows(state.slots, place.gather(1, best))
     if step + 1 < slots.shape[-1]:
         slots[:, :, step + 1 :] = state.slots[:, :, step + 1 :]
-    state.tokens, state.slots, state.sums = _rows(tokens, best), slots, running.gather(1, best)
+    state.tokens, state.slots, state.sums = _gather_rows(tokens, best), slots, running.gather(1, best)
     _update_improvable(state, step + 1, decoding)
 
 
-def _take_in(state: _State, tokens: Tensor, sums: Tensor, ends: Tensor, length: int, decoding: Decoding) -> None:
+def _merge_ended(
+    state: _BeamState, tokens: Tensor, sums: Tensor, ends: Tensor, length: int, decoding: Decoding
+) -> None:
     """Merge hypotheses that end, if they are among the first K, with those that have ended before."""
     counts = ends.clone()
     counts[:, decoding.num_beams :] = False
@@ -116,10 +126,10 @@ def _take_in(state: _State, tokens: Tensor, sums: Tensor, ends: Tensor, length: 
     state.ended_sums = torch.cat([state.ended_sums, sums], 1).gather(1, best)
     state.ended_lengths = torch.cat([state.ended_lengths, lengths], 1).gather(1, best)
     state.ended = torch.cat([state.ended, counts], 1).gather(1, best)
-    state.ended_tokens = _rows(torch.cat([state.ended_tokens, tokens], 1), best)
+    state.ended_tokens = _gather_rows(torch.cat([state.ended_tokens, tokens], 1), best)
 
 
-def _update_improvable(state: _State, length: int, decoding: Decoding) -> None:
+def _update_improvable(state: _BeamState, length: int, decoding: Decoding) -> None:
     """Compare the best score that a running hypothesis could reach with the worst of K that have ended."""
     longest = decoding.early_stopping == "never" and decoding.length_penalty > 0
     reach = state.sums[:, :1] / (decoding.max_new_tokens if longest else length) ** decoding.length_penalty
@@ -127,21 +137,21 @@ def _update_improvable(state: _State, length: int, decoding: Decoding) -> None:
     state.improvable = state.improvable & (reach > worst).any(1)
 
 
-def _hypotheses(state: _State, done: Tensor, num_candidates: int, eos: int) -> dict[int, list[Written]]:
+def _build_hypotheses(state: _BeamState, done: Tensor, num_candidates: int, eos: int) -> dict[int, list[Hypothesis]]:
     """The best hypotheses of the examples that are done, by their row."""
     rows = state.rows[done].tolist()
     kept = slice(None, num_candidates)
     tokens, lengths = state.ended_tokens[done][:, kept, 1:].tolist(), state.ended_lengths[done][:, kept].tolist()
     sums, ended = state.ended_sums[done][:, kept].tolist(), state.ended[done][:, kept].tolist()
-    found: dict[int, list[Written]] = {row: [] for row in rows}
+    found: dict[int, list[Hypothesis]] = {row: [] for row in rows}
     for i, row in enumerate(rows):
         for ids, length, logprob, real in zip(tokens[i], lengths[i], sums[i], ended[i], strict=True):
             if real or not found[row]:
                 cut = ids[length - 1] != eos
-                found[row].append(Written(ids[: length if cut else length - 1], cut, logprob, length))
+                found[row].append(Hypothesis(ids[: length if cut else length - 1], cut, logprob, length))
     return found
 
 
-def _rows(state: Tensor, places: Tensor) -> Tensor:
+def _gather_rows(state: Tensor, places: Tensor) -> Tensor:
     """state[b, places[b, k]] of a [B, K, T] state."""
     return state.gather(1, places[..., None].expand(-1, -1, state.shape[-1]))

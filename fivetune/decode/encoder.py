@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CPU_TOKENS = 2_048  # tokens at once: what a layer makes of them stays in the cache
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Attention, T5Stack
+
+CPU_TOKENS = 2_048  # tokens at once: their activations stay in the CPU's cache
 
 
-def slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
+def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
     """Consecutive rows (first, end) of at most `max_tokens` together, one row at least; None: all at once.
 
-    >>> list(slices([5, 4, 3, 9], 9))
+    >>> list(iter_row_slices([5, 4, 3, 9], 9))
     [(0, 2), (2, 3), (3, 4)]
     """
     first = tokens = 0
@@ -32,10 +35,10 @@ def slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int
         yield first, len(lengths)
 
 
-def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def iter_equal_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Neighbours of equal length: (first row, rows, length).
 
-    >>> list(runs([5, 5, 3]))
+    >>> list(iter_equal_runs([5, 5, 3]))
     [(0, 2, 5), (2, 1, 3)]
     """
     row = 0
@@ -45,7 +48,7 @@ def runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         row += count
 
 
-def encode(stack: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     """Hidden states of flat inputs; attention runs over neighbours of equal length together.
 
     Args:
@@ -62,16 +65,17 @@ def encode(stack: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
         layer = block.layer[0]
         if layer.SelfAttention.has_relative_attention_bias:
             bias = layer.SelfAttention.compute_bias(longest, longest, device=ids.device)
+        assert bias is not None, "the first layer has a table of biases"
         hidden = hidden + _attend(layer.SelfAttention, layer.layer_norm(hidden), bias, lengths)
         hidden = block.layer[-1](hidden)
     return stack.final_layer_norm(hidden)
 
 
-def _attend(attention: Any, hidden: Tensor, bias: Any, lengths: Sequence[int]) -> Tensor:
+def _attend(attention: T5Attention, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:
     query, key, value = attention.q(hidden), attention.k(hidden), attention.v(hidden)
     out = torch.empty_like(query)
     start = 0
-    for _, count, length in runs(lengths):
+    for _, count, length in iter_equal_runs(lengths):
         end = start + count * length
         shape = (count, length, attention.n_heads, attention.key_value_proj_dim)
         q, k, v = (part[start:end].view(shape).transpose(1, 2) for part in (query, key, value))

@@ -1,20 +1,20 @@
-"""Greedy decoding of one batch: the best token at every step, finished rows dropped on the way.
+"""Greedy search for one batch: the best token at every step; finished rows leave the batch.
 
-In: a Decoder that has encoded the batch. Out: one Written per row.
+In: a Decoder that has encoded the batch. Out: one Hypothesis per row.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fivetune.decode.records import Decoding, Written
-from fivetune.decode.rules import Rules
-from fivetune.decode.steps import Decoder, Move
+from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.records import Decoding, Hypothesis
+from fivetune.decode.steps import Decoder, RowCompactor
 
-DROP_AT = 1 / 8  # share of finished rows at which the others are moved together
+MIN_FINISHED_SHARE = 1 / 8  # share of finished rows at which the others are moved together
 
 
-def greedy(decoder: Decoder, num_rows: int, decoding: Decoding, rules: Rules) -> list[Written]:
+def run_greedy_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor) -> list[Hypothesis]:
     """The greedy answers of `num_rows` encoded rows, in their order."""
     cap, eos = decoding.max_new_tokens, decoder.config.eos_token_id
     written = torch.full((num_rows, cap + 1), eos, device=decoder.device)
@@ -23,7 +23,7 @@ def greedy(decoder: Decoder, num_rows: int, decoding: Decoding, rules: Rules) ->
     rows = torch.arange(num_rows, device=decoder.device)  # of `written`, that the decoder's rows belong to
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(cap):
-        scores = decoder.logits(decoder.step(written[rows, step, None])[:, 0])
+        scores = decoder.compute_logits(decoder.step(written[rows, step, None])[:, 0])
         scores = rules.apply(scores, step, lambda step=step, rows=rows: written[rows, : step + 1])
         ids = torch.where(alive, scores.argmax(-1), eos)
         written[rows, step + 1] = ids
@@ -32,21 +32,24 @@ def greedy(decoder: Decoder, num_rows: int, decoding: Decoding, rules: Rules) ->
         num_alive = int(alive.sum())
         if not num_alive:
             break
-        if num_alive <= len(rows) * (1 - DROP_AT):
-            move = Move(alive)
-            decoder.keep(move)
+        if num_alive <= len(rows) * (1 - MIN_FINISHED_SHARE):
+            move = RowCompactor(alive)
+            decoder.drop_finished(move)
             rows, alive = move(rows), move(alive)
-    return [_cut(ids, logprob, eos) for ids, logprob in zip(written[:, 1:].tolist(), logprobs.tolist(), strict=True)]
+    return [
+        _truncate_at_end(ids, logprob, eos)
+        for ids, logprob in zip(written[:, 1:].tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
-def _cut(ids: list[int], logprob: float, eos: int) -> Written:
+def _truncate_at_end(ids: list[int], logprob: float, eos: int) -> Hypothesis:
     """A row up to its end token.
 
-    >>> _cut([7, 8, 1, 1], -2.0, eos=1), _cut([7, 8], -2.0, eos=1)
-    (Written(token_ids=[7, 8], hit_cap=False, logprob=-2.0, num_scored_tokens=3), \
-Written(token_ids=[7, 8], hit_cap=True, logprob=-2.0, num_scored_tokens=2))
+    >>> _truncate_at_end([7, 8, 1, 1], -2.0, eos=1), _truncate_at_end([7, 8], -2.0, eos=1)
+    (Hypothesis(token_ids=[7, 8], hit_cap=False, logprob=-2.0, num_scored_tokens=3), \
+Hypothesis(token_ids=[7, 8], hit_cap=True, logprob=-2.0, num_scored_tokens=2))
     """
     if eos not in ids:
-        return Written(ids, True, logprob, len(ids))
+        return Hypothesis(ids, True, logprob, len(ids))
     end = ids.index(eos)
-    return Written(ids[:end], False, logprob, end + 1)
+    return Hypothesis(ids[:end], False, logprob, end + 1)

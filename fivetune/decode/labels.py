@@ -12,40 +12,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.records import Decoding
-from fivetune.decode.rules import Rules
 from fivetune.decode.steps import Decoder
 
-CHUNK = 512  # positions whose logits are there at once
+CHUNK = 512  # positions whose logits are computed at once
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Scores of what was given, for B rows; None for what was not.
+class GivenScores:
+    """Scores of given sequences, for B rows; None for those that were not requested.
 
     Args:
-        target_nats, target_correct: [B] fp32 and bool.
-        phrase_nats: [B] fp32.
+        target_loss, target_correct: [B] fp32 and bool.
+        phrase_loss: [B] fp32.
         label_logprobs, left_label_set: [B, labels] fp32 and [B] bool.
     """
 
-    target_nats: Tensor | None = None
+    target_loss: Tensor | None = None
     target_correct: Tensor | None = None
-    phrase_nats: Tensor | None = None
+    phrase_loss: Tensor | None = None
     label_logprobs: Tensor | None = None
     left_label_set: Tensor | None = None
 
 
-def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: Rules) -> Given:
-    """Score targets ([B, T], negative behind their ends), phrase and labels, as far as `decoding` wants them."""
-    tree = Tree(len(targets), decoder.config.decoder_start_token_id)
+def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: LogitsProcessor) -> GivenScores:
+    """Score targets ([B, T], negative after their ends), phrase and labels, as requested by `decoding`."""
+    tree = LabelTree(len(targets), decoder.config.decoder_start_token_id)
     target = tree.add_rows(targets) if decoding.score_targets else []
-    phrase = tree.add(decoding.phrase_ids)
-    labels = [tree.add(ids) for ids in decoding.label_ids]
+    phrase = tree.add_sequence(decoding.phrase_ids)
+    labels = [tree.add_sequence(ids) for ids in decoding.label_ids]
     if not (target or phrase or labels):
-        return Given()
-    nats, is_best = tree.score(decoder, rules)
-    return Given(
+        return GivenScores()
+    nats, is_best = tree.score_edges(decoder, rules)
+    return GivenScores(
         nats[:, target].sum(1) if target else None,
         is_best[:, target].all(1) if target else None,
         nats[:, phrase].sum(1) if phrase else None,
@@ -54,11 +54,11 @@ def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: Ru
     )
 
 
-class Tree:
+class LabelTree:
     """Sequences to be scored, the same for all rows or one for each.
 
-    >>> tree = Tree(2, start=0)
-    >>> tree.add((7, 1)), tree.add((8, 1)), tree.add((7, 9, 1))
+    >>> tree = LabelTree(2, start=0)
+    >>> tree.add_sequence((7, 1)), tree.add_sequence((8, 1)), tree.add_sequence((7, 9, 1))
     ([0, 1], [2, 3], [0, 4, 5])
     >>> tree.num_nodes
     4
@@ -76,7 +76,7 @@ class Tree:
     def num_nodes(self) -> int:
         return len(self._ids)
 
-    def add(self, tokens: Sequence[int]) -> list[int]:
+    def add_sequence(self, tokens: Sequence[int]) -> list[int]:
         """A sequence that every row has. Returns its edges, by which `score` finds it."""
         edges, node = [], 0
         for i, token in enumerate(tokens):
@@ -85,7 +85,7 @@ class Tree:
                 edge = self._known[node, token] = self._add_edge(node, torch.full((self._num_rows,), token))
             edges.append(edge)
             if i + 1 < len(tokens):
-                node = self._node_after(edge)
+                node = self._get_child(edge)
         return edges
 
     def add_rows(self, tokens: Tensor) -> list[int]:
@@ -94,14 +94,14 @@ class Tree:
         for i in range(tokens.shape[1]):
             edges.append(self._add_edge(node, tokens[:, i].clamp_min(-1)))
             if i + 1 < tokens.shape[1]:
-                node = self._node_after(edges[-1])
+                node = self._get_child(edges[-1])
         return edges
 
     def _add_edge(self, node: int, tokens: Tensor) -> int:
         self._edges.append((node, tokens))
         return len(self._edges) - 1
 
-    def _node_after(self, edge: int) -> int:
+    def _get_child(self, edge: int) -> int:
         if edge not in self._child:
             parent, tokens = self._edges[edge]
             self._child[edge] = len(self._ids)
@@ -109,16 +109,16 @@ class Tree:
             self._parents.append(parent)
         return self._child[edge]
 
-    def score(self, decoder: Decoder, rules: Rules) -> tuple[Tensor, Tensor]:
-        """-log p of every edge, [B, E] fp32, and whether it is what greedy decoding would write there."""
+    def score_edges(self, decoder: Decoder, rules: LogitsProcessor) -> tuple[Tensor, Tensor]:
+        """-log p of every edge, [B, E] fp32, and whether greedy search would choose it."""
         device = decoder.device
-        depth, visible = self._shape()
-        hidden = decoder.tree(torch.stack(self._ids, 1).to(device), depth.to(device), visible.to(device))
+        depth, visible = self._compute_layout()
+        hidden = decoder.run_tree(torch.stack(self._ids, 1).to(device), depth.to(device), visible.to(device))
         nodes = torch.tensor([node for node, _ in self._edges], device=device)
         tokens = torch.stack([tokens for _, tokens in self._edges], 1).to(device)
         return _score_edges(decoder, rules, hidden, nodes, tokens)
 
-    def _shape(self) -> tuple[Tensor, Tensor]:
+    def _compute_layout(self) -> tuple[Tensor, Tensor]:
         """Depth of every node, [N], and which nodes a node sees, [N, N]."""
         visible = torch.eye(self.num_nodes, dtype=torch.bool)
         for node, parent in enumerate(self._parents):
@@ -128,11 +128,11 @@ class Tree:
 
 
 def _score_edges(
-    decoder: Decoder, rules: Rules, hidden: Tensor, nodes: Tensor, tokens: Tensor
+    decoder: Decoder, rules: LogitsProcessor, hidden: Tensor, nodes: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
     """-log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the likeliest there.
 
-    What is no token (-1) costs nothing and is always right; nodes that only have such are left out of the head.
+    Padding (-1) has loss 0 and counts as correct; nodes with nothing else are left out of the head.
     """
     real = tokens >= 0
     used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
@@ -143,7 +143,7 @@ def _score_edges(
     nats = torch.zeros(tokens.shape, device=hidden.device)
     is_best = torch.ones_like(real)
     for first in range(0, len(chosen), CHUNK):
-        logits = decoder.logits(chosen[first : first + CHUNK])
+        logits = decoder.compute_logits(chosen[first : first + CHUNK])
         here = real & (position >= first) & (position < first + CHUNK)
         row, token = position[here] - first, tokens[here]
         nats[here] = -logits.log_softmax(-1)[row, token]

@@ -1,30 +1,31 @@
-"""How to decode, and what comes out: the records that callers of `generate` read and write.
-
-In: nothing. Out: Decoding and Generated.
-"""
+"""Settings and results of decoding: `Decoding` goes into `generate`, `GeneratedAnswer` comes out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fivetune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How answers are found.
+    """Settings of decoding.
 
     Args:
-        max_new_tokens: cap, end token included.
-        min_new_tokens: the end token is not written before so many others.
-        suppressed_ids: never written.
+        max_new_tokens: most tokens of an answer, its end token included.
+        min_new_tokens: fewest tokens before the end token.
+        suppressed_ids: tokens that are never generated.
         batch_size: examples that are decoded together.
-        phrase_ids: a text whose likelihood is wanted for every example (the no-answer text), end token included.
-        num_beams: 1 is greedy.
-        num_candidates: best hypotheses kept per example, at most `num_beams`.
-        length_penalty: a beam's score is its log p divided by its length to this power.
-        repetition_penalty: divides the scores of tokens that are there already; 1 changes nothing.
-        early_stopping: True, False or "never", as transformers means it.
+        phrase_ids: a text that is scored for every example (the no-answer text), with its end token.
+        num_beams: 1 is greedy search.
+        num_candidates: best hypotheses returned per example, at most `num_beams`.
+        length_penalty: the score of a beam is its log p divided by its length to this power.
+        repetition_penalty: divides the scores of tokens that occur already; 1 changes nothing.
+        early_stopping: True, False or "never", with the meaning of transformers.
         label_ids: the label set, each label with its end token. If given, labels are scored and nothing is generated.
         score_targets: whether the examples' own targets are scored.
     """
@@ -55,26 +56,45 @@ class Decoding:
         if not all(self.label_ids):
             raise ConfigError("decoding: a label has no tokens. Every label needs its end token at least.")
 
+    def as_generation_config(self) -> JsonTable:
+        """Entries of generation_config.json with which transformers' `generate` returns the same answers.
+
+        >>> Decoding(19).as_generation_config()
+        {'max_new_tokens': 19, 'do_sample': False, 'num_beams': 1}
+        """
+        entries: JsonTable = {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": False,
+            "num_beams": self.num_beams,
+        }
+        if self.min_new_tokens:
+            entries["min_new_tokens"] = self.min_new_tokens
+        if self.suppressed_ids:
+            entries["suppress_tokens"] = list(self.suppressed_ids)
+        if self.repetition_penalty != 1.0:
+            entries["repetition_penalty"] = self.repetition_penalty
+        if self.num_beams > 1:
+            entries |= {"length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
+        return entries
+
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """What the model wrote for one example, and how sure it was.
-
-    All log-probabilities are natural.
+class GeneratedAnswer:
+    """The answer of the model to one example, with log-probabilities (natural logarithms).
 
     Args:
         row: of the store.
-        token_ids: up to and without the end token; the best label's with a label set.
-        hit_cap: the length limit came before the end token.
-        logprob: log p of the written tokens, end token included, under the scores after penalties and suppression,
-            as transformers' transition scores (greedy) and sequences_scores (beams) have them.
+        token_ids: without the end token; with a label set, those of the best label.
+        hit_cap: `max_new_tokens` was reached before the end token.
+        logprob: log p of the generated tokens, end token included, after penalties and suppression, as in
+            transformers' transition scores (greedy) and sequences_scores (beams).
         num_scored_tokens: tokens that `logprob` sums over.
-        target_nats: -log p of the example's own target, summed over its tokens, teacher-forced; 0 if not scored.
-        target_correct: greedy decoding would have written the target, by the argmax at each of its tokens.
-        phrase_nats: -log p of `phrase_ids`, or None.
+        target_loss: -log p of the example's own target, summed over its tokens, teacher-forced; 0 if not scored.
+        target_correct: the target is the argmax at each of its tokens.
+        phrase_loss: -log p of `phrase_ids`, or None.
         candidates: (token_ids, logprob) of the best hypotheses, the best first; empty without beams.
         label_logprobs: log p of every label in the order of `label_ids`, or None.
-        left_label_set: greedy decoding would have written none of the labels.
+        left_label_set: no label is what greedy search would generate.
     """
 
     row: int
@@ -82,17 +102,17 @@ class Generated:
     hit_cap: bool
     logprob: float
     num_scored_tokens: int
-    target_nats: float = 0.0
+    target_loss: float = 0.0
     target_correct: bool | None = None
-    phrase_nats: float | None = None
+    phrase_loss: float | None = None
     candidates: tuple[tuple[list[int], float], ...] = ()
     label_logprobs: tuple[float, ...] | None = None
     left_label_set: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """One hypothesis: ids up to and without the end token, and what Generated says of them."""
+class Hypothesis:
+    """One hypothesis, with the fields that `GeneratedAnswer` describes."""
 
     token_ids: list[int]
     hit_cap: bool

@@ -1,29 +1,33 @@
 """The decoder of the T5 family with its caches: one step for all rows, or one pass over a tree of tokens.
 
-In: a model and flat inputs. Out: hidden states and logits. Cross-attention keys and values are made once per batch;
-beams of an example share them and are only queries. Rows that are done leave by moving the last rows into their places.
+In: a model and flat inputs. Out: hidden states and logits. Cross-attention keys and values are computed once per
+batch; the beams of an example share them. Finished rows leave: the last rows are moved into their places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivetune.decode.encoder import CPU_TOKENS, encode, runs, slices
+from fivetune.decode.encoder import CPU_TOKENS, encode_flat, iter_equal_runs, iter_row_slices
+from fivetune.model.family import compute_output_scale
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Attention, T5Model, T5Stack
 
 FIRST_STEPS = 16  # the self-attention cache begins with room for so many steps and doubles
 
 KeysValues = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Move:
-    """Rows of a batch that stay: the last of them fill the places of those that go, so that little is copied.
+class RowCompactor:
+    """Removes finished rows: the last remaining rows fill their places, so that little is copied.
 
-    >>> move = Move(torch.tensor([False, True, True]))
+    >>> move = RowCompactor(torch.tensor([False, True, True]))
     >>> move.count, move(torch.tensor([7, 8, 9])).tolist()
     (2, [9, 8])
     """
@@ -40,7 +44,7 @@ class Move:
 
 
 class Decoder:
-    """The state of decoding one batch after the other with a model.
+    """The decoder of a model with its caches, for one batch after the other.
 
     Args:
         model: T5, mT5 or umT5 model of transformers, in eval mode.
@@ -48,14 +52,14 @@ class Decoder:
         max_steps: longest decoder input.
     """
 
-    def __init__(self, model: Any, *, num_beams: int, max_steps: int) -> None:
+    def __init__(self, model: T5Model, *, num_beams: int, max_steps: int) -> None:
         self.config = model.config
         self.device: torch.device = model.decoder.embed_tokens.weight.device
         self.num_steps = 0
         self._model, self._stack = model, model.decoder
         self._num_beams = num_beams
-        self._scale = output_scale(model.config)
-        self._tables, self._table_of = _bias_tables(model.decoder, max_steps)
+        self._scale = compute_output_scale(model.config)
+        self._tables, self._table_of = _compute_bias_tables(model.decoder, max_steps)
         self._cross: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, S, d_kv]
         self._own: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, steps * K, d_kv]
         self._room: list[tuple[Tensor, Tensor]] = []  # flat memory of _cross: the first batch needs most
@@ -63,25 +67,25 @@ class Decoder:
 
     # --- a batch ---
 
-    def start(self, ids: Tensor, lengths: Sequence[int]) -> None:
+    def start_batch(self, ids: Tensor, lengths: Sequence[int]) -> None:
         """Encode flat inputs ([N]; B lengths, like ones together) and make the keys and values of cross-attention."""
         self.num_steps = 0
-        self._reserve(len(lengths), max(lengths))
+        self._allocate_caches(len(lengths), max(lengths))
         tokens = torch.tensor(lengths, device=self.device)
         positions = torch.arange(max(lengths), device=self.device)
         ragged = min(lengths) < max(lengths)
         self._visible = (positions < tokens[:, None])[:, None, None] if ragged else None
         begin = 0
-        for first, end in slices(lengths, CPU_TOKENS if self.device.type == "cpu" else None):
+        for first, end in iter_row_slices(lengths, CPU_TOKENS if self.device.type == "cpu" else None):
             size = sum(lengths[first:end])
-            encoded = encode(self._model.encoder, ids[begin : begin + size], lengths[first:end])
+            encoded = encode_flat(self._model.encoder, ids[begin : begin + size], lengths[first:end])
             for (keys, values), block in zip(self._cross, self._stack.block, strict=True):
                 attention = block.layer[1].EncDecAttention
-                _spread(attention.k(encoded), keys[first:end], lengths[first:end])
-                _spread(attention.v(encoded), values[first:end], lengths[first:end])
+                _scatter_rows(attention.k(encoded), keys[first:end], lengths[first:end])
+                _scatter_rows(attention.v(encoded), values[first:end], lengths[first:end])
             begin += size
 
-    def keep(self, move: Move) -> None:
+    def drop_finished(self, move: RowCompactor) -> None:
         """Drop rows from the batch."""
         self._cross = [(move(keys), move(values)) for keys, values in self._cross]
         self._own = [(move(keys), move(values)) for keys, values in self._own]
@@ -100,17 +104,17 @@ class Decoder:
         Returns: hidden states [B, K, d_model].
         """
         step, beams = self.num_steps, self._num_beams
-        self._reserve_step()
-        biases = [_history_bias(table[..., table.shape[-1] - 1 - step :], slots, beams) for table in self._tables]
+        self._extend_caches()
+        biases = [_build_history_bias(table[..., table.shape[-1] - 1 - step :], slots, beams) for table in self._tables]
 
         def cached(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             keys, values = self._append(layer, key, value, step * beams)
             return keys[:, :, : (step + 1) * beams], values[:, :, : (step + 1) * beams]
 
         self.num_steps += 1
-        return self._run(ids, biases, cached)
+        return self._run_stack(ids, biases, cached)
 
-    def tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
+    def run_tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Hidden states of tokens that form the same tree in every row; nothing is cached.
 
         Args:
@@ -124,18 +128,18 @@ class Decoder:
         biases = [
             table[:, :, 0, table.shape[-1] - 1 - distance].masked_fill(~visible, -torch.inf) for table in self._tables
         ]
-        return self._run(ids, biases, lambda layer, key, value: (key, value))
+        return self._run_stack(ids, biases, lambda layer, key, value: (key, value))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Scores of all tokens, [..., V] fp32."""
         return self._model.lm_head(hidden).float()
 
-    def _run(self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues) -> Tensor:
+    def _run_stack(self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues) -> Tensor:
         hidden = self._stack.embed_tokens(ids)
         for i, block in enumerate(self._stack.block):
             own, across, feed_forward = block.layer
             normed, attention = own.layer_norm(hidden), own.SelfAttention
-            key, value = (_heads(attention, project(normed)) for project in (attention.k, attention.v))
+            key, value = (_split_heads(attention, project(normed)) for project in (attention.k, attention.v))
             hidden = hidden + _attend(attention, normed, *keys_values(i, key, value), biases[self._table_of[i]])
             normed = across.layer_norm(hidden)
             hidden = hidden + _attend(across.EncDecAttention, normed, *self._cross[i], self._visible)
@@ -144,7 +148,7 @@ class Decoder:
 
     # --- memory ---
 
-    def _reserve(self, rows: int, length: int) -> None:
+    def _allocate_caches(self, rows: int, length: int) -> None:
         """Room for the keys and values of `rows` inputs of `length` tokens; taken over from the batch before."""
         attention = self._stack.block[0].layer[1].EncDecAttention
         shape = (rows, attention.n_heads, length, attention.key_value_proj_dim)
@@ -153,11 +157,11 @@ class Decoder:
             weight = self._stack.embed_tokens.weight
             kind = self.device.type
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-            self._room = [_pair(weight.new_empty, size, dtype=dtype) for _ in self._stack.block]
+            self._room = [_allocate_pair(weight.new_empty, size, dtype=dtype) for _ in self._stack.block]
         self._cross = [(keys[:size].view(shape), values[:size].view(shape)) for keys, values in self._room]
         self._own = []
 
-    def _reserve_step(self) -> None:
+    def _extend_caches(self) -> None:
         """Room for one more step in the self-attention cache."""
         needed = (self.num_steps + 1) * self._num_beams
         if self._own and self._own[0][0].shape[2] >= needed:
@@ -167,7 +171,7 @@ class Decoder:
             rows, heads, _, width = cross.shape
             old = self._own[layer] if self._own else ()
             steps = old[0].shape[2] * 2 if old else FIRST_STEPS * self._num_beams
-            pair = _pair(cross.new_empty, rows, heads, steps, width)
+            pair = _allocate_pair(cross.new_empty, rows, heads, steps, width)
             for new, filled in zip(pair, old, strict=False):
                 new[:, :, : filled.shape[2]] = filled
             grown.append(pair)
@@ -180,13 +184,7 @@ class Decoder:
         return keys, values
 
 
-def output_scale(config: Any) -> float:
-    """What the decoder's output is multiplied with before the head; each family has a rule of its own."""
-    flag = {"t5": "scale_decoder_outputs", "umt5": "tie_word_embeddings"}.get(config.model_type)
-    return config.d_model**-0.5 if flag and getattr(config, flag) else 1.0
-
-
-def _bias_tables(stack: Any, max_steps: int) -> tuple[list[Tensor], list[int]]:
+def _compute_bias_tables(stack: T5Stack, max_steps: int) -> tuple[list[Tensor], list[int]]:
     """Biases of the last of `max_steps` queries, [1, h, 1, max_steps]: entry -1-n is the one for a key n steps back.
 
     Also the table of every layer: T5 and mT5 have one for all layers, umT5 one for each.
@@ -202,7 +200,7 @@ def _bias_tables(stack: Any, max_steps: int) -> tuple[list[Tensor], list[int]]:
     return tables, table_of
 
 
-def _history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Tensor:
+def _build_history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Tensor:
     """The bias of a step, [1, h, 1, t]; with beams [B, h, K, t * K], -inf at cached keys of other hypotheses."""
     if slots is None:
         return row
@@ -210,22 +208,22 @@ def _history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Tensor:
     return torch.where(mine.flatten(2)[:, None], row.repeat_interleave(num_beams, -1), -torch.inf)
 
 
-def _attend(attention: Any, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    query = _heads(attention, attention.q(hidden))
+def _attend(attention: T5Attention, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    query = _split_heads(attention, attention.q(hidden))
     mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
     return attention.o(mixed.transpose(1, 2).flatten(2))
 
 
-def _heads(attention: Any, projected: Tensor) -> Tensor:
+def _split_heads(attention: T5Attention, projected: Tensor) -> Tensor:
     """[B, Q, h * d_kv] to [B, h, Q, d_kv]."""
     return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
 
 
-def _spread(flat: Tensor, rows: Tensor, lengths: Sequence[int]) -> None:
+def _scatter_rows(flat: Tensor, rows: Tensor, lengths: Sequence[int]) -> None:
     """Write projected flat tokens, [N, h * d_kv], into rows padded with 0, [B, h, S, d_kv]."""
     _, heads, _, width = rows.shape
     begin = 0
-    for first, count, length in runs(lengths):
+    for first, count, length in iter_equal_runs(lengths):
         end = begin + count * length
         part = flat[begin:end].view(count, length, heads, width)
         rows[first : first + count, :, :length] = part.transpose(1, 2)
@@ -233,5 +231,7 @@ def _spread(flat: Tensor, rows: Tensor, lengths: Sequence[int]) -> None:
         begin = end
 
 
-def _pair(make: Callable[..., Tensor], *size: int, **options: Any) -> tuple[Tensor, Tensor]:
+def _allocate_pair(
+    make: Callable[..., Tensor], *size: int, **options: torch.device | torch.dtype
+) -> tuple[Tensor, Tensor]:
     return make(*size, **options), make(*size, **options)

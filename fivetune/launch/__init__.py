@@ -1,7 +1,7 @@
-"""Starts the processes of a run on this machine, with torchrun, and stands in for them.
+"""Starts the ranks of a run on this machine with torchrun, and waits for them in their place.
 
-In: how many, and the words of the command. Out: the exit code of the process that ended the run. Signals are passed on.
-torchrun runs in a child (`python -m fivetune.launch`), so that nothing here needs torch.
+In: the number of ranks and the words of the command. Out: the exit code of the rank that ended the run. Signals are
+forwarded. torchrun runs in a child process (`python -m fivetune.launch`), so that nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
 
 import psutil
 
 from fivetune.errors import ConfigError
+from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, SignalHandler, handle_signals
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+LAUNCH_ID = "FIVETUNE_LAUNCH_ID"  # environment variable that all processes of one launch share
+ORPHAN_SAVE_SECONDS = 900  # for ranks that lost torchrun to write a checkpoint
 
 
 def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the processes are still to be started: not under torchrun, nor for one.
+    """Whether this process has to start the ranks: not for one rank, and not in a rank that torchrun started.
 
     Raises ConfigError where SLURM would start each of them several times.
 
@@ -34,35 +36,73 @@ def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
         return False
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1":
-        raise ConfigError(f"launch.nproc: srun starts this command {tasks} times, and each would start {nproc} "
-                          "processes. Give srun --ntasks=1; launch.nproc alone says how many train.")  # fmt: skip
+        raise ConfigError(
+            f"launch.nproc: srun starts this command {tasks} times, and each would start {nproc} "
+            "processes. Give srun --ntasks=1; launch.nproc sets the number of processes that train."
+        )
     return True
 
 
-def start(words: Sequence[str], *, nproc: int) -> int:
-    """Run `fivetune WORDS` in `nproc` processes that know each other; the exit code, 128 + n after signal n."""
-    command = [sys.executable, "-m", "fivetune.launch", str(nproc), *words]
-    agent = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-    before = {number: signal.signal(number, _passing_to(agent)) for number in PASSED_ON}
-    try:
+def start_processes(words: Sequence[str], *, nproc: int) -> int:
+    """Run `fivetune WORDS` in `nproc` connected ranks; returns the exit code, 128 + n after signal n.
+
+    If torchrun itself is killed, the ranks are stopped too: without a parent they would train on unseen.
+    """
+    launch_id = uuid.uuid4().hex
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "fivetune.launch", str(nproc), *words],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, LAUNCH_ID: launch_id},
+    )
+    with handle_signals(ALL_SIGNALS, _make_signal_forwarder(agent, launch_id)):
         code = agent.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if code < 0:
+            _stop_orphaned_ranks(launch_id, agent.pid, -code)
     return code if code >= 0 else 128 - code
 
 
-def _passing_to(agent: subprocess.Popen[bytes]) -> Any:
-    """A handler that asks torchrun to stop the processes; a second signal goes to each of them at once."""
-    asked: list[int] = []
+def find_ranks(launch_id: str) -> list[psutil.Process]:
+    """The running ranks of a launch, by its id in their environment: also those that lost their parent."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            environ = process.environ()
+            if environ.get(LAUNCH_ID) == launch_id and "RANK" in environ and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        if not asked:
+
+def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str) -> SignalHandler:
+    """A signal handler: the first signal goes to torchrun, the second to each rank, from the third on SIGKILL."""
+    received: list[int] = []
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) == 1 and agent.poll() is None:
             agent.send_signal(signum)
-        else:
-            with suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(agent.pid).children():
-                    process.send_signal(signum)
-        asked.append(signum)
+            return
+        if signum not in STOP_SIGNALS:
+            return  # a repeated request to save: the first one was passed on
+        stops = sum(number in STOP_SIGNALS for number in received)
+        for process in find_ranks(launch_id):
+            with suppress(psutil.Error):
+                process.send_signal(signum if stops < 3 else signal.SIGKILL)
 
-    return pass_on
+    return forward
+
+
+def _stop_orphaned_ranks(launch_id: str, agent_pid: int, signum: int) -> None:
+    """Stop the ranks of a torchrun that was killed, and report it. They save first, as after any SIGTERM."""
+    name = signal.Signals(signum).name
+    sys.stderr.write(
+        f"fivetune: launch: torchrun (process {agent_pid}) was killed by {name}, often because memory ran out. "
+        "Its ranks are stopped now. Continue the run with --resume.\n"
+    )
+    ranks = find_ranks(launch_id)
+    for process in ranks:
+        with suppress(psutil.Error):
+            process.terminate()
+    for process in psutil.wait_procs(ranks, timeout=ORPHAN_SAVE_SECONDS)[1]:
+        with suppress(psutil.Error):
+            process.kill()

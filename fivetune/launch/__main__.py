@@ -1,6 +1,6 @@
-"""torchrun as a child of `fivetune.launch`: starts the processes, ends with the exit code of the first that failed.
+"""torchrun as a child of `fivetune.launch`: starts the ranks, ends with the exit code of the first that failed.
 
-In: the number of processes and the words of the command. It stops when its parent is gone, with all that it started.
+In: the number of ranks and the words of the command. It stops when its parent is gone, with all ranks.
 """
 
 from __future__ import annotations
@@ -10,25 +10,39 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-PATIENCE = 24 * 3600  # seconds that a step and a checkpoint may take after a signal
+import psutil
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # that a step and a checkpoint may take after a signal to the command
+HUNG_RANK_SECONDS = 60  # that the other ranks have to end after rank 0 has
+HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 
-def main(nproc: int, words: list[str]) -> int:
-    """Run `fivetune WORDS` in `nproc` processes."""
+def run_torchrun(nproc: int, words: list[str]) -> int:
+    """Run `fivetune WORDS` in `nproc` ranks."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    from fivetune.telemetry.devices import num_cores
+    from fivetune.telemetry.devices import count_cores
 
-    logging.disable()  # the processes speak for themselves
-    os.environ["OMP_NUM_THREADS"] = str(max(1, num_cores() // nproc))
+    logging.disable()  # the ranks report their errors themselves
+    os.environ["OMP_NUM_THREADS"] = str(max(1, count_cores() // nproc))
     threading.Thread(target=_stop_when_orphaned, daemon=True).start()
-    options = ["--standalone", "--nproc-per-node", str(nproc), "--shutdown-timeout", str(PATIENCE)]
+    threading.Thread(target=_kill_hung_ranks, daemon=True).start()
+    options = ["--standalone", "--nproc-per-node", str(nproc), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS)]
+    options += ["--signals-to-handle", HANDLED_SIGNALS]
     try:
         torchrun([*options, "-m", "fivetune", *words])
     except ChildFailedError as error:
+        for line in describe_killed_ranks(error):
+            sys.stderr.write(f"fivetune: {line}\n")
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 128 - code
     except SignalException as error:
@@ -36,12 +50,54 @@ def main(nproc: int, words: list[str]) -> int:
     return 0
 
 
+def describe_killed_ranks(error: ChildFailedError) -> list[str]:
+    """One sentence for each rank that ended by a signal; a rank that ended by itself has printed its own error."""
+    first, _ = error.get_first_failure()
+    lines: list[str] = []
+    for rank, failure in sorted(error.failures.items(), key=lambda item: (item[0] != first, item[0])):
+        if failure.exitcode >= 0:
+            continue
+        signum = -failure.exitcode
+        name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+        who = f"launch: rank {rank} (process {failure.pid})"
+        if rank == first:
+            hint = ". Often memory ran out (see dmesg)" if signum == signal.SIGKILL else ""
+            lines.append(f"{who} was killed by {name}{hint}. Continue the run with --resume.")
+        elif signum == signal.SIGKILL:
+            lines.append(f"{who} did not end after rank {first} had failed, and was killed.")
+    return lines
+
+
+def _kill_hung_ranks() -> None:
+    """SIGKILL every rank that runs on a minute after rank 0 has ended: a hung rank never answers SIGTERM.
+
+    Rank 0 writes the checkpoints and the report, so in a healthy run the others end before it or right after.
+    """
+    agent = psutil.Process()
+    ranks: dict[psutil.Process, str] = {}
+    first_ended: float | None = None
+    while True:
+        time.sleep(1)
+        for child in agent.children():
+            if child not in ranks:
+                with suppress(psutil.Error):
+                    ranks[child] = child.environ().get("RANK", "")
+        with suppress(psutil.Error):
+            running = [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
+            if "0" not in ranks.values() or any(ranks[rank] == "0" for rank in running):
+                continue
+            first_ended = first_ended or time.monotonic()
+            if time.monotonic() - first_ended > HUNG_RANK_SECONDS:
+                for rank in running:
+                    rank.kill()
+
+
 def _stop_when_orphaned() -> None:
-    """The pipe from the parent ends when that one does."""
+    """The pipe from the parent is closed when the parent ends."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run_torchrun(int(sys.argv[1]), sys.argv[2:]))

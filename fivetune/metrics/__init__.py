@@ -9,9 +9,9 @@ A metric's file holds one frozen options class and its `CASES`:
     score(predictions, references, *, details=None) -> Scores
     CASES              predictions, references and the corpus scores they must give, with where the numbers came from
 
-`references[i]` holds all right answers of example i; ("",) says that the right answer is no answer. `details[i]` says
+`references[i]` holds all right answers of example i; ("",) means that the right answer is no answer. `details[i]` holds
 what else is known of it: what the task put into `TextExample.meta`, and of the prediction `no_answer_score`,
-`candidates` (ranked texts, the best first). A metric says which of them it reads. Percentages are 0-100, each example's
+`candidates` (ranked texts, the best first). Metrics document which they read. Percentages are 0-100, each example's
 own scores 0-1. What the families share is below: the SQuAD normalisation, token F1 and means.
 
 A recipe names a metric, or gives it options: `metrics: [squad, {name: rouge, stemmer: true}]`.
@@ -22,18 +22,19 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
-from fivetune.errors import nearest
-from fivetune.types import Line, Scores
+from fivetune.errors import suggest_names
+from fivetune.rundir.records import Prediction
+from fivetune.types import DrawnRows, JsonTable, Resampler, Scores
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 Details = Mapping[str, Any]
-Spec = str | Mapping[str, Any]
+MetricSpec = str | Mapping[str, Any]
 """A metric in a recipe: its name, or a table of its name and options."""
 
 UNANSWERED = "\ue000"
@@ -58,8 +59,28 @@ class Metric(Protocol):
     ) -> Scores: ...
 
 
+class PerExample(plugins.Options):
+    """Base of metrics whose corpus scores are means: a subclass scores one example, `score` averages over all."""
+
+    def score(
+        self,
+        predictions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        details: Sequence[Details] | None = None,
+    ) -> Scores:
+        """Percentages over all examples, and `total`."""
+        assert predictions, "nothing to score"
+        known = details or [{}] * len(predictions)
+        return average_scores([self.score_one(p, r, d) for p, r, d in zip(predictions, references, known, strict=True)])
+
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """The scores (0-1) of one example, the same names for every example."""
+        raise NotImplementedError
+
+
 class Case(NamedTuple):
-    """A worked example of a metric; `source` says where the expected numbers came from."""
+    """A worked example of a metric; `source` is the origin of the expected numbers."""
 
     predictions: tuple[str, ...]
     references: tuple[tuple[str, ...], ...]
@@ -69,14 +90,14 @@ class Case(NamedTuple):
 
 
 class Scorer:
-    """Several metrics, looked up once; scores under the names that `score_names` gives.
+    """Several metrics, looked up once; scores under the names that `list_score_names` gives.
 
     >>> Scorer(["squad", "exact_match"]).score(["the cat", "dog"], [["cat"], ["dog"]]).corpus
     {'exact': 100.0, 'f1': 100.0, 'total': 2, 'exact_match': 50.0}
     """
 
-    def __init__(self, metrics: Sequence[Spec]) -> None:
-        self._metrics = _printed_names(metrics)
+    def __init__(self, metrics: Sequence[MetricSpec]) -> None:
+        self._metrics = _resolve_score_names(metrics)
 
     def score(
         self,
@@ -85,25 +106,25 @@ class Scorer:
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """What all the metrics say, merged."""
+        """The scores of all metrics, merged."""
         found = [(metric.score(predictions, references, details=details), names) for metric, names in self._metrics]
         corpus: dict[str, float] = {}
         each: list[dict[str, float]] = [{} for _ in predictions]
         for scores, names in found:
-            corpus |= _renamed(scores.corpus, names)
+            corpus |= _rename_scores(scores.corpus, names)
             for merged, own in zip(each, scores.each, strict=True):
-                merged |= _renamed(own, names)
+                merged |= _rename_scores(own, names)
 
-        parts = [(scores.resample or means_of(scores), names) for scores, names in found]
+        parts = [(scores.resample or build_mean_resampler(scores), names) for scores, names in found]
 
-        def resample(rows: Any) -> dict[str, float]:
-            return {name: value for part, names in parts for name, value in _renamed(part(rows), names).items()}
+        def resample(rows: DrawnRows) -> dict[str, float]:
+            return {name: value for part, names in parts for name, value in _rename_scores(part(rows), names).items()}
 
         return Scores(corpus, each, resample)
 
 
 def score_all(
-    metrics: Sequence[Spec],
+    metrics: Sequence[MetricSpec],
     predictions: Sequence[str],
     references: Sequence[Sequence[str]],
     *,
@@ -113,20 +134,46 @@ def score_all(
     return Scorer(metrics).score(predictions, references, details=details)
 
 
-def details_of(line: Line) -> dict[str, Any]:
-    """What a metric may want to know of a line of a predictions file besides its text.
+def collect_details(prediction: Prediction) -> JsonTable:
+    """What metrics read of a prediction, its text apart: its task's meta, no-answer score, answer and candidates.
 
-    >>> details_of({"id": "q", "meta": {"choices": "ab"}, "candidates": [{"text": "a", "log_probability": -1.0}]})
+    >>> from fivetune.rundir.records import Candidate
+    >>> collect_details(Prediction(id="q", meta={"choices": "ab"}, candidates=(Candidate("a", 0.5),)))
     {'choices': 'ab', 'candidates': ['a']}
     """
-    known = {key: line[key] for key in ("no_answer_score", "answer") if key in line}
-    if "candidates" in line:
-        known["candidates"] = [candidate["text"] for candidate in line["candidates"]]
-    return {**line.get("meta", {}), **known}
+    known: JsonTable = dict(prediction.meta)
+    if prediction.no_answer_score is not None:
+        known["no_answer_score"] = prediction.no_answer_score
+    if prediction.answer is not None:
+        known["answer"] = prediction.answer
+    if prediction.candidates:
+        known["candidates"] = [candidate.text for candidate in prediction.candidates]
+    return known
 
 
-def load_metric(spec: Spec) -> Metric:
-    """A metric by name, or with options. Raises UnknownPlugin, pydantic's ValidationError for a wrong option.
+def drop_blank_golds(references: Sequence[str]) -> tuple[str, ...]:
+    """The gold answers without the blank ones that stand beside others; ("",), no answer, stays.
+
+    >>> drop_blank_golds(["Rollo", " "]), drop_blank_golds([""])
+    (('Rollo',), ('',))
+    """
+    return tuple(gold for gold in references if gold.strip()) or tuple(references)
+
+
+def rewards_blank(scorer: Scorer, references: Sequence[str]) -> bool:
+    """Whether a blank gold answer stands beside others, and an empty prediction scores by it.
+
+    >>> rewards_blank(Scorer(["squad"]), ["Rollo", ""]), rewards_blank(Scorer(["squad_v2"]), ["Rollo", ""])
+    (True, False)
+    """
+    if len(drop_blank_golds(references)) == len(references):
+        return False
+    [scores] = scorer.score([""], [references]).each
+    return any(scores.values())
+
+
+def load_metric(spec: MetricSpec) -> Metric:
+    """A metric by name, or with options. Raises UnknownPluginError, pydantic's ValidationError for a wrong option.
 
     >>> load_metric({"name": "exact_match", "ignore_case": True}).ignore_case
     True
@@ -134,30 +181,40 @@ def load_metric(spec: Spec) -> Metric:
     table = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = table.pop("name", None)
     if not isinstance(name, str):
-        raise ValueError(f"metrics: {spec!r} has no name. {nearest('', plugins.names('metrics'))}")
-    return plugins.load("metrics", name)(**table)
+        raise ValueError(f"metrics: {spec!r} has no name. {suggest_names('', plugins.list_plugins('metrics'))}")
+    return plugins.load_plugin("metrics", name)(**table)
 
 
-def score_names(metrics: Sequence[Spec]) -> tuple[str, ...]:
+def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
     """Every score that these metrics can produce together; of two equal names the later gets its metric's in front.
 
-    >>> score_names(["squad", "exact_match"])
+    >>> list_score_names(["squad", "exact_match"])
     ('exact', 'f1', 'total', 'exact_match')
     """
-    return tuple(dict.fromkeys(name for _, names in _printed_names(metrics) for name in names.values()))
+    return tuple(dict.fromkeys(name for _, names in _resolve_score_names(metrics) for name in names.values()))
 
 
-def higher_is_better(metrics: Sequence[Spec], score: str) -> bool:
-    """Whether more is better of a score, as the metric says that gives it under this name.
+def list_selectable_scores(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
+    """The scores that can choose a checkpoint: all but counts and thresholds.
 
-    >>> higher_is_better(["squad", "exact_match"], "exact_match")
+    >>> list_selectable_scores(["squad", "exact_match"])
+    ('exact', 'f1', 'exact_match')
+    """
+    return tuple(name for name in list_score_names(metrics) if not name.endswith(("total", "_thresh")))
+
+
+def is_maximized(metrics: Sequence[MetricSpec], score: str) -> bool:
+    """Whether more is better of a score, as declared by the metric that gives it under this name.
+
+    >>> is_maximized(["squad", "exact_match"], "exact_match")
     True
     """
-    return next(metric.higher_is_better for metric, names in _printed_names(metrics) if score in names.values())
+    return next(metric.higher_is_better for metric, names in _resolve_score_names(metrics) if score in names.values())
 
 
-def _printed_names(metrics: Sequence[Spec]) -> list[tuple[Metric, dict[str, str]]]:
-    """Each metric, with its own score names -> those in the merged result; `total` is the same for all, stays one."""
+def _resolve_score_names(metrics: Sequence[MetricSpec]) -> list[tuple[Metric, dict[str, str]]]:
+    """Each metric, with its own score names -> those in the merged result; `total` is the same for all, stays
+    one."""
     taken: set[str] = set()
     printed = []
     for metric in map(load_metric, metrics):
@@ -167,14 +224,14 @@ def _printed_names(metrics: Sequence[Spec]) -> list[tuple[Metric, dict[str, str]
     return printed
 
 
-def _renamed(scores: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+def _rename_scores(scores: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
     return {names.get(name, name): value for name, value in scores.items()}
 
 
-def means_of(scores: Scores) -> Callable[[Any], dict[str, float]]:
+def build_mean_resampler(scores: Scores) -> Resampler:
     """`resample` for scores that are means over all examples: 100 times the mean over the drawn rows.
 
-    >>> means_of(Scores({"exact": 50.0}, [{"exact": 1}, {"exact": 0}]))([0, 0, 1, 0])
+    >>> build_mean_resampler(Scores({"exact": 50.0}, [{"exact": 1}, {"exact": 0}]))([0, 0, 1, 0])
     {'exact': 75.0}
     """
     import numpy as np
@@ -196,14 +253,14 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def token_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
+def compute_token_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     """Harmonic mean of the shares of words that the two have in common, each word as often as it occurs in both.
 
     F1 = 2PR / (P + R), P = common / len(prediction), R = common / len(reference); 0.0 if nothing is common.
 
-    >>> token_f1(["in", "1066"], ["1066"])  # P = 1/2, R = 1
+    >>> compute_token_f1(["in", "1066"], ["1066"])  # P = 1/2, R = 1
     0.6666666666666666
-    >>> token_f1([], [])
+    >>> compute_token_f1([], [])
     0.0
     """
     num_common = sum((Counter(prediction) & Counter(reference)).values())
@@ -214,22 +271,22 @@ def token_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def mean_scores(each: list[dict[str, float]]) -> Scores:
+def average_scores(each: list[dict[str, float]]) -> Scores:
     """Scores that are plain means over all examples, as percentages, and how many examples there are.
 
-    >>> mean_scores([{"exact": 1, "f1": 1.0}, {"exact": 0, "f1": 0.5}]).corpus
+    >>> average_scores([{"exact": 1, "f1": 1.0}, {"exact": 0, "f1": 0.5}]).corpus
     {'exact': 50.0, 'f1': 75.0, 'total': 2}
     """
-    corpus = {name: percent((scores[name] for scores in each), len(each)) for name in each[0]}
+    corpus = {name: compute_percent((scores[name] for scores in each), len(each)) for name in each[0]}
     return Scores({**corpus, "total": len(each)}, each)
 
 
-def percent(values: Iterable[float], total: int) -> float:
+def compute_percent(values: Iterable[float], total: int) -> float:
     """100 * sum / total, added up from left to right.
 
     The order is part of the result's last digit, and `sum` rounds otherwise from Python 3.12 on.
 
-    >>> percent([1, 0.5, 0], 3)
+    >>> compute_percent([1, 0.5, 0], 3)
     50.0
     """
     added = 0.0

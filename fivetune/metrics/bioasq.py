@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, mean_scores
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import Case, Details, PerExample
 
 NUM_RANKS = 5
 """How many answers to a factoid question BioASQ takes."""
 
 
-class Bioasq(Options):
+class BioASQ(PerExample):
     """BioASQ factoid questions."""
 
     main: ClassVar[str] = "mrr"
@@ -28,30 +26,20 @@ class Bioasq(Options):
         "BioASQ Evaluation-Measures, task B phase B (Task1bData.java): strings are equal in lower case"
     )
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all questions. Reads of `details`: candidates, the prediction alone where there are none."""
-        assert predictions, "nothing to score"
-        each = []
-        for i, (prediction, golds) in enumerate(zip(predictions, references, strict=True)):
-            ranked = (details[i] if details else {}).get("candidates") or [prediction]
-            each.append(_score_one(ranked[:NUM_RANKS], golds))
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Strict, lenient and 1 / rank (0-1) of one question. Reads `candidates`; without them the prediction is all.
 
-
-def _score_one(ranked: Sequence[str], golds: Sequence[str]) -> dict[str, float]:
-    right = {gold.lower() for gold in golds}
-    rank = next((place for place, answer in enumerate(ranked, start=1) if answer.lower() in right), None)
-    return {
-        "strict_accuracy": int(rank == 1),
-        "lenient_accuracy": int(rank is not None),
-        "mrr": 1 / rank if rank else 0.0,
-    }
+        >>> BioASQ().score_one("BRCA2", ["brca1"], {"candidates": ["BRCA2", "BRCA1"]})
+        {'strict_accuracy': 0, 'lenient_accuracy': 1, 'mrr': 0.5}
+        """
+        ranked = (details.get("candidates") or [prediction])[:NUM_RANKS]
+        right = {gold.lower() for gold in references}
+        rank = next((place for place, answer in enumerate(ranked, start=1) if answer.lower() in right), None)
+        return {
+            "strict_accuracy": int(rank == 1),
+            "lenient_accuracy": int(rank is not None),
+            "mrr": 1 / rank if rank else 0.0,
+        }
 
 
 CASES = (

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fivetune.errors import EnvironmentProblem
+from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.metrics import Case, Details
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Scores
 
 
-class Bleu(Options):
+class SacreBLEU(Options):
     """BLEU and chrF by sacrebleu."""
 
     main: ClassVar[str] = "chrf"
@@ -39,11 +39,10 @@ class Bleu(Options):
     word_order: int = Field(default=0, ge=0, le=2, description="chrF: longest word n-gram; 2 is chrF++")
 
     @model_validator(mode="after")
-    def _is_installed(self) -> Bleu:
+    def _check_installed(self) -> SacreBLEU:
         if find_spec("sacrebleu") is None:
-            raise EnvironmentProblem(
-                "metrics: bleu needs the package sacrebleu, which is not installed. "
-                "Install it: pip install 'fivetune[metrics]'."
+            raise FiveTuneEnvironmentError(
+                "metrics: bleu needs the package sacrebleu, which is not installed. Install it: pip install sacrebleu"
             )
         return self
 
@@ -74,17 +73,17 @@ class Bleu(Options):
             name: np.array(scorer._extract_corpus_statistics(predictions, streams)) for name, scorer in scorers.items()
         }  # [num_examples, number of counts]
 
-        def resample(rows: Any) -> dict[str, float]:
-            return {name: _from_counts(scorers[name], counts[name][rows].sum(axis=0)) for name in scorers}
+        def resample(rows: DrawnRows) -> dict[str, float]:
+            return {name: _compute_score(scorers[name], counts[name][rows].sum(axis=0)) for name in scorers}
 
         each = [
-            {name: _from_counts(of_one[name], counts[name][i]) / 100 for name in scorers}
+            {name: _compute_score(of_one[name], counts[name][i]) / 100 for name in scorers}
             for i in range(len(predictions))
         ]
-        return Scores({**resample(slice(None)), "total": len(each)}, each, resample)
+        return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample)
 
 
-def _from_counts(scorer: Any, counts: Any) -> float:
+def _compute_score(scorer: Any, counts: Any) -> float:
     """The score that sacrebleu computes from n-gram counts, not above 100 for its rounding."""
     return min(100.0, scorer._compute_score_from_stats(counts.tolist()).score)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, Scorer, Spec, score_names
+from fivetune.metrics import Case, Details, MetricSpec, Scorer, list_score_names
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Scores
 
 
 class ByPart(Options):
@@ -24,14 +24,14 @@ class ByPart(Options):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "those of the parts; GLUE's plain mean over tasks"
 
-    parts: dict[str, tuple[Spec, ...]] = Field(
+    parts: dict[str, tuple[MetricSpec, ...]] = Field(
         default={"only": ("exact_match",)}, min_length=1, description="metrics of each part"
     )
     mains: dict[str, str] = Field(default={"only": "exact_match"}, description="main score of each part")
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        named = [f"{part}_{score}" for part, metrics in self.parts.items() for score in score_names(metrics)]
+        named = [f"{part}_{score}" for part, metrics in self.parts.items() for score in list_score_names(metrics)]
         return ("mean", *named, "total")
 
     @cached_property
@@ -64,30 +64,33 @@ class ByPart(Options):
             )
             for i, own in zip(rows, found[part].each, strict=True):
                 main = {"mean": own[self.mains[part]]} if self.mains[part] in own else {}
-                each[i] = {**main, **_prefixed(part, own)}
+                each[i] = {**main, **_add_prefix(part, own)}
 
-        def resample(rows: Any) -> dict[str, float]:
+        def resample(rows: DrawnRows) -> dict[str, float]:
             drawn = {part: np.asarray(rows)[sources[rows] == part] for part in found}
-            return self._joined(
-                {part: scores.resample(place[drawn[part]]) for part, scores in found.items()
-                 if scores.resample and len(drawn[part])}
-            )  # fmt: skip
+            return self._merge_part_scores(
+                {
+                    part: scores.resample(place[drawn[part]])
+                    for part, scores in found.items()
+                    if scores.resample and len(drawn[part])
+                }
+            )
 
-        corpus = self._joined({part: scores.corpus for part, scores in found.items()})
+        corpus = self._merge_part_scores({part: scores.corpus for part, scores in found.items()})
         return Scores({**corpus, "total": len(each)}, each, resample)
 
-    def _joined(self, scores: dict[str, dict[str, float]]) -> dict[str, float]:
+    def _merge_part_scores(self, scores: dict[str, dict[str, float]]) -> dict[str, float]:
         """The parts' scores under their names, with the mean if every part is there."""
         joined: dict[str, float] = {}
         mains = [scores[part][self.mains[part]] for part in self.parts if part in scores]
         if len(mains) == len(self.parts):
             joined["mean"] = sum(mains) / len(mains)
         for part in self.parts:
-            joined |= _prefixed(part, scores.get(part, {}))
+            joined |= _add_prefix(part, scores.get(part, {}))
         return joined
 
 
-def _prefixed(part: str, scores: dict[str, float]) -> dict[str, float]:
+def _add_prefix(part: str, scores: dict[str, float]) -> dict[str, float]:
     return {f"{part}_{name}": value for name, value in scores.items()}
 
 

@@ -11,46 +11,47 @@ labels in sorted order. A prediction outside the set is wrong, and counts agains
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fivetune.metrics import Case, Details, percent
+from fivetune.metrics import Case, Details, compute_percent
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Resampler, Scores
 
 
 @dataclass(frozen=True, slots=True)
-class Confusion:
-    """`counts[gold, predicted]` of all examples, and the labels that it tells about; other texts may be predicted.
+class ConfusionMatrix:
+    """`counts[gold, predicted]` of all examples, and the labels that it scores; other texts may be predicted.
 
-    >>> found = Confusion(("low", "high"), Counter({("low", "low"): 1, ("low", "?"): 1, ("high", "high"): 1}))
-    >>> found.support("low"), found.precision("low"), found.recall("low"), round(found.f1("low"), 4)
+    >>> found = ConfusionMatrix(("low", "high"), Counter({("low", "low"): 1, ("low", "?"): 1, ("high", "high"): 1}))
+    >>> (found.count_support("low"), found.compute_precision("low"), found.compute_recall("low"),
+    ...  round(found.compute_f1("low"), 4))
     (2, 1.0, 0.5, 0.6667)
     """
 
     labels: tuple[str, ...]
     counts: Counter[tuple[str, str]]
 
-    def support(self, label: str) -> int:
+    def count_support(self, label: str) -> int:
         """How many examples have this gold label."""
         return sum(num for (gold, _), num in self.counts.items() if gold == label)
 
-    def predicted(self, label: str) -> int:
+    def count_predicted(self, label: str) -> int:
         """How many predictions are this label."""
-        return sum(num for (_, said), num in self.counts.items() if said == label)
+        return sum(num for (_, predicted), num in self.counts.items() if predicted == label)
 
-    def precision(self, label: str) -> float | None:
+    def compute_precision(self, label: str) -> float | None:
         """Share of this label's predictions that are right; None if it was never predicted."""
-        return self.counts[label, label] / num if (num := self.predicted(label)) else None
+        return self.counts[label, label] / num if (num := self.count_predicted(label)) else None
 
-    def recall(self, label: str) -> float | None:
+    def compute_recall(self, label: str) -> float | None:
         """Share of this label's examples that were found; None if there are none."""
-        return self.counts[label, label] / num if (num := self.support(label)) else None
+        return self.counts[label, label] / num if (num := self.count_support(label)) else None
 
-    def f1(self, label: str) -> float:
+    def compute_f1(self, label: str) -> float:
         """2 * right / (support + predicted), the harmonic mean of precision and recall; 0 where nothing is."""
-        return 2 * self.counts[label, label] / max(self.support(label) + self.predicted(label), 1)
+        return 2 * self.counts[label, label] / max(self.count_support(label) + self.count_predicted(label), 1)
 
 
 class Classification(Options):
@@ -70,37 +71,67 @@ class Classification(Options):
     ) -> Scores:
         """Percentages over all examples; of `details` the label set is read, `labels`."""
         assert predictions, "nothing to score"
-        golds = gold_labels(predictions, references)
-        labels = label_set(golds, details)
-        found = Confusion(tuple(labels), Counter(zip(golds, predictions, strict=True)))
-        weighted = [found.f1(label) * found.support(label) for label in labels]
+        golds = choose_gold_labels(predictions, references)
+        labels = find_label_set(golds, details)
+        found = ConfusionMatrix(tuple(labels), Counter(zip(golds, predictions, strict=True)))
+        weighted = [found.compute_f1(label) * found.count_support(label) for label in labels]
         each: list[dict[str, float]] = [
             {"accuracy": int(prediction == gold)} for prediction, gold in zip(predictions, golds, strict=True)
         ]
         corpus = {
-            "accuracy": percent((one["accuracy"] for one in each), len(each)),
-            "macro_f1": percent(map(found.f1, labels), len(labels)),
-            "weighted_f1": percent(weighted, max(sum(map(found.support, labels)), 1)),
+            "accuracy": compute_percent((one["accuracy"] for one in each), len(each)),
+            "macro_f1": compute_percent(map(found.compute_f1, labels), len(labels)),
+            "weighted_f1": compute_percent(weighted, max(sum(map(found.count_support, labels)), 1)),
             "total": len(each),
         }
-        return Scores(corpus, each, _resampler(predictions, golds, labels))
+        return Scores(corpus, each, _build_resampler(predictions, golds, labels))
 
 
-def gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
+def choose_gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
     """The one right label of each example: the predicted one if it is right, else the first."""
     return [p if p in right else right[0] for p, right in zip(predictions, references, strict=True)]
 
 
-def label_set(golds: Sequence[str], details: Sequence[Details] | None) -> list[str]:
+def compute_label_rates(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """`majority_label`, the share (0-1) of the most frequent gold label, which is what always predicting it scores,
+    and `one_label`, that of the most frequent prediction; {} where no gold label is known.
+
+    >>> compute_label_rates(["yes", "yes", "yes", "no"], [["yes"], ["no"], ["yes"], ["yes"]])
+    {'majority_label': 0.75, 'one_label': 0.75}
+    """
+    golds = Counter(right[0] for right in references if right)
+    if not golds:
+        return {}
+    counts = Counter(predictions)
+    return {
+        "majority_label": max(golds.values()) / golds.total(),
+        "one_label": max(counts.values()) / counts.total(),
+    }
+
+
+def describe_majority(scores: Mapping[str, float], rates: Mapping[str, float], label_counts: Mapping[str, int]) -> str:
+    """A sentence where the accuracy is not above that of always predicting the most frequent gold label, else "".
+
+    >>> describe_majority({"accuracy": 68.75}, {"majority_label": 0.6875, "one_label": 1.0}, {"yes": 11, "no": 5})
+    'accuracy 68.75 is as good as always saying yes (68.75)'
+    """
+    accuracy, share = scores.get("accuracy"), rates.get("majority_label")
+    if accuracy is None or share is None or accuracy > 100 * share + 1e-9 or not label_counts:
+        return ""
+    label = max(label_counts, key=label_counts.__getitem__)
+    how = "as good as" if accuracy > 100 * share - 1e-9 else "less than"
+    return f"accuracy {accuracy:.2f} is {how} always saying {label} ({100 * share:.2f})"
+
+
+def find_label_set(golds: Sequence[str], details: Sequence[Details] | None) -> list[str]:
     """The label set that the task gives, else the gold labels in sorted order."""
     given = details[0].get("labels") if details else None
     return list(given) if given else sorted(set(golds))
 
 
-def _resampler(
-    predictions: Sequence[str], golds: Sequence[str], labels: Sequence[str]
-) -> Callable[[Any], dict[str, float]]:
-    """The corpus scores of drawn rows, from one count of (gold, predicted) pairs; index `size` is any other text."""
+def _build_resampler(predictions: Sequence[str], golds: Sequence[str], labels: Sequence[str]) -> Resampler:
+    """The corpus scores of drawn rows, from one count of (gold, predicted) pairs; index `size` is any other
+    text."""
     import numpy as np
 
     index = {label: i for i, label in enumerate(labels)}
@@ -109,7 +140,7 @@ def _resampler(
     pairs = np.array([index.get(gold, size) for gold in golds]) * (size + 1) + found
     correct = np.array([prediction == gold for prediction, gold in zip(predictions, golds, strict=True)])
 
-    def resample(rows: Any) -> dict[str, float]:
+    def resample(rows: DrawnRows) -> dict[str, float]:
         counts = np.bincount(pairs[rows], minlength=(size + 1) ** 2).reshape(size + 1, size + 1)
         support, predicted = counts.sum(axis=1)[:size], counts.sum(axis=0)[:size]
         f1 = 200 * counts.diagonal()[:size] / np.maximum(support + predicted, 1)

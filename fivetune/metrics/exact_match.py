@@ -11,12 +11,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, mean_scores
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import Case, Details, PerExample
 
 
-class ExactMatch(Options):
+class ExactMatch(PerExample):
     """Exact match."""
 
     main: ClassVar[str] = "exact_match"
@@ -26,22 +24,11 @@ class ExactMatch(Options):
 
     ignore_case: bool = Field(default=False, description="compare without regard to upper and lower case")
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentage over all examples; `details` are not read."""
-        assert predictions, "nothing to score"
-        each: list[dict[str, float]] = [
-            {"exact_match": int(self._fold(prediction) in map(self._fold, golds))}
-            for prediction, golds in zip(predictions, references, strict=True)
-        ]
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Whether the prediction equals one of the right texts (0 or 1); `details` are not read."""
+        return {"exact_match": int(self._normalize(prediction) in map(self._normalize, references))}
 
-    def _fold(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         squeezed = " ".join(text.split())
         return squeezed.casefold() if self.ignore_case else squeezed
 

@@ -13,16 +13,14 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, mean_scores
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import Case, Details, PerExample
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _BARE = re.compile(r"\s*(-?[0-9.,]+)\s*")
 _NUMBER = re.compile(r"(?P<sign>(?<![\w)])[-−])?\$?(?P<digits>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 
 
-class Gsm8k(Options):
+class GSM8K(PerExample):
     """GSM8K."""
 
     main: ClassVar[str] = "accuracy"
@@ -30,33 +28,34 @@ class Gsm8k(Options):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "dataset.py of openai/grade-school-math (Cobbe et al. 2021); lenient: FiveTune"
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all questions; `details` are not read."""
-        assert predictions, "nothing to score"
-        each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Whether the number is right (0 or 1) by either reading; `details` are not read.
+
+        >>> GSM8K().score_one("18.0", ["18"], {}), GSM8K().score_one("#### 18", ["18"], {})
+        ({'accuracy': 0, 'accuracy_lenient': 1}, {'accuracy': 1, 'accuracy_lenient': 1})
+        """
+        written, value = extract_final_number(prediction), extract_lenient_number(prediction)
+        right = written is not None and written in map(extract_final_number, references)
+        close = value is not None and value in map(extract_lenient_number, references)
+        return {"accuracy": int(right), "accuracy_lenient": int(right or close)}
 
 
-def final_number(text: str) -> str | None:
+def extract_final_number(text: str) -> str | None:
     """The number after the first "#### ", or a text that is nothing but a number, without commas; else None.
 
-    >>> final_number("6 * 200 = 1,200 eggs. #### 1,200"), final_number(" -3 "), final_number("18 eggs")
+    >>> (extract_final_number("6 * 200 = 1,200 eggs. #### 1,200"), extract_final_number(" -3 "),
+    ...  extract_final_number("18 eggs"))
     ('1200', '-3', None)
     """
     found = _MARKED.search(text) or _BARE.fullmatch(text)
     return (found[1].replace(",", "") or None) if found else None
 
 
-def lenient_number(text: str) -> Decimal | None:
+def extract_lenient_number(text: str) -> Decimal | None:
     """The value of the first number after "####", else of the last number in the text; None without any.
 
-    >>> lenient_number("He has 5-3 = 2, so it costs -$1,018.50."), lenient_number("####18. That is 9 * 2.")
+    >>> (extract_lenient_number("He has 5-3 = 2, so it costs -$1,018.50."),
+    ...  extract_lenient_number("####18. That is 9 * 2."))
     (Decimal('-1018.50'), Decimal('18'))
     """
     marked = _NUMBER.search(text.partition("####")[2])
@@ -65,17 +64,6 @@ def lenient_number(text: str) -> Decimal | None:
         return None
     value = Decimal(numbers[-1]["digits"].replace(",", ""))
     return value.copy_negate() if numbers[-1]["sign"] else value
-
-
-def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """
-    >>> _score_one("18.0", ["18"]), _score_one("#### 18", ["18"])
-    ({'accuracy': 0, 'accuracy_lenient': 1}, {'accuracy': 1, 'accuracy_lenient': 1})
-    """
-    written, value = final_number(prediction), lenient_number(prediction)
-    right = written is not None and written in map(final_number, references)
-    close = value is not None and value in map(lenient_number, references)
-    return {"accuracy": int(right), "accuracy_lenient": int(right or close)}
 
 
 CASES = (

@@ -15,9 +15,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.metrics import Case, Details, mean_scores, token_f1
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import Case, Details, PerExample, compute_token_f1
 
 ARTICLES = {
     "en": re.compile(r"\b(?:a|an|the)\b"),
@@ -28,6 +26,9 @@ ARTICLES = {
 }
 """What MLQA's script drops; other languages keep all words."""
 
+MLQA_LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
+"""The languages that MLQA has; for others there is no official rule, and no mlqa_* score."""
+
 LANGUAGES = (
     "ar", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "gl", "he", "hi", "hr",
     "hu", "id", "it", "ja", "ko", "lt", "lv", "nl", "no", "pl", "pt", "ro", "ru", "sk", "sl", "sv", "sw", "ta", "te",
@@ -36,10 +37,10 @@ LANGUAGES = (
 """ISO 639-1 codes of MLQA, XQuAD and TyDi QA, and of other languages with sets in SQuAD's form."""
 
 
-def language_code(language: str) -> str:
+def parse_language_code(language: str) -> str:
     """The two letters of a language; raises ValueError where it is none of LANGUAGES.
 
-    >>> language_code("ES"), language_code("es-ES"), language_code("zh_CN")
+    >>> parse_language_code("ES"), parse_language_code("es-ES"), parse_language_code("zh_CN")
     ('es', 'es', 'zh')
     """
     found = re.fullmatch(r"([a-z]{2})(?:[-_]\w+)?", language.strip().lower(), re.ASCII)
@@ -48,12 +49,28 @@ def language_code(language: str) -> str:
     return found[1]
 
 
-Language = Annotated[str, AfterValidator(language_code)]
+Language = Annotated[str, AfterValidator(parse_language_code)]
 
 _HAN = re.compile("[\u4e00-\u9fa5]")
+_KANA = re.compile("[\u3040-\u30ff]")
+_ARABIC = re.compile("[\u0620-\u064a]")
 
 
-class Mlqa(Options):
+def detect_script_language(texts: Sequence[str]) -> str | None:
+    """Chinese or Arabic by the letters of most texts, None for all others, which share letters.
+
+    >>> detect_script_language(["北京", "1949 年"]), detect_script_language(["きょうと", "京都"])
+    ('zh', None)
+    """
+    num_han, num_kana, num_arabic = (
+        sum(bool(letters.search(text)) for text in texts) for letters in (_HAN, _KANA, _ARABIC)
+    )
+    if 2 * num_han > len(texts) and not num_kana:
+        return "zh"
+    return "ar" if 2 * num_arabic > len(texts) else None
+
+
+class MLQA(PerExample):
     """MLQA."""
 
     main: ClassVar[str] = "mlqa_f1"
@@ -61,22 +78,21 @@ class Mlqa(Options):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "mlqa_evaluation_v1.py of MLQA (Lewis et al. 2020)"
 
-    language: Language = Field(default="en", description="language of answers that do not say their own")
+    language: Language = Field(default="en", description="language of answers that do not name their own")
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all questions. Reads of `details`: language; raises ValueError if one is no code."""
-        assert predictions, "nothing to score"
-        each = []
-        for i, (prediction, golds) in enumerate(zip(predictions, references, strict=True)):
-            own = (details[i] if details else {}).get("language")
-            each.append(_score_one(prediction, golds, language_code(str(own)) if own else self.language))
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Exact match and F1 (0-1) of one question. Reads `language`; raises ValueError if it is no known code."""
+        own = details.get("language")
+        language = parse_language_code(str(own)) if own else self.language
+        predicted = normalize(prediction, language)
+        if not any(references):
+            right = int(not predicted)
+            return {"mlqa_exact": right, "mlqa_f1": right}
+        golds = [normalize(reference, language) for reference in references]
+        return {
+            "mlqa_exact": max(int(predicted == gold) for gold in golds),
+            "mlqa_f1": max(compute_token_f1(predicted.split(), gold.split()) for gold in golds),
+        }
 
 
 def normalize(text: str, language: str) -> str:
@@ -90,7 +106,7 @@ def normalize(text: str, language: str) -> str:
     lowered = "".join(char for char in text.lower() if not _is_punctuation(char))
     articles = ARTICLES.get(language)
     bare = articles.sub(" ", lowered) if articles else lowered
-    words: Callable[[str], list[str]] = _segments if language == "zh" else str.split
+    words: Callable[[str], list[str]] = _split_words if language == "zh" else str.split
     return " ".join(words(bare))
 
 
@@ -98,21 +114,9 @@ def _is_punctuation(char: str) -> bool:
     return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
-def _segments(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Words at white space, and each Chinese character for itself."""
     return _HAN.sub(lambda found: f" {found[0]} ", text).split()
-
-
-def _score_one(prediction: str, references: Sequence[str], language: str) -> dict[str, float]:
-    predicted = normalize(prediction, language)
-    if not any(references):
-        right = int(not predicted)
-        return {"mlqa_exact": right, "mlqa_f1": right}
-    golds = [normalize(reference, language) for reference in references]
-    return {
-        "mlqa_exact": max(int(predicted == gold) for gold in golds),
-        "mlqa_f1": max(token_f1(predicted.split(), gold.split()) for gold in golds),
-    }
 
 
 CASES = (

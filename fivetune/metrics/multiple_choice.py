@@ -1,6 +1,7 @@
 """Accuracy in multiple choice where the model writes freely: its text stands for the option that it resembles most.
 
-In: one predicted text and the right option's text per question; of the details `choices`, the options' texts. Out:
+In: one predicted text and the right option's text per question; of the details `choices`, the options'
+texts. Out:
 accuracy, and verbatim, the share of predictions that are an option as they stand. Resemblance is UnifiedQA's: the same
 text first, then the same without quotes, then the share of common words; of equals the first option is taken. Where the
 options are unknown the prediction must be the right text itself.
@@ -12,15 +13,13 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import UNANSWERED, Case, Details, mean_scores
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import UNANSWERED, Case, Details, PerExample
 
 _QUOTES = str.maketrans("", "", "\"'")
 _LOST = re.compile(r"[{}^\\`\u2047<]")  # what T5's vocabulary lacks, and the sign that stands for it
 
 
-class MultipleChoice(Options):
+class MultipleChoice(PerExample):
     """Multiple choice by best overlap."""
 
     main: ClassVar[str] = "accuracy"
@@ -28,37 +27,25 @@ class MultipleChoice(Options):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "evaluation/evaluate_v2.py of allenai/unifiedqa (Khashabi et al. 2020)"
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all questions. Reads of `details`: choices."""
-        assert predictions, "nothing to score"
-        offered = [detail.get("choices") or () for detail in details] if details else [()] * len(predictions)
-        each = [_score_one(p, r, c) for p, r, c in zip(predictions, references, offered, strict=True)]
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Whether the option that the prediction resembles most is right (0 or 1). Reads `choices`.
+
+        >>> MultipleChoice().score_one("in the river", ["the river Seine"], {"choices": ["Paris", "The river Seine"]})
+        {'accuracy': 1, 'verbatim': 0}
+        """
+        if prediction == UNANSWERED:  # its overlap with every option is 0, and the first one would be taken
+            return {"accuracy": 0, "verbatim": 0}
+        written = _normalize_choice(prediction)
+        options = [_normalize_choice(choice) for choice in details.get("choices") or ()] or [written]
+        chosen = max(options, key=lambda option: compute_similarity(option, written))
+        return {"accuracy": int(chosen in map(_normalize_choice, references)), "verbatim": int(written in options)}
 
 
-def _score_one(prediction: str, references: Sequence[str], choices: Sequence[str]) -> dict[str, float]:
-    """
-    >>> _score_one("in the river", ["the river Seine"], ["Paris", "The river Seine"])
-    {'accuracy': 1, 'verbatim': 0}
-    """
-    if prediction == UNANSWERED:  # resembles all options alike, so that the first would be taken
-        return {"accuracy": 0, "verbatim": 0}
-    written = _folded(prediction)
-    options = [_folded(choice) for choice in choices] or [written]
-    chosen = max(options, key=lambda option: resemblance(option, written))
-    return {"accuracy": int(chosen in map(_folded, references)), "verbatim": int(written in options)}
-
-
-def resemblance(one: str, other: str) -> float:
+def compute_similarity(one: str, other: str) -> float:
     """3 for equal texts, 2 if they differ in quotes and lost characters only, else the share of common words.
 
-    >>> resemblance("paris", "paris"), resemblance("'paris'", "paris"), resemblance("the seine", "seine")
+    >>> (compute_similarity("paris", "paris"), compute_similarity("'paris'", "paris"),
+    ...  compute_similarity("the seine", "seine"))
     (3.0, 2.0, 0.5)
     """
     if one == other:
@@ -70,7 +57,7 @@ def resemblance(one: str, other: str) -> float:
     return len(set(words) & set(others)) / max(len(words), len(others))
 
 
-def _folded(text: str) -> str:
+def _normalize_choice(text: str) -> str:
     return text.strip().lower()
 
 

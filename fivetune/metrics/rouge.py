@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fivetune.errors import EnvironmentProblem
-from fivetune.metrics import Case, Details, mean_scores, normalize_answer
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.metrics import Case, Details, PerExample, normalize_answer
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 Kind = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 PARTS = {"precision": "precision", "recall": "recall", "f1": "fmeasure"}  # our names, rouge_score's
 
 
-class Rouge(Options):
+class ROUGE(PerExample):
     """ROUGE by Google's rouge_score."""
 
     higher_is_better: ClassVar[bool] = True
@@ -44,33 +45,22 @@ class Rouge(Options):
         return (*(f"{kind}_{part}" for kind in self.types for part in PARTS), "total")
 
     @model_validator(mode="after")
-    def _is_installed(self) -> Rouge:
+    def _check_installed(self) -> ROUGE:
         if find_spec("rouge_score") is None:
-            raise EnvironmentProblem(
+            raise FiveTuneEnvironmentError(
                 "metrics: rouge needs the package rouge-score, which is not installed. "
-                "Install it: pip install 'fivetune[metrics]'."
+                "Install it: pip install rouge-score"
             )
         return self
 
     @cached_property
-    def _scorer(self) -> Any:
+    def _scorer(self) -> RougeScorer:
         from rouge_score.rouge_scorer import RougeScorer  # brings nltk along
 
         return RougeScorer(list(self.types), use_stemmer=self.stemmer)
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all examples; `details` are not read."""
-        assert predictions, "nothing to score"
-        each = [self._score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        return mean_scores(each)
-
-    def _score_one(self, prediction: str, references: Sequence[str]) -> dict[str, float]:
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Precision, recall and F1 (0-1) of each kind; `details` are not read."""
         if self.normalize:
             prediction, references = normalize_answer(prediction), [normalize_answer(text) for text in references]
         found = self._scorer.score_multi(references, prediction)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fivetune.metrics import Case, Details, mean_scores, normalize_answer, token_f1
-from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.metrics import Case, Details, PerExample, compute_token_f1, normalize_answer
 
 
-class Squad(Options):
+class SQuAD(PerExample):
     """SQuAD v1.1."""
 
     main: ClassVar[str] = "f1"
@@ -22,30 +20,18 @@ class Squad(Options):
     higher_is_better: ClassVar[bool] = True
     source: ClassVar[str] = "evaluate-v1.1.py of SQuAD (Rajpurkar et al. 2016)"
 
-    def score(
-        self,
-        predictions: Sequence[str],
-        references: Sequence[Sequence[str]],
-        *,
-        details: Sequence[Details] | None = None,
-    ) -> Scores:
-        """Percentages over all questions; `details` are not read."""
-        assert predictions, "nothing to score"
-        each = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
-        return mean_scores(each)
+    def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
+        """Exact match and F1 (0-1) against the best gold answer; `details` are not read.
 
-
-def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """
-    >>> _score_one("Norman dukes", ["the Norman duke", "dukes"])
-    {'exact': 0, 'f1': 0.6666666666666666}
-    """
-    predicted = normalize_answer(prediction)
-    golds = [normalize_answer(reference) for reference in references]
-    return {
-        "exact": max(int(predicted == gold) for gold in golds),
-        "f1": max(token_f1(predicted.split(), gold.split()) for gold in golds),
-    }
+        >>> SQuAD().score_one("Norman dukes", ["the Norman duke", "dukes"], {})
+        {'exact': 0, 'f1': 0.6666666666666666}
+        """
+        predicted = normalize_answer(prediction)
+        golds = [normalize_answer(reference) for reference in references]
+        return {
+            "exact": max(int(predicted == gold) for gold in golds),
+            "f1": max(compute_token_f1(predicted.split(), gold.split()) for gold in golds),
+        }
 
 
 CASES = (

@@ -7,17 +7,17 @@ strongly the model leans to no answer. Out: exact and f1 over all, over the answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import UNANSWERED, Case, Details, normalize_answer, percent, token_f1
+from fivetune.metrics import UNANSWERED, Case, Details, compute_percent, compute_token_f1, normalize_answer
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Resampler, Scores
 
 
-class SquadV2(Options):
+class SQuADV2(Options):
     """SQuAD v2.0."""
 
     main: ClassVar[str] = "f1"
@@ -43,11 +43,11 @@ class SquadV2(Options):
     ) -> Scores:
         """Percentages; HasAns_* and NoAns_* only where there are such questions, best_* only with no-answer scores.
 
-        Reads of `details`: no_answer_score, used if every question has one; answer, what the model would say if it
-        had to, which the search for the best threshold lets through in the place of an abstaining prediction.
+        Reads of `details`: no_answer_score, used if every question has one; answer, the best
+        text when abstaining is not allowed, which the threshold search uses in place of an abstaining prediction.
         """
         assert predictions, "nothing to score"
-        no_answer_scores = _leanings(details)
+        no_answer_scores = _collect_no_answer_scores(details)
         answerable = [any(reference) for reference in references]
         # a prediction that is missing abstains from nothing: no threshold makes it right
         costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
@@ -56,29 +56,29 @@ class SquadV2(Options):
         best: dict[str, float] = {}
         if no_answer_scores is not None:
             each = [
-                self._abstain(scores, costs) if leaning > self.no_answer_threshold else scores
+                self._score_abstention(scores, costs) if leaning > self.no_answer_threshold else scores
                 for scores, costs, leaning in zip(raw, costly, no_answer_scores, strict=True)
             ]
             answers = [detail.get("answer", p) for detail, p in zip(details or (), predictions, strict=True)]
             forced = [_score_one(answer, r) for answer, r in zip(answers, references, strict=True)]
             for name in ("exact", "f1"):
                 values = [scores[name] for scores in forced]
-                best[f"best_{name}"], best[f"best_{name}_thresh"] = best_threshold(
+                best[f"best_{name}"], best[f"best_{name}_thresh"] = find_best_threshold(
                     values, predictions=answers, answerable=costly, no_answer_scores=no_answer_scores
                 )
-        corpus = _means(each, "")
+        corpus = _average_scores(each, "")
         for prefix, wanted in (("HasAns_", True), ("NoAns_", False)):
-            corpus |= _means(
+            corpus |= _average_scores(
                 [s for s, has_answer in zip(each, answerable, strict=True) if has_answer == wanted], prefix
             )
-        return Scores(corpus | best, each, _resampler(each, answerable))
+        return Scores(corpus | best, each, _build_resampler(each, answerable))
 
     @staticmethod
-    def _abstain(scores: dict[str, float], costs: bool) -> dict[str, float]:
+    def _score_abstention(scores: dict[str, float], costs: bool) -> dict[str, float]:
         return dict.fromkeys(scores, 0 if costs else 1)
 
 
-def best_threshold(
+def find_best_threshold(
     values: Sequence[float],
     *,
     predictions: Sequence[str],
@@ -87,24 +87,28 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The best percentage over all thresholds t, where scores up to t keep the prediction and the others abstain.
 
-    Abstaining everywhere scores the unanswerable questions. From there predictions are let through one by one, the
-    least no-answer score first (ties in input order): an answerable question adds its value, a wrongly answered
-    unanswerable one takes 1 away. The threshold is the score of the last one let through, 0.0 if none should be.
+    Abstaining everywhere scores the unanswerable questions. From there predictions are admitted in the order of their
+    no-answer scores: an answerable question adds its value, a wrongly answered unanswerable one takes 1 away. The
+    threshold is the score of the last one admitted, 0.0 if none should be. Questions of equal no-answer score are
+    admitted together, because no threshold separates them (evaluate-v2.0.py also stops between them, and then reports
+    a score that its threshold does not give).
 
     values            1.0   0     0       right answers 1, 3 if all abstain: 2 of 3 unanswerable
-    no_answer_scores  0.1   0.2   0.9     let the first through: 3 of 3; the second costs 1
-    >>> best_threshold([1.0, 0, 0], predictions=["x", "y", "z"], answerable=[True, False, False],
+    no_answer_scores  0.1   0.2   0.9     admit the first: 3 of 3; the second costs 1
+    >>> find_best_threshold([1.0, 0, 0], predictions=["x", "y", "z"], answerable=[True, False, False],
     ...                no_answer_scores=[0.1, 0.2, 0.9])
     (100.0, 0.1)
     """
     current: float = sum(not has_answer for has_answer in answerable)
     best, threshold = current, 0.0
-    for i in sorted(range(len(values)), key=no_answer_scores.__getitem__):
+    order = sorted(range(len(values)), key=no_answer_scores.__getitem__)
+    for place, i in enumerate(order):
         if answerable[i]:
             current += values[i]
         elif predictions[i]:
             current -= 1
-        if current > best:
+        is_last_of_tie = place + 1 == len(order) or no_answer_scores[order[place + 1]] != no_answer_scores[i]
+        if is_last_of_tie and current > best:
             best, threshold = current, no_answer_scores[i]
     return 100.0 * best / len(values), threshold
 
@@ -119,38 +123,40 @@ def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
     golds = [gold for gold in map(normalize_answer, references) if gold] or [""]
     return {
         "exact": max(int(predicted == gold) for gold in golds),
-        "f1": max(_f1(predicted, gold) for gold in golds),
+        "f1": max(_compute_f1(predicted, gold) for gold in golds),
     }
 
 
-def _f1(predicted: str, gold: str) -> float:
+def _compute_f1(predicted: str, gold: str) -> float:
     """Token F1; where either side is empty, 1 if both are, else 0."""
     if not predicted or not gold:
         return float(predicted == gold)
-    return token_f1(predicted.split(), gold.split())
+    return compute_token_f1(predicted.split(), gold.split())
 
 
-def _leanings(details: Sequence[Details] | None) -> list[float] | None:
+def _collect_no_answer_scores(details: Sequence[Details] | None) -> list[float] | None:
     found = [detail.get("no_answer_score") for detail in details or ()]
     known = [leaning for leaning in found if leaning is not None]
     return known if known and len(known) == len(found) else None
 
 
-def _means(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
     if not each:
         return {}
-    means = {f"{prefix}{name}": percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")}
+    means = {
+        f"{prefix}{name}": compute_percent((scores[name] for scores in each), len(each)) for name in ("exact", "f1")
+    }
     return {**means, f"{prefix}total": len(each)}
 
 
-def _resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Callable[[Any], dict[str, float]]:
+def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
     """Scores of drawn questions, over all and over each kind of which some were drawn; the best_* are left out."""
     import numpy as np
 
     has_answer = np.array(answerable)
     columns = {name: np.array([scores[name] for scores in each], dtype=float) for name in ("exact", "f1")}
 
-    def resample(rows: Any) -> dict[str, float]:
+    def resample(rows: DrawnRows) -> dict[str, float]:
         every = np.asarray(rows)
         answered = has_answer[every]
         kinds = {"": every, "HasAns_": every[answered], "NoAns_": every[~answered]}

@@ -10,12 +10,12 @@ with `right`, `predicted` and `gold` tags of all examples together; 0 where noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
-from fivetune.metrics import Case, Details, percent
+from fivetune.metrics import Case, Details, compute_percent
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Scores
 
 
 class Tags(Options):
@@ -37,45 +37,48 @@ class Tags(Options):
         import numpy as np
 
         assert predictions, "nothing to score"
-        counts = [_counted(tag_set(p), map(tag_set, right)) for p, right in zip(predictions, references, strict=True)]
+        counts = [
+            _count_matches(parse_tag_set(p), map(parse_tag_set, right))
+            for p, right in zip(predictions, references, strict=True)
+        ]
         each: list[dict[str, float]] = [
-            {"micro_f1": _f1(*one), "exact_set": int(one[0] == one[1] == one[2])} for one in counts
+            {"micro_f1": _compute_f1(*one), "exact_set": int(one[0] == one[1] == one[2])} for one in counts
         ]
         corpus = {
-            **_micro(*map(sum, zip(*counts, strict=True))),
-            "exact_set": percent((one["exact_set"] for one in each), len(each)),
+            **_compute_micro_scores(*map(sum, zip(*counts, strict=True))),
+            "exact_set": compute_percent((one["exact_set"] for one in each), len(each)),
             "total": len(each),
         }
         table = np.array([(*one, scores["exact_set"]) for one, scores in zip(counts, each, strict=True)], dtype=float)
 
-        def resample(rows: Any) -> dict[str, float]:
+        def resample(rows: DrawnRows) -> dict[str, float]:
             *sums, exact = (np.bincount(rows, minlength=len(table)) @ table).tolist()
-            return {**_micro(*sums), "exact_set": 100 * exact / len(rows)}
+            return {**_compute_micro_scores(*sums), "exact_set": 100 * exact / len(rows)}
 
         return Scores(corpus, each, resample)
 
 
-def tag_set(text: str) -> frozenset[str]:
+def parse_tag_set(text: str) -> frozenset[str]:
     """The tags of a list.
 
-    >>> sorted(tag_set(" Python, pandas,python,, data  frame"))
+    >>> sorted(parse_tag_set(" Python, pandas,python,, data  frame"))
     ['data frame', 'pandas', 'python']
     """
     return frozenset(filter(None, (" ".join(part.split()).casefold() for part in text.split(","))))
 
 
-def _counted(predicted: frozenset[str], golds: Any) -> tuple[int, int, int]:
+def _count_matches(predicted: frozenset[str], golds: Iterable[frozenset[str]]) -> tuple[int, int, int]:
     """(right, predicted, gold) for the right list that is most like the prediction."""
     counts = [(len(predicted & gold), len(predicted), len(gold)) for gold in golds]
-    return max(counts, key=lambda one: (_f1(*one), one[0]))
+    return max(counts, key=lambda one: (_compute_f1(*one), one[0]))
 
 
-def _f1(right: int, predicted: int, gold: int) -> float:
+def _compute_f1(right: int, predicted: int, gold: int) -> float:
     """F1 of one example; 1 where both sides are empty."""
     return 2 * right / (predicted + gold) if predicted + gold else 1.0
 
 
-def _micro(right: float, predicted: float, gold: float) -> dict[str, float]:
+def _compute_micro_scores(right: float, predicted: float, gold: float) -> dict[str, float]:
     return {
         "micro_precision": 100 * right / max(predicted, 1),
         "micro_recall": 100 * right / max(gold, 1),

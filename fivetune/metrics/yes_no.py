@@ -1,18 +1,18 @@
 """Accuracy of yes and no.
 
 In: one predicted text and the right word per question. Out: accuracy, over all and over the questions whose right
-answer is yes or no, each by itself: who always says yes gets 100 and 0 there. The first word counts, without case and
+answer is yes or no, each by itself: a constant yes gets 100 and 0 there. The first word counts, without case and
 punctuation: "Yes, it is." is yes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fivetune.metrics import Case, Details, normalize_answer
 from fivetune.plugins import Options
-from fivetune.types import Scores
+from fivetune.types import DrawnRows, Scores
 
 
 class YesNo(Options):
@@ -34,19 +34,24 @@ class YesNo(Options):
         import numpy as np
 
         assert predictions, "nothing to score"
-        words = np.array([_word(golds[0]) for golds in references])
-        right = np.array([_word(p) in map(_word, golds) for p, golds in zip(predictions, references, strict=True)])
+        words = np.array([_extract_first_word(golds[0]) for golds in references])
+        right = np.array(
+            [
+                _extract_first_word(p) in map(_extract_first_word, golds)
+                for p, golds in zip(predictions, references, strict=True)
+            ]
+        )
 
-        def resample(rows: Any) -> dict[str, float]:
+        def resample(rows: DrawnRows) -> dict[str, float]:
             drawn, asked = right[rows], words[rows]
             parts = {"accuracy": drawn, "yes_accuracy": drawn[asked == "yes"], "no_accuracy": drawn[asked == "no"]}
             return {name: 100 * float(part.mean()) for name, part in parts.items() if len(part)}
 
         each: list[dict[str, float]] = [{"accuracy": int(one)} for one in right]
-        return Scores({**resample(slice(None)), "total": len(each)}, each, resample)
+        return Scores({**resample(np.arange(len(each))), "total": len(each)}, each, resample)
 
 
-def _word(text: str) -> str:
+def _extract_first_word(text: str) -> str:
     return normalize_answer(text).partition(" ")[0]
 
 

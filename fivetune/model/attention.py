@@ -12,46 +12,57 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fivetune.model.dispatch import on_kernels
-from fivetune.model.dropout import blank_, draw, kept_scale, split
-from fivetune.model.precision import without_autocast
+from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.dropout import compute_keep_scale, draw_dropout, split_dropout, zero_dropped_
+from fivetune.model.precision import suppress_autocast
 
-PACKED = 64  # rows: as many neighbours share one block, because a block costs about as much as its products
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext
+
+    class _Context(AutogradContext):
+        where: tuple[SequenceBounds, SequenceBounds, bool]
+        scale: float
+
+
+MAX_BLOCK_ROWS = 64  # rows: as many neighbours share one block, because a block costs about as much as its products
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class SequenceBounds:
     """Where the sequences of a flat tensor lie.
 
     Args:
         cu_seqlens: [B + 1] int64 on the device of the tokens, where each starts and the last one ends.
         longest: no sequence has more tokens.
-        ends: the same numbers as `cu_seqlens` on the host; () where they are only known on the device.
+        ends: the same numbers as `cu_seqlens` on the host; () where only the device knows them.
+        fused: whether Triton's kernels compute norms, dropout and activations of these tokens, or torch does.
     """
 
     cu_seqlens: Tensor
     longest: int
     ends: tuple[int, ...] = ()
+    fused: bool = False
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor, device: torch.device) -> Spans:
+    def from_cu_seqlens(cls, cu_seqlens: Tensor, device: torch.device, *, fused: bool = False) -> SequenceBounds:
         """From a tensor on the host; every sequence has at least one token."""
         ends = tuple(cu_seqlens.tolist())
         assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
-        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends)
+        return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends, fused)
 
     @property
     def lengths(self) -> list[int]:
         return [b - a for a, b in pairwise(self.ends)]
 
-    def times(self, factor: int) -> Spans:
-        """The spans when every row becomes `factor` rows."""
-        return Spans(self.cu_seqlens * factor, self.longest * factor, tuple(end * factor for end in self.ends))
+    def scale(self, factor: int) -> SequenceBounds:
+        """The bounds when every row becomes `factor` rows."""
+        ends = tuple(end * factor for end in self.ends)
+        return SequenceBounds(self.cu_seqlens * factor, self.longest * factor, ends, self.fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ class Block:
     Args:
         queries, keys: its rows, [start, end).
         distances: [Lq, Lk] int64, key - query, 0 where hidden; None for a block of one sequence.
-        hidden: [Lq, Lk] bool, what must not be seen; None for a block of one sequence.
+        hidden: [Lq, Lk] bool, pairs that are masked; None for a block of one sequence.
     """
 
     queries: slice
@@ -75,22 +86,22 @@ class Block:
 
 
 @lru_cache(maxsize=8)  # all layers of a step, forward and backward, ask for the same few
-def blocks_of(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> tuple[Block, ...]:
+def build_blocks(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> tuple[Block, ...]:
     """The blocks of sequences that end at these rows: neighbours share one while it stays small."""
     cuts = [0]
     for i in range(1, len(queries) - 1):
-        if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > PACKED:
+        if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > MAX_BLOCK_ROWS:
             cuts.append(i)
     cuts.append(len(queries) - 1)
-    return tuple(_block(queries[a : b + 1], keys[a : b + 1], causal) for a, b in pairwise(cuts))
+    return tuple(_build_block(queries[a : b + 1], keys[a : b + 1], causal) for a, b in pairwise(cuts))
 
 
-def _block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> Block:
+def _build_block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> Block:
     rows = slice(queries[0], queries[-1]), slice(keys[0], keys[-1])
     if len(queries) == 2:
         return Block(*rows)
-    owner, place = _places(queries)
-    key_owner, key_place = _places(keys)
+    owner, place = _locate_rows(queries)
+    key_owner, key_place = _locate_rows(keys)
     distances = key_place - place[:, None]
     hidden = key_owner != owner[:, None]
     if causal:
@@ -98,14 +109,14 @@ def _block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> Blo
     return Block(*rows, distances.masked_fill_(hidden, 0), hidden)
 
 
-def _places(ends: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For every row of some sequences, which of them it belongs to and where in it."""
+def _locate_rows(ends: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """For every row the number of its sequence, and its position in it."""
     lengths = torch.tensor(ends).diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return owner, torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
 
 
-def relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
     """The bucket of every distance key - query from 1 - longest to longest - 1; [2 * longest - 1] int64.
 
     The rule of Raffel et al. 2020: half of the buckets for single distances, the others grow with the logarithm;
@@ -125,32 +136,34 @@ def relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max
     return offset + bucket
 
 
-SHORTEST_TABLE = 512  # tokens
+MIN_TABLE_TOKENS = 512  # tokens
 
 
-def buckets_on(
+def get_relative_buckets(
     device: torch.device, longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> Tensor:
-    """`relative_buckets` on a device, kept there: a slice of the table of the next power of two tokens.
+    """`compute_relative_buckets` on a device, kept there: a slice of the table of the next power of two tokens.
 
-    So few tables exist, and a step that is captured copies none.
+    Few tables exist that way, and a captured step copies none.
     """
-    size = max(SHORTEST_TABLE, 1 << (longest - 1).bit_length())
-    kept = _kept_buckets(device, size, bidirectional, num_buckets, max_distance)
+    size = max(MIN_TABLE_TOKENS, 1 << (longest - 1).bit_length())
+    kept = _build_bucket_table(device, size, bidirectional, num_buckets, max_distance)
     return kept[size - longest : size + longest - 1]
 
 
 @cache
-def _kept_buckets(device: torch.device, size: int, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+def _build_bucket_table(
+    device: torch.device, size: int, bidirectional: bool, num_buckets: int, max_distance: int
+) -> Tensor:
     rule = {"bidirectional": bidirectional, "num_buckets": num_buckets, "max_distance": max_distance}
-    return relative_buckets(size, **rule).to(device)
+    return compute_relative_buckets(size, **rule).to(device)
 
 
-def kernel_obstacle(head_size: int, kind: torch.dtype) -> str:
+def explain_unsupported_kernel(head_size: int, kind: torch.dtype) -> str:
     """Why `attend` cannot run on CUDA with heads of this size, multiplied in this type; empty if it can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
-    from fivetune.model.kernels.attention import LARGEST_HEAD
+    from fivetune.model.cuda.attention import LARGEST_HEAD
 
     if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
         return f"its heads have {head_size} columns, Triton's kernel has powers of two up to {LARGEST_HEAD}"
@@ -158,9 +171,16 @@ def kernel_obstacle(head_size: int, kind: torch.dtype) -> str:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans, *,
-    table: Tensor | None = None, causal: bool = False, dropout: float = 0.0,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: SequenceBounds,
+    keys: SequenceBounds,
+    *,
+    table: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
     """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
 
     Args:
@@ -172,20 +192,20 @@ def attend(
 
     Returns: [Nq, H, D] in the type of q.
     """
-    if on_kernels(q):
-        from fivetune.model.kernels.attention import attention
+    if needs_attention_kernel(q):
+        from fivetune.model.cuda.attention import compute_attention
 
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
-        return attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
-    with without_autocast(q.device):
+        return compute_attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
+    with suppress_autocast(q.device):
         out = BlockAttention.apply(q.float(), k.float(), v.float(), table, (queries, keys, causal), dropout)
     return out.to(q.dtype)
 
 
-class Bias:
+class RelativeBias:
     """A table as what is added to the scores of a block, and back: the gradient of the table from those of scores.
 
-    A block of one sequence takes a corner of one big square, because the bias depends on the distance alone.
+    A block of one sequence reads a corner of one large square, because the bias depends only on the distance.
     """
 
     def __init__(self, table: Tensor | None, longest: int, causal: bool, device: torch.device) -> None:
@@ -194,20 +214,20 @@ class Bias:
         self.square_grad: Tensor | None = None
         self.grad: Tensor | None = None
 
-    def of(self, block: Block) -> Tensor | None:
-        """[H, Lq, Lk] (or [1, Lq, Lk] without a table), -inf where nothing is to be seen; None for all zeros."""
+    def build_block_bias(self, block: Block) -> Tensor | None:
+        """[H, Lq, Lk] (or [1, Lq, Lk] without a table), -inf at hidden keys; None for all zeros."""
         if block.distances is None or block.hidden is None:
             if self.table is None and not self.causal:
                 return None
             if self.square is None:
-                self.square = self._square()
+                self.square = self._build_square()
             lq, lk = block.shape
             return self.square[:, :lq, :lk]
         hidden = block.hidden.to(self.device, non_blocking=True)
-        bias = torch.zeros((1, *hidden.shape), device=self.device) if self.table is None else self._gathered(block)
+        bias = torch.zeros((1, *hidden.shape), device=self.device) if self.table is None else self._gather_bias(block)
         return bias.masked_fill_(hidden, -math.inf)
 
-    def _gathered(self, block: Block) -> Tensor:
+    def _gather_bias(self, block: Block) -> Tensor:
         assert self.table is not None
         return self.table[:, self._index(block)].view(-1, *block.shape)
 
@@ -215,7 +235,7 @@ class Bias:
         assert block.distances is not None
         return (block.distances + self.longest - 1).flatten().to(self.device, non_blocking=True)
 
-    def _square(self) -> Tensor:
+    def _build_square(self) -> Tensor:
         if self.table is None:
             square = torch.zeros(1, self.longest, self.longest, device=self.device)
         else:
@@ -226,7 +246,7 @@ class Bias:
         return square
 
     def add_grad(self, block: Block, scores: Tensor) -> None:
-        """Take in the gradient of a block's scores, [H, Lq, Lk]."""
+        """Add the gradient of a block's scores, [H, Lq, Lk]."""
         if self.table is None:
             return
         if block.distances is not None:
@@ -238,7 +258,7 @@ class Bias:
         lq, lk = block.shape
         self.square_grad[:, :lq, :lk] += scores
 
-    def table_grad(self) -> Tensor | None:
+    def compute_table_grad(self) -> Tensor | None:
         """[H, 2 * longest - 1]; the square is summed along its diagonals."""
         if self.square_grad is None:
             return self.grad
@@ -250,53 +270,61 @@ class Bias:
 
 
 class BlockAttention(torch.autograd.Function):
-    """`attend` in fp32, one block of rows after the other: what a block needs stays in the cache."""
+    """`attend` in fp32, block by block, so that the data of a block stays in the cache."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, where: tuple[Spans, Spans, bool], rate: float
+        ctx: _Context,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Tensor | None,
+        where: tuple[SequenceBounds, SequenceBounds, bool],
+        rate: float,
     ) -> Tensor:
         queries, keys, causal = where
-        blocks = blocks_of(queries.ends, keys.ends, causal)
-        bias = Bias(table, keys.longest, causal, q.device)
+        blocks = build_blocks(queries.ends, keys.ends, causal)
+        bias = RelativeBias(table, keys.longest, causal, q.device)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
-        drawn = draw(sum(sizes), rate, q.device)
+        drawn = draw_dropout(sum(sizes), rate, q.device)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         weights: list[Tensor] = []
-        for block, dropped in zip(blocks, split(drawn, sizes), strict=True):
-            query, key, value = _heads_first(block, q, k, v)
-            added = bias.of(block)
+        for block, dropped in zip(blocks, split_dropout(drawn, sizes), strict=True):
+            query, key, value = _slice_heads(block, q, k, v)
+            added = bias.build_block_bias(block)
             key = key.transpose(1, 2)
             scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
             weight = torch.softmax(scores, -1)
-            kept = weight if dropped is None else blank_(scores.copy_(weight), dropped)
+            kept = weight if dropped is None else zero_dropped_(scores.copy_(weight), dropped)
             out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
-        ctx.where, ctx.scale = where, kept_scale(rate)
+        ctx.where, ctx.scale = where, compute_keep_scale(rate)
         return out if drawn is None else out.mul_(ctx.scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, table, drawn, *weights = ctx.saved_tensors
         queries, keys, causal = ctx.where
-        blocks = blocks_of(queries.ends, keys.ends, causal)
-        bias = Bias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device)
+        blocks = build_blocks(queries.ends, keys.ends, causal)
+        bias = RelativeBias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device)
         grad = grad if drawn is None else grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
-        for block, weight, dropped in zip(blocks, weights, split(drawn, [w.numel() for w in weights]), strict=True):
-            query, key, value = _heads_first(block, q, k, v)
+        for block, weight, dropped in zip(
+            blocks, weights, split_dropout(drawn, [w.numel() for w in weights]), strict=True
+        ):
+            query, key, value = _slice_heads(block, q, k, v)
             out = grad[block.queries].transpose(0, 1)
-            kept = weight if dropped is None else blank_(weight.clone(), dropped)
+            kept = weight if dropped is None else zero_dropped_(weight.clone(), dropped)
             of_v[block.keys] = torch.bmm(kept.transpose(1, 2), out).transpose(0, 1)
-            of_weight = blank_(torch.bmm(out, value.transpose(1, 2)), dropped)
+            of_weight = zero_dropped_(torch.bmm(out, value.transpose(1, 2)), dropped)
             scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, torch.float32)
             bias.add_grad(block, scores)
             of_q[block.queries] = torch.bmm(scores, key).transpose(0, 1)
             of_k[block.keys] = torch.bmm(scores.transpose(1, 2), query).transpose(0, 1)
-        return of_q, of_k, of_v, bias.table_grad(), None, None
+        return of_q, of_k, of_v, bias.compute_table_grad(), None, None
 
 
-def _heads_first(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _slice_heads(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The block's rows of q, k, v as [H, rows, D], not copied."""
     return q[block.queries].transpose(0, 1), k[block.keys].transpose(0, 1), v[block.keys].transpose(0, 1)

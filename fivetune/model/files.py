@@ -1,4 +1,4 @@
-"""The files of a model: where they are, and whether they are what they claim to be.
+"""The files of a model: found, and checked to be complete.
 
 In: a local folder, `t5-nano`, or a hub name. Out: a local folder whose weights are whole safetensors files.
 """
@@ -9,10 +9,15 @@ import json
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fivetune.errors import EnvironmentProblem, ModelError
+from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.nano import CHECKPOINT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fivetune.types import JsonTable
 
 LFS_MARK = b"version https://git-lfs"
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
@@ -26,7 +31,7 @@ CONVERT = (
 def find_folder(name: str, *, revision: str | None = None) -> Path:
     """The local folder of a model or tokenizer; a hub name is downloaded or taken from the hub's cache.
 
-    Raises ModelError for a folder that is no model's, EnvironmentProblem when the hub cannot be reached.
+    Raises ModelError for a folder that is no model's, FiveTuneEnvironmentError when the hub cannot be reached.
     """
     path = Path(name)
     if path.is_dir():
@@ -35,42 +40,45 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
         return CHECKPOINT
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists():
         raise ModelError(
-            f"{name}: no such model folder.{_near(path)} Give a local folder, a hub name (org/name), or t5-nano."
+            f"{name}: no such model folder.{_suggest_name(path)} Give a local folder, a hub name (org/name), or "
+            "t5-nano."
         )
-    return _download(name, revision)
+    return _fetch_snapshot(name, revision)
 
 
-def _near(path: Path) -> str:
-    """A question after the name that is likely meant: t5-nano, or a folder beside."""
+def _suggest_name(path: Path) -> str:
+    """The hint "Did you mean ...?" with the nearest name: t5-nano, or a folder beside it."""
     beside = [str(folder) for folder in path.parent.glob("*/") if folder.is_dir()]
     close = get_close_matches(str(path), [CHECKPOINT.name, *beside], n=1, cutoff=0.7)
     return f" Did you mean {close[0]}?" if close else ""
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _fetch_snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=5))
     except HFValidationError:
-        raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).{_near(Path(name))}") from None
+        raise ModelError(
+            f"{name}: neither a local folder nor a hub name (org/name).{_suggest_name(Path(name))}"
+        ) from None
     except HfHubHTTPError as error:
-        raise EnvironmentProblem(
-            f"{name}: the hub answers: {str(error).splitlines()[0]}{_near(Path(name))} "
+        raise FiveTuneEnvironmentError(
+            f"{name}: the hub answers: {str(error).splitlines()[0]}{_suggest_name(Path(name))} "
             "Check the name, or log in for a gated model."
         ) from None
     except (LocalEntryNotFoundError, OSError) as error:
-        raise EnvironmentProblem(
+        raise FiveTuneEnvironmentError(
             f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}).{_near(Path(name))} "
+            f"({type(error).__name__}).{_suggest_name(Path(name))} "
             "Download it where there is a network and give the folder as model.path; "
             "HF_HOME names the cache, HF_HUB_OFFLINE=1 keeps the hub out."
         ) from None
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder (or a config.json itself), as it stands in the file."""
+def read_model_config(folder: Path) -> JsonTable:
+    """config.json of a folder (or a config.json itself), unchanged."""
     path = folder if folder.is_file() else folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
@@ -84,10 +92,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def weight_files(folder: Path) -> list[Path]:
+def find_weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, each checked to be whole. Raises ModelError naming the file."""
     index = folder / "model.safetensors.index.json"
-    names = _shard_names(index) if index.is_file() else ["model.safetensors"]
+    names = _read_shard_names(index) if index.is_file() else ["model.safetensors"]
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
@@ -99,7 +107,7 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _shard_names(index: Path) -> list[str]:
+def _read_shard_names(index: Path) -> list[str]:
     refuse_pointer(index)
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -115,7 +123,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def _refuse_truncated(path: Path) -> None:
-    """A safetensors file is 8 bytes of header length, the header, and as much data as the header says."""
+    """A safetensors file is 8 bytes of header length, the header, and the data that the header describes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -129,7 +137,7 @@ def _refuse_truncated(path: Path) -> None:
         raise ModelError(f"{path}: truncated: {size} bytes of {8 + header_bytes + end}. Copy the file again.")
 
 
-def tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
+def iter_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the files by name, read one at a time."""
     from safetensors import safe_open
 

@@ -1,42 +1,46 @@
-"""The forward of training on flat tokens: transformers' models hold the weights, the computing is done here.
+"""The training forward pass on flat tokens, with the weights of transformers' modules.
 
-In: a model of the T5 family and a Batch. Out: -log p of every label, [N_tgt], in nats; differentiable.
-Nothing is padded: every product and norm sees real tokens only, and attention knows where a sequence ends.
+In: a model of the T5 family and a Batch. Out: token losses, -log p of every label [N_tgt] in nats; differentiable.
+Nothing is padded: products and norms run over real tokens only, attention over each sequence.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVarTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fivetune.model.attention import Spans, attend, buckets_on
-from fivetune.model.dispatch import on_kernels
+from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
+from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.family import ACTIVATIONS, GENERATION_CLASSES, compute_output_scale, is_gated, should_scale_output
 from fivetune.model.layers import (
-    ACTIVATIONS,
-    add_dropped,
-    dropout_,
-    gated_dropout,
+    add_dropout_residual,
+    apply_dropout_,
+    apply_gated_dropout,
+    apply_projections,
+    apply_relu_dropout_,
     has_hooks,
     is_plain_linear,
-    project,
-    relu_dropout_,
     rms_norm,
 )
-from fivetune.model.loss import Meeting, embed, label_nats_of
-from fivetune.types import Batch, Mark, unmarked
+from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.types import Batch, PhaseTimer, ignore_phase
 
-FAMILIES = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration")
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Norm, T5Stack
+
+Ts = TypeVarTuple("Ts")
 
 
-def supports_flat(model: Any) -> str:
-    """Why `flat_nats` cannot run a model; empty if it can."""
+def explain_unsupported_model(model: T5Model) -> str:
+    """Why `compute_flat_losses` cannot run a model; empty if it can."""
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         return "its weights are divided among processes, and it reads them whole"
-    if type(model).__name__ not in FAMILIES:
-        return f"it is a {type(model).__name__}, not one of {', '.join(FAMILIES)}"
+    if type(model).__name__ not in GENERATION_CLASSES:
+        return f"it is a {type(model).__name__}, not one of {', '.join(GENERATION_CLASSES)}"
     if not is_plain_linear(model.lm_head):
         return "its output head is not a plain linear module"
     embeddings = (model.shared, model.encoder.embed_tokens, model.decoder.embed_tokens)
@@ -51,51 +55,61 @@ def supports_flat(model: Any) -> str:
     return ""
 
 
-def flat_nats(model: Any, batch: Batch, *, recompute: bool = False, mark: Mark = unmarked) -> Tensor:
+def compute_flat_losses(
+    model: T5Model, batch: Batch, *, recompute: bool = False, fused: bool = False, timer: PhaseTimer = ignore_phase
+) -> Tensor:
     """Negative log-likelihood of every label, teacher-forced; with dropout if the model is in training mode.
 
     Args:
-        model: one that `supports_flat`.
-        batch: on the host; its tensors are brought to the device of the model.
-        recompute: keep only the input of every block and compute the block again in the backward pass (exact).
-        mark: told what begins: copy, forward.
+        model: one that `explain_unsupported_model` has no objection to.
+        batch: on the host; its tensors are copied to the model's device.
+        recompute: keep only the input of every block and recompute the block in the backward pass (exact).
+        fused: compute norms, dropout and activations by Triton's kernels where the device has them.
+        timer: called with the phase that begins: copy, forward.
 
     Returns: [N_tgt] fp32, in nats.
     """
     device = model.shared.weight.device
     if device.type != "cpu":
-        mark("copy")
-    source, target = Spans.of(batch.cu_seqlens_src, device), Spans.of(batch.cu_seqlens_tgt, device)
+        timer("copy")
+    source = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_src, device, fused=fused)
+    target = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_tgt, device, fused=fused)
     labels = batch.labels.to(device, non_blocking=True)
-    shifted = flat_shift_right(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
+    shifted = shift_right_flat(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
     ids = torch.cat([batch.input_ids, shifted]).to(device, non_blocking=True)
-    mark("forward")
-    return nats_of(model, ids, labels, source, target, recompute=recompute)
+    timer("forward")
+    return compute_device_losses(model, ids, labels, source, target, recompute=recompute)
 
 
-def nats_of(
-    model: Any, ids: Tensor, labels: Tensor, source: Spans, target: Spans, *, recompute: bool = False
+def compute_device_losses(
+    model: T5Model,
+    ids: Tensor,
+    labels: Tensor,
+    source: SequenceBounds,
+    target: SequenceBounds,
+    *,
+    recompute: bool = False,
 ) -> Tensor:
-    """`flat_nats` of what is on the device already; on CUDA the host reads nothing back.
+    """`compute_flat_losses` for tensors on the device; on CUDA without a synchronisation with the host.
 
     Args:
         ids: [N_src + N_tgt], the encoder's inputs and behind them the decoder's.
         labels: [N_tgt].
     """
-    meeting = Meeting()
-    inputs, outputs = embed(model.shared.weight, ids, meeting).split([len(ids) - len(labels), len(labels)])
-    encoded = encode(model.encoder, inputs, source, recompute=recompute)
-    decoded = decode(model.decoder, outputs, target, encoded, source, recompute=recompute)
-    if scales_output(model):
-        decoded = decoded * model.config.d_model**-0.5
+    tied_gradient = TiedGradient()
+    inputs, outputs = embed(model.shared.weight, ids, tied_gradient).split([len(ids) - len(labels), len(labels)])
+    encoded = run_encoder(model.encoder, inputs, source, recompute=recompute)
+    decoded = run_decoder(model.decoder, outputs, target, encoded, source, recompute=recompute)
+    if should_scale_output(model.config):
+        decoded = decoded * compute_output_scale(model.config)
     head = model.lm_head.weight
-    return label_nats_of(decoded, head, labels, meeting if head is model.shared.weight else None)
+    return compute_head_losses(decoded, head, labels, tied_gradient if head is model.shared.weight else None)
 
 
-def flat_shift_right(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Tensor:
+def shift_right_flat(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Tensor:
     """Decoder inputs: in every sequence the labels one place later, the start id first.
 
-    >>> flat_shift_right(torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5]), start_id=0).tolist()
+    >>> shift_right_flat(torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5]), start_id=0).tolist()
     [0, 7, 8, 0, 9]
     """
     shifted = labels.roll(1)
@@ -103,138 +117,152 @@ def flat_shift_right(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Te
     return shifted
 
 
-def scales_output(model: Any) -> bool:
-    """Whether transformers multiplies the decoder's output with d_model^-1/2."""
-    if type(model).__name__.startswith("MT5"):
-        return False
-    config = model.config
-    return bool(config.tie_word_embeddings if type(model).__name__.startswith("UMT5") else config.scale_decoder_outputs)
-
-
-def encode(stack: Any, x: Tensor, spans: Spans, *, recompute: bool = False) -> Tensor:
+def run_encoder(stack: T5Stack, x: Tensor, bounds: SequenceBounds, *, recompute: bool = False) -> Tensor:
     """The encoder over embedded tokens: [N, d] -> [N, d]."""
-    x = dropout_(x.clone(), _rate(stack.dropout))
+    x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
     table = None
     for block in stack.block:
-        table = _bias_table(block.layer[0].SelfAttention, spans.longest, table)
-        x = _maybe_again(recompute, _encoder_block, block, x, spans, table)
-    return _finish(stack, x)
+        table = _build_bias_table(block.layer[0].SelfAttention, bounds.longest, table)
+        x = _run_block(recompute, _run_encoder_block, block, x, bounds, table)
+    return _apply_final_norm(stack, x, fused=bounds.fused)
 
 
-def decode(stack: Any, x: Tensor, spans: Spans, memory: Tensor, source: Spans, *, recompute: bool = False) -> Tensor:
+def run_decoder(
+    stack: T5Stack,
+    x: Tensor,
+    bounds: SequenceBounds,
+    memory: Tensor,
+    source: SequenceBounds,
+    *,
+    recompute: bool = False,
+) -> Tensor:
     """The decoder over embedded tokens and the encoder's output: [Nt, d], [Ns, d] -> [Nt, d]."""
-    x = dropout_(x.clone(), _rate(stack.dropout))
+    x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
     table = None
     for block in stack.block:
-        table = _bias_table(block.layer[0].SelfAttention, spans.longest, table)
-        x = _maybe_again(recompute, _decoder_block, block, x, spans, table, memory, source)
-    return _finish(stack, x)
+        table = _build_bias_table(block.layer[0].SelfAttention, bounds.longest, table)
+        x = _run_block(recompute, _run_decoder_block, block, x, bounds, table, memory, source)
+    return _apply_final_norm(stack, x, fused=bounds.fused)
 
 
-def _finish(stack: Any, x: Tensor) -> Tensor:
-    return dropout_(_norm(stack.final_layer_norm, x), _rate(stack.dropout))
+def _apply_final_norm(stack: T5Stack, x: Tensor, *, fused: bool) -> Tensor:
+    normed = _apply_norm(stack.final_layer_norm, x, fused=fused)
+    return apply_dropout_(normed, _get_dropout_rate(stack.dropout), fused=fused)
 
 
-def _maybe_again(recompute: bool, run: Any, *inputs: Any) -> Tensor:
+def _run_block(recompute: bool, run: Callable[[*Ts], Tensor], *inputs: *Ts) -> Tensor:
     return checkpoint(run, *inputs, use_reentrant=False) if recompute and torch.is_grad_enabled() else run(*inputs)
 
 
-def _encoder_block(block: Any, x: Tensor, spans: Spans, table: Tensor | None) -> Tensor:
-    x = self_attention(block.layer[0], x, spans, table, causal=False)
-    return feed_forward(block.layer[-1], x, _act(block))
+def _run_encoder_block(block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None) -> Tensor:
+    x = apply_self_attention(block.layer[0], x, bounds, table, causal=False)
+    return apply_feed_forward(block.layer[-1], x, _get_activation(block), fused=bounds.fused)
 
 
-def _decoder_block(block: Any, x: Tensor, spans: Spans, table: Tensor | None, memory: Tensor, source: Spans) -> Tensor:
-    x = self_attention(block.layer[0], x, spans, table, causal=True)
-    x = cross_attention(block.layer[1], x, spans, memory, source)
-    return feed_forward(block.layer[-1], x, _act(block))
+def _run_decoder_block(
+    block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None, memory: Tensor, source: SequenceBounds
+) -> Tensor:
+    x = apply_self_attention(block.layer[0], x, bounds, table, causal=True)
+    x = apply_cross_attention(block.layer[1], x, bounds, memory, source)
+    return apply_feed_forward(block.layer[-1], x, _get_activation(block), fused=bounds.fused)
 
 
-def self_attention(layer: Any, x: Tensor, spans: Spans, table: Tensor | None, *, causal: bool) -> Tensor:
+def apply_self_attention(
+    layer: T5Layer, x: Tensor, bounds: SequenceBounds, table: Tensor | None, *, causal: bool
+) -> Tensor:
     """x + dropout(o(attention(q, k, v of norm(x))))."""
     module = layer.SelfAttention
-    merged = project(_norm(layer.layer_norm, x), (module.q, module.k, module.v))
-    q, k, v = (_by_head(part, module) for part in merged.split(module.inner_dim, -1))
-    out = attend(q, k, v, spans, spans, table=table, causal=causal, dropout=_attention_rate(module))
-    return add_dropped(x, project(out.flatten(1), (module.o,)), _rate(layer.dropout))
+    normed = _apply_norm(layer.layer_norm, x, fused=bounds.fused)
+    merged = apply_projections(normed, (module.q, module.k, module.v))
+    q, k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
+    out = attend(q, k, v, bounds, bounds, table=table, causal=causal, dropout=_get_attention_rate(module))
+    out = apply_projections(out.flatten(1), (module.o,))
+    return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=bounds.fused)
 
 
-def cross_attention(layer: Any, x: Tensor, spans: Spans, memory: Tensor, source: Spans) -> Tensor:
+def apply_cross_attention(
+    layer: T5Layer, x: Tensor, bounds: SequenceBounds, memory: Tensor, source: SequenceBounds
+) -> Tensor:
     """x + dropout(o(attention(q of norm(x), k and v of the encoder's output)))."""
     module = layer.EncDecAttention
-    q = _by_head(project(_norm(layer.layer_norm, x), (module.q,)), module)
-    if not on_kernels(x) and reads_memory_directly(module, spans, source):
-        out = _attend_memory(module, q, memory, spans, source)
+    normed = _apply_norm(layer.layer_norm, x, fused=bounds.fused)
+    q = _split_heads(apply_projections(normed, (module.q,)), module)
+    if not needs_attention_kernel(x) and should_attend_memory(module, bounds, source):
+        out = _attend_memory(module, q, memory, bounds, source)
     else:
-        merged = project(memory, (module.k, module.v))
-        k, v = (_by_head(part, module) for part in merged.split(module.inner_dim, -1))
-        out = attend(q, k, v, spans, source, dropout=_attention_rate(module))
-    return add_dropped(x, project(out.flatten(1), (module.o,)), _rate(layer.dropout))
+        merged = apply_projections(memory, (module.k, module.v))
+        k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
+        out = attend(q, k, v, bounds, source, dropout=_get_attention_rate(module))
+    out = apply_projections(out.flatten(1), (module.o,))
+    return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=bounds.fused)
 
 
-def reads_memory_directly(module: Any, spans: Spans, source: Spans) -> bool:
-    """Whether it is cheaper to bring the queries into the encoder's space than all its tokens into keys and values.
+def should_attend_memory(module: T5Attention, bounds: SequenceBounds, source: SequenceBounds) -> bool:
+    """Whether projecting the queries into the encoder's space costs less than projecting its tokens to keys and values.
 
     q (M W^T)^T = (q W) M^T. The keys and values of a source cost 4 S d i operations whatever the target; the other
     order costs 4 T H S d, fewer while a target has less tokens than a head has numbers (64 in all of the family).
     """
     if not (is_plain_linear(module.k) and is_plain_linear(module.v)):
         return False
-    pairs = sum(s * t for s, t in zip(source.lengths, spans.lengths, strict=True))
+    pairs = sum(s * t for s, t in zip(source.lengths, bounds.lengths, strict=True))
     return 2 * pairs < source.ends[-1] * module.key_value_proj_dim
 
 
-def _attend_memory(module: Any, q: Tensor, memory: Tensor, spans: Spans, source: Spans) -> Tensor:
+def _attend_memory(
+    module: T5Attention, q: Tensor, memory: Tensor, bounds: SequenceBounds, source: SequenceBounds
+) -> Tensor:
     """Attention whose keys and values are the encoder's output itself: [Nt, H, D] -> [Nt, H, D]."""
     heads, size = module.n_heads, module.key_value_proj_dim
     of_key, of_value = (linear.weight.view(heads, size, -1) for linear in (module.k, module.v))
-    asked = torch.bmm(q.transpose(0, 1), of_key).transpose(0, 1)
-    rows = asked.reshape(-1, 1, memory.shape[1])
+    projected = torch.bmm(q.transpose(0, 1), of_key).transpose(0, 1)
+    rows = projected.reshape(-1, 1, memory.shape[1])
     seen = memory.unsqueeze(1)
-    found = attend(rows, seen, seen, spans.times(heads), source, dropout=_attention_rate(module))
+    found = attend(rows, seen, seen, bounds.scale(heads), source, dropout=_get_attention_rate(module))
     found = found.view(len(q), heads, -1).transpose(0, 1)
     return torch.bmm(found, of_value.transpose(1, 2)).transpose(0, 1)
 
 
-def feed_forward(layer: Any, x: Tensor, act: str) -> Tensor:
+def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, *, fused: bool = False) -> Tensor:
     """x + dropout(wo(dropout(act(wi(norm(x)))))); gated models have wi_0 and wi_1."""
-    dense, normed = layer.DenseReluDense, _norm(layer.layer_norm, x)
-    rate = _rate(dense.dropout)
-    if hasattr(dense, "wi_0"):
-        inner = gated_dropout(project(normed, (dense.wi_0, dense.wi_1)), act, rate)
+    dense, normed = layer.DenseReluDense, _apply_norm(layer.layer_norm, x, fused=fused)
+    rate = _get_dropout_rate(dense.dropout)
+    if is_gated(dense):
+        inner = apply_gated_dropout(apply_projections(normed, (dense.wi_0, dense.wi_1)), act, rate, fused=fused)
     elif act == "relu":
-        inner = relu_dropout_(project(normed, (dense.wi,)), rate)
+        inner = apply_relu_dropout_(apply_projections(normed, (dense.wi,)), rate, fused=fused)
     else:
-        inner = dropout_(dense.act(project(normed, (dense.wi,))), rate)
-    return add_dropped(x, project(inner, (dense.wo,)), _rate(layer.dropout))
+        inner = apply_dropout_(dense.act(apply_projections(normed, (dense.wi,))), rate, fused=fused)
+    out = apply_projections(inner, (dense.wo,))
+    return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=fused)
 
 
-def _act(block: Any) -> str:
+def _get_activation(block: T5Block) -> str:
     return block.layer[0].SelfAttention.config.dense_act_fn
 
 
-def _norm(module: Any, x: Tensor) -> Tensor:
-    return rms_norm(x, module.weight, module.variance_epsilon)
+def _apply_norm(module: T5Norm, x: Tensor, *, fused: bool) -> Tensor:
+    return rms_norm(x, module.weight, module.variance_epsilon, fused=fused)
 
 
-def _by_head(x: Tensor, module: Any) -> Tensor:
+def _split_heads(x: Tensor, module: T5Attention) -> Tensor:
     return x.view(len(x), module.n_heads, module.key_value_proj_dim)
 
 
-def _rate(dropout: nn.Dropout) -> float:
+def _get_dropout_rate(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
 
 
-def _attention_rate(module: Any) -> float:
+def _get_attention_rate(module: T5Attention) -> float:
     return module.dropout if module.training else 0.0
 
 
-def _bias_table(module: Any, longest: int, above: Tensor | None) -> Tensor | None:
-    """The bias of every distance, [H, 2 * longest - 1]; a layer without one takes that of the layer before."""
+def _build_bias_table(module: T5Attention, longest: int, above: Tensor | None) -> Tensor | None:
+    """The bias of every distance, [H, 2 * longest - 1]; a layer without a table of its own uses the previous one."""
     if not module.has_relative_attention_bias:
         return above
     weight = module.relative_attention_bias.weight
-    buckets = buckets_on(
+    buckets = get_relative_buckets(
         weight.device,
         longest,
         bidirectional=not module.is_decoder,

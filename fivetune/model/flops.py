@@ -7,10 +7,13 @@ A multiply-add counts 2, training 3 times the forward pass; embeddings, norms an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model, T5Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,18 @@ class Flops:
         return self.encoder + self.decoder
 
 
-def flops_of(model: Any, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
+def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
     """Operations of a model's optimizer step over examples of these lengths.
 
-    A model with a span head (`model/spans.py`) runs its decoder over the inputs, and gives two numbers for each.
+    A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
     """
     if hasattr(model, "qa_outputs"):
-        return train_flops(model.config, source_lengths, source_lengths, num_outputs=2)
-    return train_flops(model.config, source_lengths, target_lengths)
+        return count_train_flops(model.config, source_lengths, source_lengths, num_outputs=2)
+    return count_train_flops(model.config, source_lengths, target_lengths)
 
 
-def train_flops(
-    config: Any, source_lengths: ArrayLike, target_lengths: ArrayLike, *, num_outputs: int | None = None
+def count_train_flops(
+    config: T5Settings, source_lengths: ArrayLike, target_lengths: ArrayLike, *, num_outputs: int | None = None
 ) -> Flops:
     """Operations of one training step over examples of these lengths, end tokens included.
 
@@ -50,7 +53,7 @@ def train_flops(
     6 (L (6 d i + m d f) + d V) with V outputs, per source token 12 L d i, and 12 i L (T^2 / 2 + S T) for attention.
 
     >>> from transformers import T5Config
-    >>> flops = train_flops(T5Config(), [175], [5])
+    >>> flops = count_train_flops(T5Config(), [175], [5])
     >>> round(flops.encoder / 1e9, 1), round(flops.decoder / 1e9, 1)
     (20.9, 4.5)
     """

@@ -1,18 +1,21 @@
-"""A batch to nats: the only place where labels are shifted and scored.
+"""The padded forward pass: token losses by transformers' own modules.
 
-In: a model and a PaddedBatch. Out: -log p of every label, 0 where nothing is scored.
+In: a model and a PaddedBatch. Out: -log p of every label in nats, 0 where nothing is scored.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fivetune.data.batch import NOT_SCORED, PaddedBatch
-from fivetune.model.spans import span_nats
+from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
+from fivetune.model.span_head import compute_span_losses
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
 
 
 def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
@@ -23,16 +26,16 @@ def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
     """
     shifted = labels.new_full(labels.shape, start_id)
     shifted[:, 1:] = labels[:, :-1]
-    return shifted.masked_fill(shifted == NOT_SCORED, pad_id)
+    return shifted.masked_fill(shifted == IGNORE_INDEX, pad_id)
 
 
-def label_nats(model: Any, batch: PaddedBatch, *, encoder_outputs: Any = None) -> Tensor:
+def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs: object = None) -> Tensor:
     """Negative log-likelihood of every label, teacher-forced.
 
     Returns: [B, T] fp32, in nats; 0 at labels of -100; of a model with a span head [B, 2].
     """
     if hasattr(model, "qa_outputs"):
-        return span_nats(model, batch)
+        return compute_span_losses(model, batch)
     config = model.config
     output = model(
         input_ids=None if encoder_outputs is not None else batch.input_ids,
@@ -42,17 +45,17 @@ def label_nats(model: Any, batch: PaddedBatch, *, encoder_outputs: Any = None) -
         use_cache=False,
     )
     logits = output.logits.float()
-    nats = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NOT_SCORED, reduction="none")
+    nats = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     return nats.view_as(batch.labels)
 
 
 @torch.no_grad()
-def first_bad_module(model: Any, batch: PaddedBatch) -> str:
-    """Name of the first module whose output is not finite when the batch is run again, or "the loss"."""
+def find_nonfinite_module(model: T5Model, batch: PaddedBatch) -> str:
+    """Name of the first module whose output is not finite in another forward pass of the batch, or "the loss"."""
     found: list[str] = []
 
     def watch(name: str):
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all() and not found:
                 finite = tensor[tensor.isfinite()].abs()
@@ -63,7 +66,7 @@ def first_bad_module(model: Any, batch: PaddedBatch) -> str:
 
     handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if not list(m.children())]
     try:
-        label_nats(model, batch)
+        compute_padded_losses(model, batch)
     finally:
         for handle in handles:
             handle.remove()

@@ -1,38 +1,42 @@
-"""A folder to a model and a tokenizer, with a check that what was loaded is what the folder holds.
+"""Load a model and its tokenizer from a folder, and verify that memory holds what the files hold.
 
-In: paths and options. Out: `Loaded`: an fp32 transformers model of the T5 family, its tokenizer, warnings.
-transformers ties and scales by flags that changed between its versions; selfcheck.py compares with the file.
+In: paths and options. Out: `LoadedModel`: an fp32 transformers model of the T5 family, its tokenizer, warnings.
+transformers ties and scales by flags that changed between its versions; selfcheck.py compares with the files.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from fivetune.errors import ModelError
-from fivetune.model import selfcheck, spans
-from fivetune.model.files import find_folder, read_config, refuse_pointer, weight_files
+from fivetune.model import selfcheck, span_head
+from fivetune.model.family import find_family, has_own_head, has_span_head
+from fivetune.model.files import find_folder, find_weight_files, read_model_config
+from fivetune.model.tokenizer import load_tokenizer, refuse_other_vocabulary, suppress_output
+from fivetune.rundir.checksums import MANIFEST, verify_checksums
 
-FAMILIES = ("t5", "mt5", "umt5")
-TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model, T5Settings
+    from fivetune.types import JsonTable
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedModel:
     """A model ready to train, in fp32 on the CPU, and the tokenizer that belongs to it."""
 
-    model: Any
-    tokenizer: Any
+    model: T5Model
+    tokenizer: PreTrainedTokenizerBase
     warnings: list[str] = field(default_factory=list)
 
 
-def load(
+def load_model_and_tokenizer(
     path: str | None,
     *,
     config: str | None = None,
@@ -41,95 +45,80 @@ def load(
     revision: str | None = None,
     dropout: float | None = None,
     head: str = "generate",
-) -> Loaded:
+) -> LoadedModel:
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
-    `head` "extractive" puts a new span head onto a model that writes, or loads one that has its head already.
+    Args:
+        path: folder, hub name or t5-nano. config: folder or config.json of a model with random weights.
+        tokenizer: folder or hub name, where it is not in the model's folder.
+        head: "generate"; "extractive" adds a new span head to a generative model, or loads the one that is there.
 
-    Raises ModelError when the folder is damaged, of another family, or loads into something else than it holds.
+    Raises RunDirError when a file differs from the checksums that FiveTune wrote beside it; ModelError when the folder
+    is damaged, of another family, has another vocabulary than `tokenizer`, or loads into something else than its files
+    hold.
     """
     source = find_source(path, config=config, init=init, revision=revision)
-    raw = read_config(source)
-    if raw.get("model_type") not in FAMILIES:
-        raise ModelError(
-            f"{source}: model_type {raw.get('model_type')!r} is not of the T5 family. Allowed: {', '.join(FAMILIES)}."
-        )
-    settings = _settings(source, raw, dropout)
+    if source.is_dir():
+        verify_checksums(source, advice=_advise_restoring(source))
+    raw = read_model_config(source)
+    find_family(raw, source)
+    settings = _load_settings(source, dropout)
     words = load_tokenizer(tokenizer, source)
     _refuse_other_ids(words, settings, source)
-    if init == "pretrained" and spans.has_span_head(raw):
-        spans.refuse_other_head(head, source)
-        return Loaded(spans.load_span_model(source, settings), words)
+    if init == "pretrained" and tokenizer:
+        refuse_other_vocabulary(words, tokenizer, source)
+    if init == "pretrained" and has_span_head(raw):
+        span_head.refuse_other_head(head, source)
+        return LoadedModel(span_head.load_span_model(source, settings), words)
     if init == "pretrained":
-        loaded = Loaded(_pretrained(source, settings, raw), words)
+        loaded = LoadedModel(_load_pretrained(source, settings, raw), words)
     else:
-        loaded = Loaded(_random(settings, raw), words)
+        loaded = LoadedModel(_build_random(settings, raw), words)
     _fit_vocabulary(loaded, source)
     if head == "extractive":
-        loaded.model = spans.with_span_head(loaded.model)
+        loaded.model = span_head.attach_span_head(loaded.model)
     return loaded
 
 
 def find_source(path: str | None, *, config: str | None, init: str, revision: str | None) -> Path:
-    """The folder, or config.json, that a model is made from. Raises ModelError if it is not there."""
+    """The folder or config.json that a model is built from. Raises ModelError if it does not exist."""
     if init == "pretrained" and path:
         return find_folder(path, revision=revision)
-    return _config_source(config or path)
+    return _find_config_source(config or path)
 
 
-def load_tokenizer(tokenizer: str | None, source: Path) -> Any:
-    """The tokenizer of a folder. Raises ModelError if the folder has none."""
-    from transformers import AutoTokenizer, ByT5Tokenizer
-
-    folder = find_folder(tokenizer) if tokenizer else (source.parent if source.is_file() else source)
-    for name in TOKENIZER_FILES:
-        if (folder / name).is_file():
-            refuse_pointer(folder / name)
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{folder}: has no tokenizer. Give model.tokenizer (a folder, a hub name, or t5-nano).")
-    with quiet():
-        try:
-            words = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:  # transformers raises many kinds for a broken tokenizer file
-            raise ModelError(f"{folder}: the tokenizer cannot be loaded: {error}. Copy its files again.") from None
-    if words.eos_token_id is None or words.pad_token_id is None:
-        raise ModelError(f"{folder}: the tokenizer has no end or no pad token, which every T5 tokenizer has.")
-    assert words.is_fast or isinstance(words, ByT5Tokenizer), type(words)
-    return words
+def _advise_restoring(folder: Path) -> str:
+    """How to get a damaged model back: from the best checkpoint, where the folder is model/ of a run that has it."""
+    run, best = folder.parent, folder.parent / "best"
+    if folder.name == "model" and (best / "model.safetensors").is_file():
+        return f"Export {best} again: delete {folder}, then run: fivetune train {run} --resume"
+    return f"Copy its files again. If the change is yours, delete {folder / MANIFEST}."
 
 
-def _refuse_other_ids(tokenizer: Any, settings: Any, source: Path) -> None:
-    """The tokenizer and config.json must mean the same end and pad tokens: the one writes them, the other stops there.
-
-    Raises ModelError with both values.
-    """
+def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path) -> None:
+    """Raise ModelError where config.json and the tokenizer have different end or pad ids: generation would not stop."""
     for name in ("eos_token_id", "pad_token_id"):
-        said = getattr(settings, name, None)
-        allowed = said if isinstance(said, list) else [said]
-        if said is not None and getattr(tokenizer, name) not in allowed:
+        configured = getattr(settings, name, None)
+        allowed = configured if isinstance(configured, list) else [configured]
+        if configured is not None and getattr(tokenizer, name) not in allowed:
             raise ModelError(
-                f"{source}: {name} is {said} in config.json, {getattr(tokenizer, name)} in the tokenizer. "
+                f"{source}: {name} is {configured} in config.json, {getattr(tokenizer, name)} in the tokenizer. "
                 "Use the tokenizer that belongs to the model (model.tokenizer), or correct config.json."
             )
 
 
-def num_parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """Number of weights, tied ones once."""
     return sum(p.numel() for p in model.parameters())
 
 
-def sentinel_ids(tokenizer: Any) -> list[int]:
-    """Ids of <extra_id_N>."""
-    return sorted(i for token, i in tokenizer.get_vocab().items() if token.startswith("<extra_id_"))
-
-
-def _config_source(config: str | None) -> Path:
-    assert config is not None  # RunConfig has seen to it
+def _find_config_source(config: str | None) -> Path:
+    assert config is not None  # RunConfig requires it
     return Path(config) if Path(config).is_file() else find_folder(config)
 
 
-def _settings(source: Path, raw: dict[str, Any], dropout: float | None) -> Any:
-    """The transformers config, with what a config of the family may lack."""
+def _load_settings(source: Path, dropout: float | None) -> T5Settings:
+    """The transformers config; entries that a config of the family may lack are filled in."""
     from transformers import AutoConfig
 
     try:
@@ -141,38 +130,38 @@ def _settings(source: Path, raw: dict[str, Any], dropout: float | None) -> Any:
     if getattr(settings, "decoder_start_token_id", None) is None:
         settings.decoder_start_token_id = settings.pad_token_id
     settings.use_cache = True
-    return settings
+    return cast("T5Settings", settings)
 
 
-def _pretrained(folder: Path, settings: Any, raw: dict[str, Any]) -> Any:
+def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Model:
     from transformers import AutoModelForSeq2SeqLM
 
-    files = weight_files(folder)
-    with quiet():
+    files = find_weight_files(folder)
+    with suppress_output():
         try:
             model = AutoModelForSeq2SeqLM.from_pretrained(
                 folder, config=settings, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
             )
         except RuntimeError as error:
             raise ModelError(f"{folder}: the weights do not fit config.json: {str(error).splitlines()[0]}") from None
-    return selfcheck.verified(_with_ids(model, settings), files, raw, where=str(folder))
+    return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
 
 
-def _random(settings: Any, raw: dict[str, Any]) -> Any:
-    """A model with random weights; untied where the config says so, which transformers 5 no longer does itself."""
+def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
+    """A model with random weights; its head is untied where the config requests it, which transformers 5 ignores."""
     from transformers import AutoModelForSeq2SeqLM
 
-    with quiet():
+    with suppress_output():
         model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
-    if raw.get("tie_word_embeddings") is False:
+    if has_own_head(raw):
         head = torch.empty_like(model.lm_head.weight).normal_(std=settings.d_model**-0.5)
         model.lm_head.weight = nn.Parameter(head)
         model.config.tie_word_embeddings = False
-    return _with_ids(model, settings)
+    return _set_generation_ids(model, settings)
 
 
-def _with_ids(model: Any, settings: Any) -> Any:
-    """Give generation the start, end and pad ids, and no length limit of its own."""
+def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
+    """Replace the generation config by the start, end and pad ids: the run decides the rest."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -183,8 +172,8 @@ def _with_ids(model: Any, settings: Any) -> Any:
     return model
 
 
-def _fit_vocabulary(loaded: Loaded, source: Path) -> None:
-    """Every id of the tokenizer needs an embedding row: grow to a multiple of 128 if not; never shrink."""
+def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
+    """Grow the embedding to a multiple of 128 where the tokenizer has more ids than it has rows; never shrink it."""
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     needed = max(loaded.tokenizer.get_vocab().values()) + 1
     if needed <= rows:
@@ -192,7 +181,7 @@ def _fit_vocabulary(loaded: Loaded, source: Path) -> None:
     grown = -(-needed // 128) * 128
     head = loaded.model.lm_head.weight.detach().clone()
     tied = loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
-    with quiet():
+    with suppress_output():
         loaded.model.resize_token_embeddings(grown)
     if not tied:  # transformers 5 ties the head over while it resizes; new rows start as the mean of the old
         new_rows = head.mean(0, keepdim=True).expand(grown - rows, -1)
@@ -201,17 +190,3 @@ def _fit_vocabulary(loaded: Loaded, source: Path) -> None:
         f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows: grown to {grown}; "
         "the new rows are untrained."
     )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and advice off the terminal: the self-check says what matters."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)

@@ -1,49 +1,67 @@
-"""Embedding and head: the two ends of the model that share a large table, and its one gradient.
+"""Embedding lookup and output head with cross-entropy: they share a table, and the table gets one gradient.
 
 In: ids, hidden states [N, d], a table [V, d]. Out: embeddings [N, d]; -log p of every label [N], in nats.
-The logits of a step are never made whole unless they are small: mT5 has 250,112 of them per token.
+Logits are computed in chunks unless they are small: mT5 has 250,112 of them per token.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from fivetune.model.precision import product_dtype, without_autocast
+from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
-KEPT_VALUES = 2**24  # logits kept from forward to backward (64 MiB); more of them are computed again
-CHUNK_VALUES = 2**24  # logits made at once
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext
+
+    class _EmbedContext(AutogradContext):
+        tied_gradient: TiedGradient
+        parameter: Tensor
+
+    class _HeadContext(AutogradContext):
+        tied_gradient: TiedGradient | None
+        parameter: Tensor
+        table_dtype: torch.dtype
+        rows: int
+
+    class _TableGrad(Protocol):
+        def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
+        def add_product(self, share: Tensor, hidden: Tensor) -> None: ...
+
+
+MAX_SAVED_LOGITS = 2**24  # logits saved for the backward pass (64 MiB); more of them are recomputed
+MAX_CHUNK_LOGITS = 2**24  # logits of one chunk
 THIN = 4  # a product of n rows is kept as its factors up to n = d / THIN; beyond, the dense gradient is as cheap
 
 
-class Meeting:
-    """Where the gradients of a tied table meet: the head leaves its own, the embedding adds its rows to it."""
+class TiedGradient:
+    """Accumulates the gradient of a tied embedding: the head writes it, the lookup adds to it."""
 
     def __init__(self) -> None:
         self.grad: Tensor | None = None
 
 
-def embed(table: Tensor, ids: Tensor, meeting: Meeting) -> Tensor:
+def embed(table: Tensor, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
     """Rows of the table, [N, d]; all ids of a step in one call, so that the table gets one gradient."""
-    return Embed.apply(table, ids, meeting)
+    return Embed.apply(table, ids, tied_gradient)
 
 
 class Embed(torch.autograd.Function):
-    """A lookup whose gradient is added to what the head left, or to the parts that the optimizer takes."""
+    """A lookup; its gradient is added to the one of the head, or to the sparse parts that the optimizer reads."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, meeting: Meeting) -> Tensor:
+    def forward(ctx: _EmbedContext, table: Tensor, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
         ctx.save_for_backward(ids)
-        ctx.meeting, ctx.parameter = meeting, table
+        ctx.tied_gradient, ctx.parameter = tied_gradient, table
         return table[ids]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _EmbedContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
-        total, ctx.meeting.grad = ctx.meeting.grad, None
-        if total is None and (parts := _parts(ctx.parameter)) is not None:
+        total, ctx.tied_gradient.grad = ctx.tied_gradient.grad, None
+        if total is None and (parts := _get_table_grad(ctx.parameter)) is not None:
             parts.add_rows(ids, grad)
             return None, None, None
         if total is None:
@@ -51,65 +69,67 @@ class Embed(torch.autograd.Function):
         return total.index_add_(0, ids, grad), None, None, None
 
 
-def _parts(parameter: Any) -> Any:
-    """Where the optimizer wants the gradient of a table in parts; None where it wants, or has begun, a dense one."""
+def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
+    """The optimizer's container of sparse gradient parts; None where the gradient of the table is dense."""
     return getattr(parameter, "table_grad", None) if parameter.grad is None else None
 
 
-def label_nats_of(hidden: Tensor, head: Tensor, labels: Tensor, meeting: Meeting | None) -> Tensor:
+def compute_head_losses(hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None) -> Tensor:
     """-log softmax(hidden head^T)[label], [N] fp32.
 
     Args:
         hidden: [N, d]. head: [V, d]. labels: [N], every one scored.
-        meeting: where the head's gradient is left for the embedding of the same table; None for a head of its own.
+        tied_gradient: receives the head's gradient where the embedding has the same table; None for an untied head.
     """
-    kind = product_dtype(hidden.device)
-    with without_autocast(hidden.device):
-        return LinearCrossEntropy.apply(hidden.to(kind), head, labels, meeting)
+    kind = get_matmul_dtype(hidden.device)
+    with suppress_autocast(hidden.device):
+        return LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """Head and cross-entropy, some rows at a time: products in the type of `hidden`, the head's gradient in its own.
 
-    A sum of thousands of rows in 16 bits would stop growing at a few hundred.
+    In 16 bits a sum of thousands of rows would stop growing at a few hundred.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, meeting: Meeting | None) -> Tensor:
+    def forward(
+        ctx: _HeadContext, hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None
+    ) -> Tensor:
         ctx.parameter = head
-        rows, ctx.table_dtype = max(1, CHUNK_VALUES // len(head)), head.dtype
+        rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head)), head.dtype
         head = head.to(hidden.dtype)
-        keeps = len(hidden) * len(head) <= KEPT_VALUES
+        keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
-        for part, wanted in zip(hidden.split(rows), labels.split(rows), strict=True):
+        for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
             logits = part @ head.t()
             norm = logits.float().logsumexp(-1)
-            nats.append(norm - logits.gather(1, wanted[:, None])[:, 0])
+            nats.append(norm - logits.gather(1, targets[:, None])[:, 0])
             norms.append(norm)
             if keeps:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, labels, torch.cat(norms), *kept)
-        ctx.rows, ctx.meeting = rows, meeting
+        ctx.rows, ctx.tied_gradient = rows, tied_gradient
         return torch.cat(nats)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: _HeadContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, head, labels, norms, *kept = ctx.saved_tensors
         of_hidden, of_head = torch.empty_like(hidden), None
-        table_grad = _parts(ctx.parameter) if len(hidden) * THIN <= hidden.shape[1] else None
+        table_grad = _get_table_grad(ctx.parameter) if len(hidden) * THIN <= hidden.shape[1] else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
-        for i, (part, wanted, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
+        for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else part @ head.t()
             share = logits.float().sub(norm[:, None]).exp_()
-            share.scatter_add_(1, wanted[:, None], torch.full_like(norm, -1)[:, None])
+            share.scatter_add_(1, targets[:, None], torch.full_like(norm, -1)[:, None])
             share = share.mul_(weight[:, None]).to(head.dtype)
             torch.mm(share, head, out=of_part)
             if table_grad is not None:
                 table_grad.add_product(share, part)
             elif ctx.needs_input_grad[1]:
                 of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
-        if ctx.meeting is not None and of_head is not None:
-            ctx.meeting.grad, of_head = of_head, None
+        if ctx.tied_gradient is not None and of_head is not None:
+            ctx.tied_gradient.grad, of_head = of_head, None
         return of_hidden, of_head, None, None
 
 

@@ -1,6 +1,6 @@
-"""Whether memory ran out: what every device says when an allocation fails.
+"""Recognise out-of-memory errors of every device.
 
-In: an exception. Out: whether it is one of those.
+In: an exception. Out: whether an allocation failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A model to a folder that `from_pretrained` loads, here and in older transformers.
+"""Save a model into a folder that `from_pretrained` loads, here and in older versions of transformers.
 
-The folder is written beside its place and renamed, so that it is there whole or not at all.
+In: a model, its tokenizer, the settings of generation, a model card. Out: the folder, written under another name and
+then renamed, so that it exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -9,40 +10,72 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from fivetune.errors import EnvironmentProblem
-from fivetune.model.load import quiet
+from fivetune.errors import FiveTuneEnvironmentError, RunDirError
+from fivetune.model.tokenizer import suppress_output
 from fivetune.rundir import fsync_folder
+from fivetune.rundir.checksums import write_checksums
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.types import JsonTable
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, *, card: str = "") -> None:
-    """Write config, weights (safetensors), tokenizer and model card. Raises EnvironmentProblem if the disk refuses."""
+def save_model(
+    model: T5Model,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    generation: JsonTable | None = None,
+    card: str = "",
+) -> None:
+    """Write config, weights (safetensors), tokenizer, generation_config.json, model card and checksums of all of them.
+
+    Args:
+        generation: entries of generation_config.json by which transformers' `generate` decodes as FiveTune does
+            (`Decoding.as_generation_config`).
+
+    Raises FiveTuneEnvironmentError if the disk refuses.
+    """
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     try:
-        with quiet():
+        with suppress_output():
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
-        _state_tie(model, staging / "config.json")
+        _write_tie_flag(model, staging / "config.json")
+        if generation and hasattr(model, "lm_head"):
+            _write_generation_config(model, generation, staging)
         if card:
             (staging / "README.md").write_text(card, encoding="utf-8")
-        for file in staging.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+        write_checksums(staging)
+        apply_umask(staging)
         replace_folder(staging, folder)
-    except (OSError, SafetensorError) as error:
-        raise EnvironmentProblem(
+    except (OSError, RunDirError, SafetensorError) as error:
+        raise FiveTuneEnvironmentError(
             f"{folder}: the model cannot be written: {error}. Free disk space, then resume."
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def apply_umask(folder: Path) -> None:
+    """Give every file of a folder the mode that the umask allows: safetensors creates its files with mode 0600."""
+    probe = folder / ".mode"
+    probe.touch(0o666)
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for file in folder.iterdir():
+        file.chmod(mode)
+
+
 def replace_folder(staging: Path, folder: Path) -> None:
-    """Put a finished folder in its place; what was there before is removed only then."""
+    """Rename a finished folder to its final name; the folder that it replaces is removed only afterwards."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -52,11 +85,24 @@ def replace_folder(staging: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _state_tie(model: Any, path: Path) -> None:
-    """Say in config.json whether the head is tied: transformers 5 always writes true."""
-    if not hasattr(model, "lm_head"):  # a span head has nothing to tie
+def _write_tie_flag(model: T5Model, path: Path) -> None:
+    """Record in config.json whether the head is tied: transformers 5 always writes true."""
+    if not hasattr(model, "lm_head"):  # a span head is never tied
         return
     config = json.loads(path.read_text())
     tied = model.lm_head.weight is model.get_input_embeddings().weight
     config["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _write_generation_config(model: T5Model, generation: JsonTable, folder: Path) -> None:
+    """generation_config.json: the model's own start, end and pad ids, and the run's way of decoding."""
+    from transformers import GenerationConfig
+
+    ids = model.generation_config
+    GenerationConfig(
+        decoder_start_token_id=ids.decoder_start_token_id,
+        eos_token_id=ids.eos_token_id,
+        pad_token_id=ids.pad_token_id,
+        **generation,
+    ).save_pretrained(folder)

@@ -1,33 +1,34 @@
-"""Is the loaded model the one in the file? Tensors, tied embeddings, output scaling: compared, not assumed.
+"""Check that a loaded model equals its file: tensors, tied embeddings and output scaling are compared, not assumed.
 
-In: a model, the safetensors files it came from, config.json as it stands. Out: the model, or ModelError.
+In: a model, its safetensors files, config.json as in the file. Out: the model, or ModelError.
 
-What can go wrong silently (transformers issues 43681, 47620, 48154): an untied output head is tied over,
-the decoder's output is scaled by d_model^-1/2 where the family does not, or the other way round.
-The rule of the family: T5 1.0 ties and scales; v1.1, Flan-T5, mT5 and umT5 do neither.
+What goes wrong silently (transformers issues 43681, 47620, 48154): an untied output head is replaced by the embedding,
+or the decoder's output is scaled where the family (`family.py`) does not scale it, or the other way round.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fivetune.errors import ModelError
-from fivetune.model.files import tensors
+from fivetune.model.family import EMBEDDING_COPIES, HEAD, LEFTOVER_WEIGHTS, SHARED, has_own_head, infer_output_scale
+from fivetune.model.files import iter_tensors
 
-SHARED, HEAD = "shared.weight", "lm_head.weight"
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-KNOWN_LEFTOVERS = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)  # of old T5 1.0 files
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import JsonTable
+
 TOLERANCE = 1e-4  # relative, of the probe's logits
 
 
-def verified(model: Any, files: list[Path], raw: dict[str, Any], *, where: str) -> Any:
+def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: str) -> T5Model:
     """Return the model after comparing it with its files. Raises ModelError naming what differs."""
-    head = _compare_tensors(model, files, where, own_head=raw.get("tie_word_embeddings") is False)
-    scale = expected_scale(raw, untied=head is not None, where=where)
+    head = _compare_tensors(model, files, where, own_head=has_own_head(raw))
+    scale = infer_output_scale(raw, untied=head is not None, where=where)
     if head is not None and model.lm_head.weight is model.get_input_embeddings().weight:
         model.lm_head.weight = nn.Parameter(head)  # transformers ties a head that has the embedding's values
     embedding = model.get_input_embeddings().weight.detach()
@@ -38,48 +39,16 @@ def verified(model: Any, files: list[Path], raw: dict[str, Any], *, where: str) 
     return model
 
 
-def expected_scale(raw: dict[str, Any], *, untied: bool, where: str) -> bool:
-    """Whether the decoder's output is multiplied with d_model^-1/2, by family and config.json.
-
-    >>> expected_scale({"model_type": "t5"}, untied=False, where="")
-    True
-    >>> expected_scale({"model_type": "t5", "tie_word_embeddings": False}, untied=True, where="")
-    False
-    """
-    flag = raw.get("tie_word_embeddings")
-    if flag is False and not untied:
-        raise ModelError(
-            f"{where}: config.json says that the output head is its own, but the file holds no {HEAD}. "
-            "The file is incomplete; get the model again."
-        )
-    if raw["model_type"] == "mt5":
-        return False
-    if raw["model_type"] == "umt5":
-        return not untied
-    scale = raw.get("scale_decoder_outputs", flag is not False)
-    if untied and scale and flag is False:
-        raise ModelError(
-            f"{where}: config.json says that the output head is its own and that the decoder's output is scaled "
-            '(scale_decoder_outputs), which only tied models do. Set "scale_decoder_outputs": false.'
-        )
-    if untied and scale:
-        raise ModelError(
-            f"{where}: the file holds an output head of its own ({HEAD}), but config.json says that it is tied. "
-            'Set "tie_word_embeddings": false in config.json if this is a v1.1 or Flan model.'
-        )
-    return bool(scale)
-
-
-def _compare_tensors(model: Any, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:
+def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:
     """Every tensor of the files must be in the model and the other way round. Returns an untied head.
 
-    A head that equals the embedding is a copy of it, unless config.json says that it is a weight of its own.
+    A head that equals the embedding is a copy of it, unless config.json declares a head of its own.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     seen: set[str] = set()
     shared = head = None
-    for name, tensor in tensors(files):
-        if name in KNOWN_LEFTOVERS and name not in parameters:
+    for name, tensor in iter_tensors(files):
+        if name in LEFTOVER_WEIGHTS and name not in parameters:
             continue
         if name not in parameters:
             raise ModelError(f"{where}: tensor {name} of the file has no place in the model. Is config.json of it?")
@@ -92,9 +61,9 @@ def _compare_tensors(model: Any, files: list[Path], where: str, *, own_head: boo
             raise ModelError(
                 f"{where}: tensor {name} differs between file and loaded model (tied over by the loader?)."
             )
-        shared = tensor.float() if name in (SHARED, *COPIES) else shared
+        shared = tensor.float() if name in (SHARED, *EMBEDDING_COPIES) else shared
         head = tensor.float() if name == HEAD else head
-    tied = {SHARED, HEAD, *COPIES}
+    tied = {SHARED, HEAD, *EMBEDDING_COPIES}
     missing = [n for n in parameters if n not in seen and n not in tied]
     if missing or not seen & tied:
         name = (missing or [SHARED])[0]
@@ -105,7 +74,7 @@ def _compare_tensors(model: Any, files: list[Path], where: str, *, own_head: boo
 
 
 @torch.no_grad()
-def _probe(model: Any, head: Tensor, scale: bool, where: str) -> None:
+def _probe(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
     """Logits of a probe against the file's head, scaled by the family's rule, without transformers' own path."""
     model.eval()
     input_ids = torch.tensor([[3, 5, 7, 1]]) % head.shape[0]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fivetune.nano import CHECKPOINT
-from fivetune.nano.pretraining import pretraining_examples, write_pretraining_corpus
+from fivetune.nano.pretraining import generate_pretraining_examples, write_pretraining_corpus
 from fivetune.nano.reading import write_reading_corpus
 from fivetune.nano.tokenizer import train_tokenizer
 
@@ -25,7 +25,6 @@ RUNS = ("pretrain", "pretrain_2", "pretrain_3")
 CARD = """---
 license: apache-2.0
 library_name: transformers
-pipeline_tag: text2text-generation
 tags: [fivetune, t5]
 ---
 
@@ -65,7 +64,7 @@ CONFIG = {
 
 def main(folder: Path) -> None:
     """Write everything that pre-training reads."""
-    train_tokenizer(folder / "model", _tokenizer_texts(folder / "words"), num_pieces=NUM_PIECES)
+    train_tokenizer(folder / "model", _iter_tokenizer_texts(folder / "words"), num_pieces=NUM_PIECES)
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     for stage, (max_facts, num_train) in STAGES.items():
         target = folder / f"stage-{stage}"
@@ -73,9 +72,9 @@ def main(folder: Path) -> None:
         sys.stderr.write(f"{target}: {num_train:,} examples\n")
 
 
-def _tokenizer_texts(folder: Path) -> Iterator[str]:
+def _iter_tokenizer_texts(folder: Path) -> Iterator[str]:
     """Pre-training pairs, and the words of the quickstart's training part: else those are spelt letter by letter."""
-    for example in pretraining_examples(NUM_TOKENIZER_TEXTS, split="words", seed=SEED):
+    for example in generate_pretraining_examples(NUM_TOKENIZER_TEXTS, split="words", seed=SEED):
         yield f"{example['inputs']} {example['targets']}"
     train, _ = write_reading_corpus(folder, num_train=8_000, num_eval=8, seed=SEED)
     for article in json.loads(train.read_text(encoding="utf-8"))["data"]:
@@ -92,15 +91,15 @@ def publish(folder: Path) -> None:
     (CHECKPOINT / "README.md").write_text(CARD, encoding="utf-8")
     rows = ["run,step,training_loss,evaluation_loss,exact_match"]
     for name in RUNS:
-        losses = {line["step"]: line["loss"] for line in _lines(folder / name / "steps.jsonl")}
-        for record in _lines(folder / name / "evals.jsonl"):
+        losses = {line["step"]: line["loss"] for line in _read_jsonl(folder / name / "steps.jsonl")}
+        for record in _read_jsonl(folder / name / "evals.jsonl"):
             around = [losses[step] for step in range(record["step"] - 49, record["step"] + 1) if step in losses]
             mean = f"{sum(around) / len(around):.4f}" if around else ""
             rows.append(f"{name},{record['step']},{mean},{record['loss']:.4f},{record['scores']['exact_match']:.1f}")
     (CHECKPOINT / "curve.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def _lines(path: Path) -> list[dict]:
+def _read_jsonl(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

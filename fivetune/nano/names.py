@@ -40,18 +40,18 @@ def is_held_out(text: str) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def invented_words(name: str) -> list[str]:
+def extract_invented_words(name: str) -> list[str]:
     """The words of a name that were made from syllables: no initials, no fixed words, hyphens and apostrophes split.
 
-    >>> invented_words("Dr J. Velka-Torun of Port O'Dresh")
+    >>> extract_invented_words("Dr J. Velka-Torun of Port O'Dresh")
     ['Velka', 'Torun', 'Dresh']
     """
     return [word for word in re.findall(r"[^\W\d_]{3,}", name) if word not in FIXED_WORDS]
 
 
-def belongs(name: str, *, held_out: bool) -> bool:
+def is_in_split(name: str, *, held_out: bool) -> bool:
     """True iff the whole name and each invented word in it are of the part asked for."""
-    return all(is_held_out(text) == held_out for text in (name, *invented_words(name)))
+    return all(is_held_out(text) == held_out for text in (name, *extract_invented_words(name)))
 
 
 def _make_syllables() -> tuple[str, ...]:
@@ -68,86 +68,86 @@ SYLLABLES = _make_syllables()
 
 
 @dataclass(frozen=True, slots=True)
-class NameMaker:
+class NameGenerator:
     """Draws names of one part; deterministic in `rng`.
 
-    >>> make = NameMaker(random.Random(1), held_out=True)
-    >>> belongs(make.person(), held_out=True)
+    >>> make = NameGenerator(random.Random(1), held_out=True)
+    >>> is_in_split(make.draw_person(), held_out=True)
     True
     """
 
     rng: random.Random
     held_out: bool = False
 
-    def word(self) -> str:
+    def draw_word(self) -> str:
         """One capitalised invented word of two or three syllables, such as `Velkator`."""
-        return self._draw(self._syllable_word)
+        return self._draw_in_split(self._make_word)
 
-    def lower_word(self) -> str:
+    def draw_lower_word(self) -> str:
         """One invented word in lower case, for made-up relations and filler."""
-        return self.word().lower()
+        return self.draw_word().lower()
 
-    def person(self) -> str:
+    def draw_person(self) -> str:
         """A person: `Velka Torun`, `J. Torun`, `V. K. Torun`, `Velka Mar-Torun`, `Velka O'Torun` or one word."""
-        return self._draw(self._person)
+        return self._draw_in_split(self._make_person)
 
-    def place(self) -> str:
+    def draw_place(self) -> str:
         """A place: one word, or one with a fixed word such as `Port Torun`, or a hyphenated pair."""
-        return self._draw(self._place)
+        return self._draw_in_split(self._make_place)
 
-    def thing(self) -> str:
+    def draw_thing(self) -> str:
         """A ship, book, firm or other thing: one or two invented words."""
-        return self._draw(self._thing)
+        return self._draw_in_split(self._make_thing)
 
-    def number(self) -> str:
+    def draw_number(self) -> str:
         """A whole number from 2 to 9,999, with a comma from 1,000 on."""
         return f"{self.rng.choice((self.rng.randint(2, 99), self.rng.randint(100, 9_999))):,}"
 
-    def year(self) -> str:
+    def draw_year(self) -> str:
         """A year from 1100 to 2099."""
         return str(self.rng.randint(1100, 2099))
 
-    def date(self) -> str:
+    def draw_date(self) -> str:
         """A day of a year: `4 March 1871`."""
-        return f"{self.rng.randint(1, 28)} {self.rng.choice(MONTHS)} {self.year()}"
+        return f"{self.rng.randint(1, 28)} {self.rng.choice(MONTHS)} {self.draw_year()}"
 
-    def _draw(self, make: Callable[[], str]) -> str:
+    def _draw_in_split(self, make: Callable[[], str]) -> str:
         """Draw until the name is of the part; parts of a name are drawn from the part already, so few draws suffice."""
         while True:
             name = make()
-            if belongs(name, held_out=self.held_out):
+            if is_in_split(name, held_out=self.held_out):
                 return name
 
-    def _syllable_word(self) -> str:
+    def _make_word(self) -> str:
         num_syllables = 2 if self.rng.random() < 0.85 else 3
         word = "".join(self.rng.choice(SYLLABLES) for _ in range(num_syllables))
         return word[0].upper() + word[1:]
 
-    def _initial(self) -> str:
+    def _draw_initial(self) -> str:
         return self.rng.choice("ABCDEFGHJKLMNOPRSTVWZ") + "."
 
-    def _person(self) -> str:
-        last = self.word()
+    def _make_person(self) -> str:
+        last = self.draw_word()
         shape = self.rng.random()
         if shape < 0.40:
             return last
         if shape < 0.75:
-            return f"{self.word()} {last}"
+            return f"{self.draw_word()} {last}"
         if shape < 0.85:
-            return f"{self._initial()} {last}"
+            return f"{self._draw_initial()} {last}"
         if shape < 0.90:
-            return f"{self._initial()} {self._initial()} {last}"
+            return f"{self._draw_initial()} {self._draw_initial()} {last}"
         if shape < 0.95:
-            return f"{self.word()}-{last}"
+            return f"{self.draw_word()}-{last}"
         return f"{self.rng.choice(('O', 'D'))}'{last}"
 
-    def _place(self) -> str:
+    def _make_place(self) -> str:
         shape = self.rng.random()
         if shape < 0.70:
-            return self.word()
+            return self.draw_word()
         if shape < 0.92:
-            return f"{self.rng.choice(('Lake', 'Port', 'Mount', 'Saint', 'Old', 'New', 'Cape'))} {self.word()}"
-        return f"{self.word()}-{self.word()}"
+            return f"{self.rng.choice(('Lake', 'Port', 'Mount', 'Saint', 'Old', 'New', 'Cape'))} {self.draw_word()}"
+        return f"{self.draw_word()}-{self.draw_word()}"
 
-    def _thing(self) -> str:
-        return self.word() if self.rng.random() < 0.7 else f"{self.word()} {self.word()}"
+    def _make_thing(self) -> str:
+        return self.draw_word() if self.rng.random() < 0.7 else f"{self.draw_word()} {self.draw_word()}"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fivetune.nano.names import NameMaker
+from fivetune.nano.names import NameGenerator
 
 ABSENT = "absent"
 
@@ -107,15 +107,17 @@ def write_pretraining_corpus(
     paths = folder / "train.jsonl", folder / "eval.jsonl"
     for path, num_examples in zip(paths, (num_train, num_eval), strict=True):
         with path.open("w", encoding="utf-8") as file:
-            for example in pretraining_examples(num_examples, split=path.stem, seed=seed, max_facts=max_facts):
+            for example in generate_pretraining_examples(num_examples, split=path.stem, seed=seed, max_facts=max_facts):
                 file.write(json.dumps(example, ensure_ascii=False) + "\n")
     return paths
 
 
-def pretraining_examples(num_examples: int, *, split: str, seed: int, max_facts: int = 6) -> Iterator[dict[str, str]]:
+def generate_pretraining_examples(
+    num_examples: int, *, split: str, seed: int, max_facts: int = 6
+) -> Iterator[dict[str, str]]:
     """The examples of one split, one by one; names come from the training part only."""
     rng = random.Random(f"pretraining {seed} {split}")
-    make = NameMaker(rng, held_out=False)
+    make = NameGenerator(rng, held_out=False)
     kinds = tuple(MIXTURE)
     weights = tuple(weight for weight, _ in MIXTURE.values())
     for index in range(num_examples):
@@ -145,17 +147,21 @@ def corrupt_spans(words: list[str], spans: list[tuple[int, int]]) -> tuple[str, 
     return " ".join(inputs), " ".join(targets)
 
 
-def absent_pair(
-    rng: random.Random, told: list[tuple[str, str]], *, new_owner: Callable[[], str], new_relation: Callable[[], str]
+def draw_absent_pair(
+    rng: random.Random,
+    stated_pairs: list[tuple[str, str]],
+    *,
+    new_owner: Callable[[], str],
+    new_relation: Callable[[], str],
 ) -> tuple[str, str]:
     """A plausible pair that is not told: in half of the cases, where there is one, both halves are told but not
     together; else one half is told and the other is new.
 
     With told = [("Velka", "flag"), ("Torun", "river")] the crossed pairs are ("Velka", "river") and ("Torun", "flag").
     """
-    owners = list(dict.fromkeys(owner for owner, _ in told))
-    relations = list(dict.fromkeys(relation for _, relation in told))
-    crossed = [(owner, relation) for owner in owners for relation in relations if (owner, relation) not in told]
+    owners = list(dict.fromkeys(owner for owner, _ in stated_pairs))
+    relations = list(dict.fromkeys(relation for _, relation in stated_pairs))
+    crossed = [(owner, relation) for owner in owners for relation in relations if (owner, relation) not in stated_pairs]
     if crossed and rng.random() < 0.5:
         return rng.choice(crossed)
     if rng.random() < 0.5:
@@ -169,94 +175,103 @@ def _draw_other(draw: Callable[[], str], taken: list[str]) -> str:
     return drawn
 
 
-def _value(rng: random.Random, make: NameMaker) -> str:
-    makers: tuple[Callable[[], str], ...] = (make.person, make.place, make.thing, make.word, make.number, make.date)
+def _draw_value(rng: random.Random, make: NameGenerator) -> str:
+    makers: tuple[Callable[[], str], ...] = (
+        make.draw_person,
+        make.draw_place,
+        make.draw_thing,
+        make.draw_word,
+        make.draw_number,
+        make.draw_date,
+    )
     return rng.choices(makers, (5, 3, 3, 4, 1, 1))[0]()
 
 
-def _owner(rng: random.Random, make: NameMaker) -> str:
-    return rng.choices((make.person, make.place, make.thing, make.word), (2, 2, 2, 4))[0]()
+def _draw_owner(rng: random.Random, make: NameGenerator) -> str:
+    return rng.choices((make.draw_person, make.draw_place, make.draw_thing, make.draw_word), (2, 2, 2, 4))[0]()
 
 
-def _relation(rng: random.Random, make: NameMaker) -> str:
-    return rng.choice(RELATIONS) if rng.random() < 0.6 else make.lower_word()
+def _draw_relation(rng: random.Random, make: NameGenerator) -> str:
+    return rng.choice(RELATIONS) if rng.random() < 0.6 else make.draw_lower_word()
 
 
-def _made_up_sentence(rng: random.Random, make: NameMaker) -> str:
+def _make_sentence_pattern(rng: random.Random, make: NameGenerator) -> str:
     """A sentence pattern nobody knows: owner, relation and value in any order with invented words between them."""
     slots = ["{e}", "{r}", "{v}"]
     rng.shuffle(slots)
     for _ in range(rng.randint(1, 2)):
-        slots.insert(rng.randint(0, len(slots)), make.lower_word())
+        slots.insert(rng.randint(0, len(slots)), make.draw_lower_word())
     return " ".join(slots) + "."
 
 
-def _note(rng: random.Random, make: NameMaker, *, max_facts: int) -> Note:
+def _make_note(rng: random.Random, make: NameGenerator, *, max_facts: int) -> Note:
     """1 to `max_facts` facts about fewer owners and relations than facts, so that both must be matched to find a
     value."""
     num_facts = min(max_facts, rng.choice((1, 2, 3, 4, 5, 6)))
-    owners = [_owner(rng, make) for _ in range(rng.randint(1 + num_facts // 4, max(1, num_facts)))]
-    relations = [_relation(rng, make) for _ in range(rng.randint(1 + num_facts // 3, max(1, num_facts)))]
+    owners = [_draw_owner(rng, make) for _ in range(rng.randint(1 + num_facts // 4, max(1, num_facts)))]
+    relations = [_draw_relation(rng, make) for _ in range(rng.randint(1 + num_facts // 3, max(1, num_facts)))]
     pairs = list(dict.fromkeys((owner, relation) for owner in owners for relation in relations))
     pairs = rng.sample(pairs, min(num_facts, len(pairs)))
-    facts = tuple(Fact(owner, relation, _value(rng, make)) for owner, relation in pairs)
-    patterns = list(SENTENCES) + [_made_up_sentence(rng, make) for _ in range(2)] * 3
+    facts = tuple(Fact(owner, relation, _draw_value(rng, make)) for owner, relation in pairs)
+    patterns = list(SENTENCES) + [_make_sentence_pattern(rng, make) for _ in range(2)] * 3
     if rng.random() < 0.5:
         patterns = [rng.choice(patterns)]
     text = " ".join(rng.choice(patterns).format(e=f.owner, r=f.relation, v=f.value) for f in facts)
     return Note(facts, text)
 
 
-def _asked(rng: random.Random, make: NameMaker, note: Note, *, share_absent: float) -> tuple[str, str]:
+def _make_query(rng: random.Random, make: NameGenerator, note: Note, *, share_absent: float) -> tuple[str, str]:
     """A query and its answer: about a fact of the note, or about a pair of owner and relation that it does not tell."""
     pattern = rng.choice(QUERIES)
     fact = rng.choice(note.facts)
     if rng.random() >= share_absent:
         return pattern.format(e=fact.owner, r=fact.relation), f"found {fact.value}"
-    owner, relation = _absent_pair_of(rng, make, note)
+    owner, relation = _draw_pair_absent_from(rng, make, note)
     return pattern.format(e=owner, r=relation), ABSENT
 
 
-def _absent_pair_of(rng: random.Random, make: NameMaker, note: Note) -> tuple[str, str]:
+def _draw_pair_absent_from(rng: random.Random, make: NameGenerator, note: Note) -> tuple[str, str]:
     told = [(fact.owner, fact.relation) for fact in note.facts]
-    return absent_pair(rng, told, new_owner=lambda: _owner(rng, make), new_relation=lambda: _relation(rng, make))
+    return draw_absent_pair(
+        rng, told, new_owner=lambda: _draw_owner(rng, make), new_relation=lambda: _draw_relation(rng, make)
+    )
 
 
-def _lookup(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
-    note = _note(rng, make, max_facts=max_facts)
-    query, answer = _asked(rng, make, note, share_absent=0.35)
+def _make_lookup(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
+    note = _make_note(rng, make, max_facts=max_facts)
+    query, answer = _make_query(rng, make, note, share_absent=0.35)
     return rng.choice(LOOKUPS).format(q=query, note=note.text), answer
 
 
-def _several_lookups(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
+def _make_multi_lookup(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
     """Two to four queries to one note: more to learn from for each word read."""
-    note = _note(rng, make, max_facts=max_facts)
-    asked = [_asked(rng, make, note, share_absent=0.25) for _ in range(rng.randint(2, min(4, 1 + max_facts)))]
+    note = _make_note(rng, make, max_facts=max_facts)
+    asked = [_make_query(rng, make, note, share_absent=0.25) for _ in range(rng.randint(2, min(4, 1 + max_facts)))]
     query = "; ".join(query for query, _ in asked)
     return rng.choice(LOOKUPS).format(q=query, note=note.text), "; ".join(answer for _, answer in asked)
 
 
-def _decision(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
-    note = _note(rng, make, max_facts=max_facts)
-    query, answer = _asked(rng, make, note, share_absent=0.5)
+def _make_decision(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
+    note = _make_note(rng, make, max_facts=max_facts)
+    query, answer = _make_query(rng, make, note, share_absent=0.5)
     return f"is {query} told in: {note.text}", "no" if answer == ABSENT else "yes"
 
 
-def _extraction(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
+def _make_extraction(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
     """A statement with a gap, as in span corruption, filled from the note."""
-    note = _note(rng, make, max_facts=max_facts)
+    note = _make_note(rng, make, max_facts=max_facts)
     fact = rng.choice(note.facts)
     owner, relation, answer = fact.owner, fact.relation, fact.value
     if rng.random() < 0.3:
-        (owner, relation), answer = _absent_pair_of(rng, make, note), ABSENT
+        (owner, relation), answer = _draw_pair_absent_from(rng, make, note), ABSENT
     statement = rng.choice(SENTENCES).format(e=owner, r=relation, v="<extra_id_0>")
     order = (statement, note.text) if rng.random() < 0.7 else (note.text, statement)
     return "fill: " + " ".join(order), f"<extra_id_0> {answer}"
 
 
-def _listing(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
+def _make_listing(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
     """All values of one owner or of one relation, in the order of the note."""
-    note = _note(rng, make, max_facts=min(4, max_facts))
+    note = _make_note(rng, make, max_facts=min(4, max_facts))
     fact = rng.choice(note.facts)
     if rng.random() < 0.5:
         wanted, key = fact.relation, [other.value for other in note.facts if other.relation == fact.relation]
@@ -265,14 +280,14 @@ def _listing(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, 
     return f"all {wanted} in: {note.text}", "found " + "; ".join(key)
 
 
-def _copy(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
-    text = ", ".join(_value(rng, make) for _ in range(rng.randint(1, max(1, max_facts - 1))))
+def _make_copy(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
+    text = ", ".join(_draw_value(rng, make) for _ in range(rng.randint(1, max(1, max_facts - 1))))
     return f"say again: {text}", text
 
 
-def _span_corruption(rng: random.Random, make: NameMaker, max_facts: int) -> tuple[str, str]:
+def _make_span_corruption(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
     """A note, told twice in half of the cases so that what is missing can be found in the other telling."""
-    note = _note(rng, make, max_facts=min(4, max_facts))
+    note = _make_note(rng, make, max_facts=min(4, max_facts))
     text = note.text
     if rng.random() < 0.6:
         retold = (rng.choice(SENTENCES).format(e=f.owner, r=f.relation, v=f.value) for f in note.facts)
@@ -292,12 +307,12 @@ def _choose_spans(rng: random.Random, num_words: int) -> list[tuple[int, int]]:
     return spans
 
 
-MIXTURE: dict[str, tuple[float, Callable[[random.Random, NameMaker, int], tuple[str, str]]]] = {
-    "lookup": (0.32, _lookup),
-    "several_lookups": (0.25, _several_lookups),
-    "decision": (0.05, _decision),
-    "extraction": (0.12, _extraction),
-    "listing": (0.08, _listing),
-    "copy": (0.08, _copy),
-    "span_corruption": (0.10, _span_corruption),
+MIXTURE: dict[str, tuple[float, Callable[[random.Random, NameGenerator, int], tuple[str, str]]]] = {
+    "lookup": (0.32, _make_lookup),
+    "several_lookups": (0.25, _make_multi_lookup),
+    "decision": (0.05, _make_decision),
+    "extraction": (0.12, _make_extraction),
+    "listing": (0.08, _make_listing),
+    "copy": (0.08, _make_copy),
+    "span_corruption": (0.10, _make_span_corruption),
 }

@@ -22,21 +22,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fivetune.nano.names import NameMaker
-from fivetune.nano.pretraining import absent_pair
+from fivetune.nano.names import NameGenerator
+from fivetune.nano.pretraining import draw_absent_pair
 
 QUESTIONS_PER_PARAGRAPH = 4
 PARAGRAPHS_PER_ARTICLE = 10
 
-MakeValue = Callable[[NameMaker], str]
+MakeValue = Callable[[NameGenerator], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
     """How one relation is told and asked ({e} = owner, {v} = value), and what a shorter gold answer leaves out."""
 
-    tells: tuple[str, ...]
-    asks: tuple[str, ...]
+    statements: tuple[str, ...]
+    questions: tuple[str, ...]
     value: MakeValue
     before: str = ""
     after: str = ""
@@ -52,7 +52,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StatedFact:
     """One fact in a paragraph: the gold answers are (text, position in the paragraph)."""
 
     owner: str
@@ -62,119 +62,146 @@ class Told:
 
 SHIPS = Domain(
     "Ships",
-    lambda make: f"the {make.thing()}",
+    lambda make: f"the {make.draw_thing()}",
     {
         "launch": Relation(
-            ("{e} was launched in {v}.", "In {v}, {e} left the slipway."), ("When was {e} launched?",), NameMaker.year
+            ("{e} was launched in {v}.", "In {v}, {e} left the slipway."),
+            ("When was {e} launched?",),
+            NameGenerator.draw_year,
         ),
         "captain": Relation(
             ("{v} commands {e}.", "The captain of {e} is called {v}."),
             ("Who commands {e}?", "Who is the captain of {e}?"),
-            NameMaker.person,
+            NameGenerator.draw_person,
             before="Captain ",
         ),
         "mooring": Relation(
-            ("{e} is moored at {v}.", "You can visit {e} at {v}."), ("Where is {e} moored?",), NameMaker.place
+            ("{e} is moored at {v}.", "You can visit {e} at {v}."), ("Where is {e} moored?",), NameGenerator.draw_place
         ),
         "length": Relation(
-            ("{e} measures {v} from bow to stern.",), ("How long is {e}?",), NameMaker.number, after=" metres"
+            ("{e} measures {v} from bow to stern.",), ("How long is {e}?",), NameGenerator.draw_number, after=" metres"
         ),
         "designer": Relation(
-            ("{v} drew the plans of {e}.", "{e} was designed by {v}."), ("Who designed {e}?",), NameMaker.person
+            ("{v} drew the plans of {e}.", "{e} was designed by {v}."),
+            ("Who designed {e}?",),
+            NameGenerator.draw_person,
         ),
     },
 )
 
 TOWNS = Domain(
     "Towns",
-    NameMaker.place,
+    NameGenerator.draw_place,
     {
         "founder": Relation(
             ("{e} was founded by {v}.", "{v} founded {e}."),
             ("Who founded {e}?", "By whom was {e} founded?"),
-            NameMaker.person,
+            NameGenerator.draw_person,
         ),
-        "people": Relation(("About {v} people live in {e}.",), ("How many people live in {e}?",), NameMaker.number),
+        "people": Relation(
+            ("About {v} people live in {e}.",), ("How many people live in {e}?",), NameGenerator.draw_number
+        ),
         "water": Relation(
             ("{e} lies on the banks of {v}.", "{v} flows through {e}."),
             ("Which water does {e} lie on?",),
-            NameMaker.word,
+            NameGenerator.draw_word,
             before="the ",
         ),
         "twin": Relation(
             ("{e} has been twinned with {v} for years.", "The twin town of {e} is named {v}."),
             ("Which town is {e} twinned with?",),
-            NameMaker.place,
+            NameGenerator.draw_place,
         ),
         "charter": Relation(
-            ("{e} received its charter on {v}.",), ("When did {e} receive its charter?",), NameMaker.date
+            ("{e} received its charter on {v}.",), ("When did {e} receive its charter?",), NameGenerator.draw_date
         ),
     },
 )
 
 BOOKS = Domain(
     "Books",
-    lambda make: f"“{make.thing()}”",
+    lambda make: f"“{make.draw_thing()}”",
     {
         "author": Relation(
             ("{v} wrote {e}.", "{e} was written by {v}."),
             ("Who wrote {e}?", "Who is the author of {e}?"),
-            NameMaker.person,
+            NameGenerator.draw_person,
         ),
-        "print": Relation(("{e} was first printed in {v}.",), ("When was {e} first printed?",), NameMaker.year),
+        "print": Relation(
+            ("{e} was first printed in {v}.",), ("When was {e} first printed?",), NameGenerator.draw_year
+        ),
         "publisher": Relation(
-            ("{v} published {e}.", "{e} came out with {v}."), ("Who published {e}?",), NameMaker.thing, after=" & Sons"
+            ("{v} published {e}.", "{e} came out with {v}."),
+            ("Who published {e}?",),
+            NameGenerator.draw_thing,
+            after=" & Sons",
         ),
-        "translator": Relation(("{v} translated {e} into English.",), ("Who translated {e}?",), NameMaker.person),
+        "translator": Relation(
+            ("{v} translated {e} into English.",), ("Who translated {e}?",), NameGenerator.draw_person
+        ),
         "scene": Relation(
-            ("The story of {e} is set in {v}.", "{e} plays in {v}."), ("Where is {e} set?",), NameMaker.place
+            ("The story of {e} is set in {v}.", "{e} plays in {v}."), ("Where is {e} set?",), NameGenerator.draw_place
         ),
     },
 )
 
 FIRMS = Domain(
     "Firms",
-    lambda make: f"{make.word()} Ltd",
+    lambda make: f"{make.draw_word()} Ltd",
     {
         "seat": Relation(
-            ("{e} has its headquarters in {v}.", "{e} is based in {v}."), ("Where is {e} based?",), NameMaker.place
+            ("{e} has its headquarters in {v}.", "{e} is based in {v}."),
+            ("Where is {e} based?",),
+            NameGenerator.draw_place,
         ),
         "director": Relation(
             ("{e} is run by {v}.", "{v} directs {e}."),
             ("Who runs {e}?", "Who directs {e}?"),
-            NameMaker.person,
+            NameGenerator.draw_person,
             before="Dr ",
         ),
         "product": Relation(
             ("{e} makes the {v} engine.", "The {v} engine comes from {e}."),
             ("Which engine does {e} make?",),
-            NameMaker.word,
+            NameGenerator.draw_word,
         ),
         "staff": Relation(
-            ("{e} employs {v}.",), ("How many people does {e} employ?",), NameMaker.number, after=" people"
+            ("{e} employs {v}.",), ("How many people does {e} employ?",), NameGenerator.draw_number, after=" people"
         ),
         "rival": Relation(
-            ("{e} competes with {v}.",), ("Which company does {e} compete with?",), NameMaker.thing, after=" Inc."
+            ("{e} competes with {v}.",),
+            ("Which company does {e} compete with?",),
+            NameGenerator.draw_thing,
+            after=" Inc.",
         ),
     },
 )
 
 PEOPLE = Domain(
     "People",
-    NameMaker.person,
+    NameGenerator.draw_person,
     {
         "birthplace": Relation(
-            ("{e} was born in {v}.", "{e} grew up in {v}."), ("Where was {e} born?",), NameMaker.place
+            ("{e} was born in {v}.", "{e} grew up in {v}."), ("Where was {e} born?",), NameGenerator.draw_place
         ),
-        "birthday": Relation(("{e} was born on {v}.",), ("When was {e} born?",), NameMaker.date),
-        "spouse": Relation(("{e} married {v}.", "{e} and {v} are married."), ("Who did {e} marry?",), NameMaker.person),
+        "birthday": Relation(("{e} was born on {v}.",), ("When was {e} born?",), NameGenerator.draw_date),
+        "spouse": Relation(
+            ("{e} married {v}.", "{e} and {v} are married."), ("Who did {e} marry?",), NameGenerator.draw_person
+        ),
         "teacher": Relation(
-            ("{e} studied under {v}.", "{v} taught {e}."), ("Who taught {e}?",), NameMaker.person, before="Professor "
+            ("{e} studied under {v}.", "{v} taught {e}."),
+            ("Who taught {e}?",),
+            NameGenerator.draw_person,
+            before="Professor ",
         ),
-        "employer": Relation(("{e} worked for {v}.",), ("Who did {e} work for?",), NameMaker.thing, after=" & Co."),
+        "employer": Relation(
+            ("{e} worked for {v}.",), ("Who did {e} work for?",), NameGenerator.draw_thing, after=" & Co."
+        ),
     },
 )
 
+QUICKSTART_FOLDER = Path("runs/quickstart-corpus")  # as recipes/quickstart.yaml has it
+QUICKSTART_TRAIN, QUICKSTART_EVAL = 16_000, 600
 DOMAINS = (SHIPS, TOWNS, BOOKS, FIRMS, PEOPLE)
 
 
@@ -200,23 +227,42 @@ def write_reading_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "train.json", folder / "dev.json"
     for path, num_questions in zip(paths, (num_train, num_eval), strict=True):
-        corpus = reading_corpus(num_questions, split=path.stem, seed=seed, domains=domains, max_facts=max_facts)
+        corpus = build_reading_corpus(num_questions, split=path.stem, seed=seed, domains=domains, max_facts=max_facts)
         path.write_text(json.dumps(corpus, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     return paths
 
 
-def reading_corpus(
+def write_quickstart_corpus(folder: Path = QUICKSTART_FOLDER) -> tuple[Path, Path]:
+    """Write the corpus that the recipe `quickstart` trains on."""
+    return write_reading_corpus(
+        folder,
+        num_train=QUICKSTART_TRAIN,
+        num_eval=QUICKSTART_EVAL,
+        seed=7,
+        domains=(SHIPS, FIRMS, PEOPLE),
+        max_facts=4,
+    )
+
+
+def write_missing_corpus(source: str) -> None:
+    """Write the quickstart's corpus if `source` is one of its files, as the recipe names them, and is not there."""
+    path = Path(source)
+    if path.parent == QUICKSTART_FOLDER and path.name in ("train.json", "dev.json") and not path.exists():
+        write_quickstart_corpus()
+
+
+def build_reading_corpus(
     num_questions: int, *, split: str, seed: int, domains: Sequence[Domain] = DOMAINS, max_facts: int = 5
 ) -> dict:
     """One split in SQuAD-2.0 form; `dev` takes its names from the held-out part, `train` from the other."""
     rng = random.Random(f"reading {seed} {split}")
-    make = NameMaker(rng, held_out=split == "dev")
+    make = NameGenerator(rng, held_out=split == "dev")
     articles: list[dict] = []
     for start in range(0, num_questions, QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE):
         domain = rng.choice(domains)
         end = min(num_questions, start + QUESTIONS_PER_PARAGRAPH * PARAGRAPHS_PER_ARTICLE)
         paragraphs = [
-            _paragraph(
+            _build_paragraph(
                 rng,
                 make,
                 domain,
@@ -229,9 +275,11 @@ def reading_corpus(
     return {"version": "v2.0", "data": articles}
 
 
-def _paragraph(rng: random.Random, make: NameMaker, domain: Domain, *, ids: list[str], max_facts: int) -> dict:
+def _build_paragraph(
+    rng: random.Random, make: NameGenerator, domain: Domain, *, ids: list[str], max_facts: int
+) -> dict:
     """A context and one question per id, answerable and not in turn, none asked twice."""
-    context, facts = _tell(rng, make, domain, max_facts)
+    context, facts = _make_context(rng, make, domain, max_facts)
     told = [(fact.owner, fact.relation) for fact in facts]
     answerable = rng.sample(facts, len(facts))
     asked: set[tuple[str, str]] = set()
@@ -239,60 +287,68 @@ def _paragraph(rng: random.Random, make: NameMaker, domain: Domain, *, ids: list
     first_impossible = rng.random() < 0.5
     for index, question_id in enumerate(ids):
         if (index % 2 == 0) == first_impossible:
-            pair, golds = _new_absent_pair(rng, make, domain, told, asked), ()
+            pair, golds = _draw_new_absent_pair(rng, make, domain, told, asked), ()
         else:
             fact = answerable.pop()
             pair, golds = (fact.owner, fact.relation), fact.golds
         asked.add(pair)
-        question = _capitalise(rng.choice(domain.relations[pair[1]].asks).format(e=pair[0]))
+        question = _capitalise(rng.choice(domain.relations[pair[1]].questions).format(e=pair[0]))
         answers = [{"text": text, "answer_start": start} for text, start in golds]
         qas.append({"id": question_id, "question": question, "answers": answers, "is_impossible": not golds})
     return {"context": context, "qas": qas}
 
 
-def _new_absent_pair(
-    rng: random.Random, make: NameMaker, domain: Domain, told: list[tuple[str, str]], asked: set[tuple[str, str]]
+def _draw_new_absent_pair(
+    rng: random.Random,
+    make: NameGenerator,
+    domain: Domain,
+    stated_pairs: list[tuple[str, str]],
+    previous_pairs: set[tuple[str, str]],
 ) -> tuple[str, str]:
     """An owner and a relation that the text does not tell and that no earlier question asked for."""
     while True:
-        pair = absent_pair(
+        pair = draw_absent_pair(
             rng,
-            told,
+            stated_pairs,
             new_owner=lambda: domain.owner(make),
             new_relation=lambda: rng.choice(tuple(domain.relations)),
         )
-        if pair not in asked:
+        if pair not in previous_pairs:
             return pair
 
 
-def _tell(rng: random.Random, make: NameMaker, domain: Domain, max_facts: int) -> tuple[str, list[Told]]:
+def _make_context(
+    rng: random.Random, make: NameGenerator, domain: Domain, max_facts: int
+) -> tuple[str, list[StatedFact]]:
     """3 to `max_facts` facts over 2 or 3 owners and 2 or 3 relations, as a text with the place of every answer."""
     num_facts = rng.randint(3, max_facts)
-    owners = _distinct(lambda: domain.owner(make), 2 if num_facts == 3 else 3)
+    owners = _draw_distinct(lambda: domain.owner(make), 2 if num_facts == 3 else 3)
     relations = rng.sample(tuple(domain.relations), rng.randint(2, 3))
     pairs = rng.sample([(owner, relation) for owner in owners for relation in relations], num_facts)
     text = ""
     facts = []
     for owner, relation in pairs:
-        sentence, golds = _sentence(rng, make, domain.relations[relation], owner)
+        sentence, golds = _make_sentence(rng, make, domain.relations[relation], owner)
         offset = len(text)
-        facts.append(Told(owner, relation, tuple((gold, offset + start) for gold, start in golds)))
+        facts.append(StatedFact(owner, relation, tuple((gold, offset + start) for gold, start in golds)))
         text += sentence + " "
     return text.rstrip(), facts
 
 
-def _distinct(draw: Callable[[], str], num_draws: int) -> list[str]:
+def _draw_distinct(draw: Callable[[], str], num_draws: int) -> list[str]:
     drawn: dict[str, None] = {}
     while len(drawn) < num_draws:
         drawn[draw()] = None
     return list(drawn)
 
 
-def _sentence(rng: random.Random, make: NameMaker, relation: Relation, owner: str) -> tuple[str, list[tuple[str, int]]]:
+def _make_sentence(
+    rng: random.Random, make: NameGenerator, relation: Relation, owner: str
+) -> tuple[str, list[tuple[str, int]]]:
     """One fact as a sentence, with its gold answers: the whole value first, then the value without title or unit."""
     core = relation.value(make)
     whole = relation.before + core + relation.after
-    pattern = rng.choice(relation.tells)
+    pattern = rng.choice(relation.statements)
     start = (
         pattern.index("{v}")
         if pattern.index("{v}") < pattern.index("{e}")

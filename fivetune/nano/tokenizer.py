@@ -36,7 +36,7 @@ def train_tokenizer(folder: Path, texts: Iterable[str], *, num_pieces: int) -> N
         AutoTokenizer.from_pretrained("t5-nano")("Velka").input_ids     ->  [.., .., 1]      # ends with </s>
     """
     learnt = _train_unigram(texts, num_pieces=num_pieces - NUM_SENTINELS)
-    tokenizer = _assemble(learnt)
+    tokenizer = _build_tokenizer(learnt)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
@@ -62,7 +62,7 @@ def _train_unigram(texts: Iterable[str], *, num_pieces: int) -> list[tuple[str, 
     """The basics and the learnt pieces with their log probabilities, best first."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=_without_sentinels(texts),
+        sentence_iterator=_remove_sentinels(texts),
         model_writer=model,
         model_type="unigram",
         vocab_size=num_pieces,
@@ -86,12 +86,12 @@ def _train_unigram(texts: Iterable[str], *, num_pieces: int) -> list[tuple[str, 
     return [(piece, 0.0) for piece in BASICS] + pieces[len(BASICS) :]
 
 
-def _without_sentinels(texts: Iterable[str]) -> Iterator[str]:
+def _remove_sentinels(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield " ".join(word for word in text.split() if not word.startswith("<extra_id_"))
 
 
-def _assemble(pieces: list[tuple[str, float]]) -> Tokenizer:
+def _build_tokenizer(pieces: list[tuple[str, float]]) -> Tokenizer:
     """Pieces plus sentinels as a T5 tokenizer: adds `</s>`, joins pieces back into text."""
     vocabulary = pieces + [(sentinel, 0.0) for sentinel in reversed(SENTINELS)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))

@@ -13,13 +13,18 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fivetune.sharding import placed_like, whole
+from fivetune.distributed.sharding import gather_tensor, shard_like
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import ParamsT
+
+    from fivetune.types import TorchState
 
 BLOCK = {"cpu": 1 << 18}  # elements computed at once: 1 MB fits a core's cache
 BLOCK_ELSEWHERE = 1 << 25
@@ -42,7 +47,7 @@ class BatchedAdafactor(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         *,
         lr: float | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
@@ -62,42 +67,42 @@ class BatchedAdafactor(Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for stack in self._stacks(group):
+            for stack in self._iter_stacks(group):
                 parts = stack.parameters
-                stack.parameters = [_whole(part) for part in parts]
+                stack.parameters = [_gather_parameter(part) for part in parts]
                 stack.update()
                 for part, full in zip(parts, stack.parameters, strict=True):
                     if full is not part:
-                        part.copy_(placed_like(full, part))
+                        part.copy_(shard_like(full, part))
         return loss
 
-    def mean_rate(self) -> float | None:
+    def compute_mean_rate(self) -> float | None:
         """Mean over all parameters of the rate that the last step multiplied with; None before the first."""
-        total: Any = 0.0
+        total: Tensor | float = 0.0
         count = 0
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
                 if state:
                     scale = state["RMS"].clamp(min=group["eps"][1]) if group["scale_parameter"] else 1.0
-                    total = total + scale * base_rate(group, state["step"]) * parameter.numel()
+                    total = total + scale * compute_base_rate(group, state["step"]) * parameter.numel()
                     count += parameter.numel()
         return float(total) / count if count else None
 
-    def _stacks(self, group: dict[str, Any]) -> Iterator[_Stack]:
+    def _iter_stacks(self, group: TorchState) -> Iterator[_Stack]:
         """The parameters that have a gradient, those of one shape (and age) together, as many as a block holds."""
-        alike: dict[Any, list[Tensor]] = defaultdict(list)
+        alike: dict[tuple[torch.Size, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
         for parameter in group["params"]:
             if parameter.grad is not None:
                 state = self.state[parameter]
                 if not state:
-                    state.update(_new_state(parameter, group["beta1"]))
+                    state.update(_create_state(parameter, group["beta1"]))
                 state["step"] += 1
                 alike[parameter.shape, parameter.device, parameter.dtype, state["step"]].append(parameter)
         for (shape, device, _, _), parameters in alike.items():
@@ -108,22 +113,23 @@ class BatchedAdafactor(Optimizer):
                 yield _Stack(group, chunk, [self.state[p] for p in chunk], block)
 
 
-def _whole(parameter: Any) -> Tensor:
+def _gather_parameter(parameter: Tensor) -> Tensor:
     """A parameter with its gradient, collected where it is divided among processes."""
-    full = whole(parameter)
+    full = gather_tensor(parameter)
     if full is not parameter:
-        full.grad = whole(parameter.grad)
+        assert parameter.grad is not None
+        full.grad = gather_tensor(parameter.grad)
     return full
 
 
-def base_rate(group: dict[str, Any], step: int) -> Any:
+def compute_base_rate(group: TorchState, step: int) -> float:
     """The learning rate of a 1-based step before any scaling: the group's own, or min(1/sqrt(step), its cap)."""
     if not group["relative_step"]:
         return group["lr"]
     return min(1e-6 * step if group["warmup_init"] else 1e-2, 1 / math.sqrt(step))
 
 
-def _new_state(parameter: Tensor, beta1: float | None) -> dict[str, Any]:
+def _create_state(parameter: Tensor, beta1: float | None) -> TorchState:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=parameter.device)
 
@@ -140,23 +146,23 @@ def _new_state(parameter: Tensor, beta1: float | None) -> dict[str, Any]:
 class _Stack:
     """n parameters of one shape [..., R, C] (or [C], or []), their states, and the elements computed at once."""
 
-    group: dict[str, Any]
+    group: TorchState
     parameters: list[Tensor]
-    states: list[dict[str, Any]]
+    states: list[TorchState]
     block: int
 
     def update(self) -> None:
         """One step. The rate of a tensor is divided by RMS(update) / clip_threshold where that is above 1."""
-        grads = _stacked([p.grad for p in self.parameters])  # type: ignore[misc]
-        rates = self._rates()
+        grads = _stack_tensors([p.grad for p in self.parameters])  # type: ignore[misc]
+        rates = self._compute_rates()
         if grads.dim() > 2:
             self._update_matrices(grads, rates)
         else:
             self._update_vectors(grads, rates)
 
-    def _rates(self) -> Tensor:
+    def _compute_rates(self) -> Tensor:
         """The step's learning rate of each parameter: [n]."""
-        rate = base_rate(self.group, self.states[0]["step"])
+        rate = compute_base_rate(self.group, self.states[0]["step"])
         if not self.group["scale_parameter"]:
             return rate * torch.ones(len(self.parameters), device=self.parameters[0].device)
         norms = many._foreach_norm(self.parameters, 2, dtype=torch.float32)
@@ -166,49 +172,49 @@ class _Stack:
         return rms.clamp(min=self.group["eps"][1]) * rate
 
     def _update_vectors(self, grads: Tensor, rates: Tensor) -> None:
-        update = self._average("exp_avg_sq", grads.square() + self.group["eps"][0]).rsqrt_().mul_(grads)
-        scale = self._clipped(rates, update.square())
-        self._subtract(self.parameters, self._averages("exp_avg"), update.mul_(_over(scale, update)), rates)
+        update = self._update_averages("exp_avg_sq", grads.square() + self.group["eps"][0]).rsqrt_().mul_(grads)
+        scale = self._clip_rates(rates, update.square())
+        self._subtract(self.parameters, self._list_averages("exp_avg"), update.mul_(_align_dims(scale, update)), rates)
 
     def _update_matrices(self, grads: Tensor, rates: Tensor) -> None:
         """The update is grad * row * col; its sum of squares is that of (grad * col) by rows, times row squared."""
-        blocks = self._blocks(grads)
+        blocks = self._split_rows(grads)
         rows, cols = [], torch.zeros_like(grads[..., 0, :])
         for block in blocks:
             squares = grads[..., block, :].square()
             rows.append(squares.mean(-1))
             cols += squares.sum(-2)
         eps = self.group["eps"][0]
-        row = self._average("exp_avg_sq_row", torch.cat(rows, -1) + eps)
-        col = self._average("exp_avg_sq_col", cols / grads.shape[-2] + eps).rsqrt_().unsqueeze(-2)
+        row = self._update_averages("exp_avg_sq_row", torch.cat(rows, -1) + eps)
+        col = self._update_averages("exp_avg_sq_col", cols / grads.shape[-2] + eps).rsqrt_().unsqueeze(-2)
         row = (row / row.mean(-1, keepdim=True)).rsqrt_()
         squares = torch.cat([(grads[..., block, :] * col).square_().sum(-1) for block in blocks], -1)
-        scale = self._clipped(rates, squares * row.square())
-        row = row.mul_(_over(scale, row)).unsqueeze(-1)
-        momenta = self._averages("exp_avg")
+        scale = self._clip_rates(rates, squares * row.square())
+        row = row.mul_(_align_dims(scale, row)).unsqueeze(-1)
+        momenta = self._list_averages("exp_avg")
         for block in blocks:
             update = (grads[..., block, :] * col).mul_(row[..., block, :])
             parameters = [p[..., block, :] for p in self.parameters]
             self._subtract(parameters, [m[..., block, :] for m in momenta], update, rates)
 
-    def _blocks(self, grads: Tensor) -> list[slice]:
+    def _split_rows(self, grads: Tensor) -> list[slice]:
         """Slices of the rows, so that each holds about `block` elements of all matrices together."""
         num_rows = grads.shape[-2]
         size = max(1, self.block * num_rows // max(grads.numel(), 1))
         return [slice(i, i + size) for i in range(0, num_rows, size)]
 
-    def _average(self, name: str, value: Tensor) -> Tensor:
+    def _update_averages(self, name: str, value: Tensor) -> Tensor:
         """Move the running averages of that name towards `value`: [n, ...], and give a copy of them."""
         weight = math.pow(self.states[0]["step"], self.group["decay_rate"])
-        averages = self._averages(name)
-        moved = _stacked(averages) * (1 - weight) + value * weight
+        averages = self._list_averages(name)
+        moved = _stack_tensors(averages) * (1 - weight) + value * weight
         many._foreach_copy_(averages, list(moved.unbind()))
         return moved
 
-    def _averages(self, name: str) -> list[Tensor]:
+    def _list_averages(self, name: str) -> list[Tensor]:
         return [state[name] for state in self.states if name in state]
 
-    def _clipped(self, rates: Tensor, squares: Tensor) -> Tensor:
+    def _clip_rates(self, rates: Tensor, squares: Tensor) -> Tensor:
         """The rates [n] over max(1, RMS / clip_threshold) of updates whose squares sum up to those of `squares`."""
         rms = (squares.reshape(len(rates), -1).sum(1) / self.parameters[0].numel()).sqrt()
         return rates / (rms / self.group["clip_threshold"]).clamp(min=1)
@@ -218,17 +224,19 @@ class _Stack:
         if momenta:
             many._foreach_mul_(momenta, self.group["beta1"])
             many._foreach_add_(momenta, list(update.unbind()), alpha=1 - self.group["beta1"])
-            update = _stacked(momenta)
+            update = _stack_tensors(momenta)
         if self.group["weight_decay"]:
-            update = torch.addcmul(update, _stacked(parameters), _over(self.group["weight_decay"] * rates, update))
+            update = torch.addcmul(
+                update, _stack_tensors(parameters), _align_dims(self.group["weight_decay"] * rates, update)
+            )
         many._foreach_sub_(parameters, list(update.unbind()))
 
 
-def _stacked(tensors: list[Tensor]) -> Tensor:
+def _stack_tensors(tensors: list[Tensor]) -> Tensor:
     """[n, ...] in fp32; a view if it is one tensor of fp32."""
     return (tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)).float()
 
 
-def _over(scale: Tensor, tensor: Tensor) -> Tensor:
+def _align_dims(scale: Tensor, tensor: Tensor) -> Tensor:
     """[n] shaped so that it multiplies [n, ...] along the first dimension."""
     return scale.view(-1, *[1] * (tensor.dim() - 1))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+if TYPE_CHECKING:
+    from fivetune.types import TorchState
 
 SLICE = 2**14  # rows whose gradient is made at once
 
@@ -24,7 +27,7 @@ class TableGrad:
 
     >>> grad = TableGrad()
     >>> grad.add_rows(torch.tensor([2, 0, 2]), torch.tensor([[1.0], [2.0], [3.0]]))
-    >>> grad.dense(3).tolist()
+    >>> grad.to_dense(3).tolist()
     [[2.0], [0.0], [4.0]]
     """
 
@@ -63,7 +66,7 @@ class TableGrad:
         self._rows = [(ids, rows * factor) for ids, rows in self._rows]
         self._products = [(share, hidden * factor) for share, hidden in self._products]
 
-    def norm(self) -> Tensor:
+    def compute_norm(self) -> Tensor:
         """Its Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, in fp64 where sums are long."""
         total = torch.zeros((), dtype=torch.float64)
         for _, rows in self._rows:
@@ -74,16 +77,16 @@ class TableGrad:
                 total += 2 * (rows.double() * (share[:, ids].t() @ hidden).double()).sum()
         return total.clamp_min(0).sqrt().float()
 
-    def rows(self) -> tuple[Tensor, Tensor]:
+    def get_rows(self) -> tuple[Tensor, Tensor]:
         """The rows that are not zero: ids [u] ascending, gradients [u, d]. Only without a product."""
         assert not self._products
         return self._rows[0]
 
-    def slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
+    def iter_slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
         """The dense gradient of a table with so many rows, SLICE of them at a time: start, end, [end - start, d]."""
         for start in range(0, num_rows, SLICE):
             end = min(start + SLICE, num_rows)
-            grad = self._product(start, end)
+            grad = self._compute_product(start, end)
             for ids, rows in self._rows:
                 low, high = torch.searchsorted(ids, torch.tensor([start, end])).tolist()
                 if grad is None:
@@ -92,31 +95,31 @@ class TableGrad:
             assert grad is not None
             yield start, end, grad
 
-    def _product(self, start: int, end: int) -> Tensor | None:
+    def _compute_product(self, start: int, end: int) -> Tensor | None:
         return next((share[:, start:end].t() @ hidden for share, hidden in self._products), None)
 
-    def dense(self, num_rows: int) -> Tensor:
+    def to_dense(self, num_rows: int) -> Tensor:
         """[num_rows, d]."""
-        return torch.cat([grad for *_, grad in self.slices(num_rows)])
+        return torch.cat([grad for *_, grad in self.iter_slices(num_rows)])
 
 
-def total_norm(parameters: list[Any]) -> Tensor:
+def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
     """The Euclidean norm of all gradients, those of tables in parts too."""
     for parameter in parameters:
-        _merge(parameter)
+        _merge_parts(parameter)
     norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)]
-    norms += [p.table_grad.norm() for p in parameters if getattr(p, "table_grad", None)]
+    norms += [parts.compute_norm() for p in parameters if (parts := getattr(p, "table_grad", None))]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def _merge(parameter: Any) -> None:
+def _merge_parts(parameter: Tensor) -> None:
     """Where a table got a dense gradient from some micro-batches and parts from others, add the parts to it."""
-    if parameter.grad is not None and getattr(parameter, "table_grad", None):
-        parameter.grad += parameter.table_grad.dense(len(parameter))
-        parameter.table_grad.clear()
+    if parameter.grad is not None and (parts := getattr(parameter, "table_grad", None)):
+        parameter.grad += parts.to_dense(len(parameter))
+        parts.clear()
 
 
-def scale_tables(parameters: list[Any], max_norm: float, norm: Tensor) -> None:
+def scale_tables(parameters: list[nn.Parameter], max_norm: float, norm: Tensor) -> None:
     """What torch's clip_grads_with_norm_ does, for the gradients of tables in parts."""
     for parameter in parameters:
         if parts := getattr(parameter, "table_grad", None):
@@ -131,56 +134,65 @@ class TableAdamW(torch.optim.AdamW):
     memory that the system commits at the first write.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, smallest: int, **options: Any) -> None:
+    def __init__(
+        self,
+        groups: list[TorchState],
+        *,
+        smallest: int,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
         """`smallest`: numbers in a table from which on its gradient is taken in parts."""
-        super().__init__(groups, fused=True, **options)
+        super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         self._seen: dict[Tensor, Tensor] = {}
-        for parameter in self._parameters():
+        for parameter in self._list_parameters():
             if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
-                parameter.table_grad = TableGrad()
+                vars(parameter)["table_grad"] = TableGrad()
         self.register_step_pre_hook(self._merge_tables)  # an own `step` would call the hooks of others twice
         self.register_step_post_hook(self._step_tables)
 
-    def _parameters(self) -> list[Any]:
+    def _list_parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        for parameter in self._parameters():
-            if getattr(parameter, "table_grad", None):
-                parameter.table_grad.clear()
+        for parameter in self._list_parameters():
+            if parts := getattr(parameter, "table_grad", None):
+                parts.clear()
 
     @torch.no_grad()
-    def _merge_tables(self, *called: Any) -> None:
+    def _merge_tables(self, *called: object) -> None:
         """Before torch's step: whoever has a dense gradient takes it, and every row gets moments."""
-        for parameter in self._parameters():
-            _merge(parameter)
+        for parameter in self._list_parameters():
+            _merge_parts(parameter)
             if parameter.grad is not None:
                 self._seen.pop(parameter, None)
 
     @torch.no_grad()
-    def _step_tables(self, *called: Any) -> None:
+    def _step_tables(self, *called: object) -> None:
         """After torch's step, which passed over the tables whose gradients are in parts."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parts := getattr(parameter, "table_grad", None):
                     self._step_table(parameter, parts, group)
 
-    def _step_table(self, table: Any, parts: TableGrad, group: dict[str, Any]) -> None:
-        state = self._state_of(table)
-        if parts.has_product or bool(self._seen_rows(table).all()):
-            for start, end, grad in parts.slices(len(table)):
+    def _step_table(self, table: Tensor, parts: TableGrad, group: TorchState) -> None:
+        state = self._ensure_state(table)
+        if parts.has_product or bool(self._find_seen_rows(table).all()):
+            for start, end, grad in parts.iter_slices(len(table)):
                 rows = slice(start, end)
-                _adamw(table[rows], grad, state["exp_avg"][rows], state["exp_avg_sq"][rows], state["step"], group)
+                _apply_adamw(table[rows], grad, state["exp_avg"][rows], state["exp_avg_sq"][rows], state["step"], group)
             self._seen[table].fill_(True)
         else:
-            self._step_seen(table, parts, state, group)
+            self._update_seen_rows(table, parts, state, group)
         state["step"] += 1
 
-    def _step_seen(self, table: Tensor, parts: TableGrad, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    def _update_seen_rows(self, table: Tensor, parts: TableGrad, state: dict[str, Tensor], group: TorchState) -> None:
         """Update the rows that have, or had, a gradient."""
-        ids, rows = parts.rows()
-        seen = self._seen_rows(table)
+        ids, rows = parts.get_rows()
+        seen = self._find_seen_rows(table)
         seen[ids] = True
         if group["weight_decay"]:
             table.mul_(1 - group["lr"] * group["weight_decay"])
@@ -188,50 +200,63 @@ class TableAdamW(torch.optim.AdamW):
         grad = rows.new_zeros(len(due), rows.shape[1])
         grad[torch.searchsorted(due, ids)] = rows
         held = [whole[due] for whole in (table, state["exp_avg"], state["exp_avg_sq"])]
-        _adamw(held[0], grad, held[1], held[2], state["step"], {**group, "weight_decay": 0.0})
+        _apply_adamw(held[0], grad, held[1], held[2], state["step"], {**group, "weight_decay": 0.0})
         for whole, part in zip((table, state["exp_avg"], state["exp_avg_sq"]), held, strict=True):
             whole[due] = part
 
-    def _state_of(self, table: Any) -> dict[str, Tensor]:
+    def _ensure_state(self, table: Tensor) -> dict[str, Tensor]:
         state = self.state[table]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = _uncommitted(table), _uncommitted(table)
-        self._seen_rows(table)
+            state["exp_avg"], state["exp_avg_sq"] = _allocate_zeros(table), _allocate_zeros(table)
+        self._find_seen_rows(table)
         return state
 
-    def _seen_rows(self, table: Any) -> Tensor:
+    def _find_seen_rows(self, table: Tensor) -> Tensor:
         """[V] bool: the rows that have, or had, a gradient; after loading, those whose second moment is not zero."""
         if table not in self._seen:
             moments = self.state[table]["exp_avg_sq"]
             self._seen[table] = torch.cat([part.any(1) for part in moments.split(SLICE)])
         return self._seen[table]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: TorchState) -> None:
         super().load_state_dict(state_dict)
         self._seen = {}
-        for parameter in self._parameters():
+        for parameter in self._list_parameters():
             state = self.state[parameter]
             if hasattr(parameter, "table_grad") and state:
-                seen = self._seen_rows(parameter)
+                seen = self._find_seen_rows(parameter)
                 if not seen.all():
                     for name in ("exp_avg", "exp_avg_sq"):
-                        kept = _uncommitted(parameter)
+                        kept = _allocate_zeros(parameter)
                         kept[seen] = state[name][seen]
                         state[name] = kept
 
 
-def _adamw(parameter: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, group: dict[str, Any]) -> None:
+def _apply_adamw(
+    parameter: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, group: TorchState
+) -> None:
     """torch's fused update of one tensor; `step` stays as it is."""
     beta1, beta2 = group["betas"]
     adamw(
-        [parameter], [grad], [mean], [square], [], [step.clone()], fused=True,
-        amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+        [parameter],
+        [grad],
+        [mean],
+        [square],
+        [],
+        [step.clone()],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
         maximize=False,
-    )  # fmt: skip
+    )
 
 
-def _uncommitted(like: Tensor) -> Tensor:
+def _allocate_zeros(like: Tensor) -> Tensor:
     """Zeros of a tensor's shape in memory of the system's, which commits a page of it at the first write."""
     memory = mmap.mmap(-1, math.prod(like.shape) * like.element_size())
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer and Stern 2018), the steps that transformers takes, with presets that say what they are.
+"""Adafactor (Shazeer and Stern 2018), the steps that transformers takes, with two named presets.
 
 Two recipes share the name "Adafactor, 1e-3" and take very different steps:
 `t5-paper` multiplies the rate with each tensor's root mean square (t5x: multiply_by_parameter_scale=True),
@@ -8,7 +8,7 @@ How it is computed: `_batched_adafactor.py`. State: a row and a column per matri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ from fivetune.plugins import Options
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
 
 
 class Adafactor(Options):
@@ -31,7 +33,7 @@ class Adafactor(Options):
         None, description="peak learning rate; default 1e-3, none with relative_step"
     )
     scale_parameter: bool | None = Field(
-        None, description="what the preset says (t5-paper: true, hf: false); another value is refused"
+        None, description="the preset's value (t5-paper: true, hf: false); another value is refused"
     )
     relative_step: bool = Field(False, description="the paper's own rate 1/sqrt(step); excludes lr")
     warmup_init: bool = Field(False, description="slow start of relative_step")
@@ -41,7 +43,7 @@ class Adafactor(Options):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
-    def _consistent(self) -> Adafactor:
+    def _check_options(self) -> Adafactor:
         if self.relative_step and self.lr is not None:
             raise ValueError(
                 f"lr {self.lr} is given together with relative_step, which makes its own. Drop one of them"
@@ -57,7 +59,7 @@ class Adafactor(Options):
             )
         return self
 
-    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 
         return BatchedAdafactor(
@@ -74,4 +76,4 @@ class Adafactor(Options):
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         """Mean over all parameters of the rate that the last step multiplied with; None before the first."""
-        return optimizer.mean_rate()  # type: ignore[attr-defined]
+        return optimizer.compute_mean_rate()  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ State: two fp32 tensors of the parameters' size. On a CPU, large tables hand ove
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ from fivetune.plugins import Options
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
 
 LARGE_TABLE = 2**26  # numbers (256 MiB of fp32): the tables of mT5 and umT5
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -31,21 +33,19 @@ class AdamW(Options):
     beta2: Beta = 0.999
     eps: Annotated[float, Field(gt=0)] = 1e-8
 
-    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def build(self, groups: list[TorchState]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(groups, fused=True, **self._options())
+        return torch.optim.AdamW(groups, fused=True, **self._build_options())
 
-    def build_for_tables(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def build_for_tables(self, groups: list[TorchState]) -> Optimizer:
         """The same optimizer for one process on a CPU: it takes the gradients of large tables in parts."""
         from fivetune.optimizers._table_adamw import TableAdamW
 
-        return TableAdamW(groups, smallest=LARGE_TABLE, **self._options())
+        return TableAdamW(groups, smallest=LARGE_TABLE, **self._build_options())
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay
-        }  # fmt: skip
+    def _build_options(self) -> TorchState:
+        return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
         return float(optimizer.param_groups[0]["lr"])

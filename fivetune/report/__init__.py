@@ -1,11 +1,11 @@
-"""The report of a run: one HTML file, made from the run directory alone, without torch.
+"""Pages: the report of a run, comparisons, searches, inspections, and the live view; without torch.
 
-Run -> pages.build_page -> Page -> render.render -> HTML; charts are Plotly figures as plain dicts.
+Run -> run.build.build_page -> Page -> page.render.render_html -> HTML; charts are Plotly figures as plain dicts.
 """
 
 from __future__ import annotations
 
-from fivetune.report.pages import build_page
-from fivetune.report.render import render, write_report
+from fivetune.report.page.render import render_html
+from fivetune.report.run.build import build_page, write_report
 
-__all__ = ["build_page", "render", "write_report"]
+__all__ = ["build_page", "render_html", "write_report"]

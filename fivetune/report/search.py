@@ -1,6 +1,6 @@
-"""A search -> Page: the best trial, how the scores went, which settings mattered, and every trial.
+"""A search -> Page: the best trial, scores over trials, importance of settings, and every trial.
 
-In: a Search. Out: a Page for `render`.
+In: a Search. Out: a Page for `render_html`.
 """
 
 from __future__ import annotations
@@ -9,60 +9,71 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from fivetune.report.charts import COLORS, MUTED, label, layout, line
-from fivetune.report.scores import label as score_label
-from fivetune.report.wording import duration, fixed, percent, plural, setting
-from fivetune.types import Chart, Figure, Page, Search, Section, Table, Text, Trial
-from fivetune.values import number
+from fivetune.report.page.charts import COLORS, MUTED, build_layout, build_line_trace, escape_label
+from fivetune.report.page.parts import Chart, Figure, Page, Part, Section, Table, Text
+from fivetune.report.page.wording import format_decimal, format_duration, format_percent, format_plural, format_setting
+from fivetune.report.run.scores import get_score_label as score_label
+from fivetune.types import Search, Trial
+from fivetune.values import as_finite_number
 
-Part = Any
-OVER = ("finished", "pruned", "failed")
+ENDED_STATES = ("finished", "pruned", "failed")
 MAX_CURVES = 40
 
 
-def search_page(found: Search) -> Page:
+def build_search_page(found: Search) -> Page:
     """The page of a study, finished or not."""
-    sections = (_result(found), _history(found), _settings(found), _trials(found))
+    sections = (
+        _build_result_section(found),
+        _build_history_section(found),
+        _build_settings_section(found),
+        _build_trials_section(found),
+    )
     return Page(
         title=found.name,
         sections=tuple(section for section in sections if section.parts),
         subtitle=f"Search for the best {score_label(found.metric)}",
         badges=tuple(
             Text(f"{num} {state}", {"finished": "good", "failed": "warning"}.get(state, "note"))
-            for state in (*OVER, "running", "waiting")
+            for state in (*ENDED_STATES, "running", "waiting")
             if (num := sum(one.state == state for one in found.trials))
         ),
     )
 
 
-def _result(found: Search) -> Section:
+def _build_result_section(found: Search) -> Section:
     best = found.best
     if best is None:
-        return Section("Result", (Text("No trial has finished yet, so nothing is known.", "lead"),))
+        return Section("Result", (Text("No trial has finished yet.", "lead"),))
     seconds = [one.seconds for one in found.trials if one.seconds is not None]
     first = next((one for one in found.trials if one.score is not None), None)
     gain = ""
     if first is not None and first is not best and best.score is not None and first.score is not None:
-        gain = f" The first trial had {fixed(first.score)}."
-    words = f"Trial {best.number} is the best of {plural(len(found.trials), 'trial')}: {fixed(best.score)}.{gain}"
-    rows = tuple((key, setting(key, value)) for key, value in best.settings.items())
-    return Section("Result", (
-        Text(words, "lead"),
-        Figure(score_label(found.metric), fixed(best.score), f"trial {best.number}, {best.run}"),
-        Figure("Trials", str(len(found.trials)), f"{sum(one.state == 'pruned' for one in found.trials)} pruned"),
-        Figure("Time of all trials", duration(sum(seconds) if seconds else None), "one after the other"),
-        Table("The best settings; best.yaml holds the whole recipe.", ("setting", "value"), rows),
-    ))  # fmt: skip
+        gain = f" The first trial had {format_decimal(first.score)}."
+    words = (
+        f"Trial {best.number} is the best of {format_plural(len(found.trials), 'trial')}: "
+        f"{format_decimal(best.score)}.{gain}"
+    )
+    rows = tuple((key, format_setting(key, value)) for key, value in best.settings.items())
+    return Section(
+        "Result",
+        (
+            Text(words, "lead"),
+            Figure(score_label(found.metric), format_decimal(best.score), f"trial {best.number}, {best.run}"),
+            Figure("Trials", str(len(found.trials)), f"{sum(one.state == 'pruned' for one in found.trials)} pruned"),
+            Figure("Time of all trials", format_duration(sum(seconds) if seconds else None), "sum over the trials"),
+            Table("The best settings; best.yaml holds the whole recipe.", ("setting", "value"), rows),
+        ),
+    )
 
 
-def _history(found: Search) -> Section:
+def _build_history_section(found: Search) -> Section:
     scored = [one for one in found.trials if one.score is not None]
     if not scored:
         return Section("History", ())
-    return Section("History", (_history_chart(found, scored), *_curves_chart(found, scored)))
+    return Section("History", (_draw_history_chart(found, scored), *_draw_curves_charts(found, scored)))
 
 
-def _history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
+def _draw_history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
     """Score of each trial, and the best finished one so far."""
     better = max if found.higher_is_better else min
     finished = [one for one in scored if one.state == "finished"]
@@ -70,104 +81,129 @@ def _history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
     traces: list[dict[str, Any]] = []
     if finished:
         steps = {"mode": "lines", "line": {"shape": "hv", "dash": "dot"}}
-        traces.append(line("best so far", [one.number for one in finished], list(best), MUTED, **steps))
+        traces.append(build_line_trace("best so far", [one.number for one in finished], list(best), MUTED, **steps))
     for state, symbol in (("finished", "circle"), ("pruned", "circle-open"), ("running", "triangle-up-open")):
         chosen = [one for one in scored if one.state == state]
         if chosen:
-            traces.append(_dots(state, [one.number for one in chosen], chosen, symbol=symbol))
-    look = layout("trial", score_label(found.metric), hovermode="closest", height=320)
-    caption = "Score of each trial; pruned ones were stopped early, and show the best they had reached."
+            traces.append(_build_dots_trace(state, [one.number for one in chosen], chosen, symbol=symbol))
+    look = build_layout("trial", score_label(found.metric), hovermode="closest", height=320)
+    caption = "Score of each trial; of a pruned one, the best score before it was stopped."
     return Chart(caption, tuple(traces), look)
 
 
-def _dots(name: str, xs: Sequence[Any], trials: Sequence[Trial], *, symbol: str = "circle") -> dict[str, Any]:
-    told = ["<br>".join(label(f"{key} {setting(key, value)}") for key, value in one.settings.items()) for one in trials]
+def _build_dots_trace(
+    name: str, xs: Sequence[Any], trials: Sequence[Trial], *, symbol: str = "circle"
+) -> dict[str, Any]:
+    settings = [
+        "<br>".join(escape_label(f"{key} {format_setting(key, value)}") for key, value in one.settings.items())
+        for one in trials
+    ]
     return {
-        "type": "scatter", "mode": "markers", "name": name, "x": list(xs), "y": [one.score for one in trials],
-        "text": [f"trial {one.number}<br>{text}" for one, text in zip(trials, told, strict=True)],
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": list(xs),
+        "y": [one.score for one in trials],
+        "text": [f"trial {one.number}<br>{text}" for one, text in zip(trials, settings, strict=True)],
         "marker": {"color": COLORS[0], "size": 9, "symbol": symbol},
         "hovertemplate": "%{y:.2f}, %{text}<extra></extra>",
-    }  # fmt: skip
+    }
 
 
-def _curves_chart(found: Search, scored: Sequence[Trial]) -> list[Chart]:
-    """Scores over the steps: what the pruner saw."""
+def _draw_curves_charts(found: Search, scored: Sequence[Trial]) -> list[Chart]:
+    """Scores over the steps, as the pruner compares them."""
     shown = [one for one in scored if len(one.curve) > 1][-MAX_CURVES:]
     if not shown:
         return []
-    traces = []
+    traces: list[dict[str, Any]] = []
     for one in shown:
         is_best = found.best is not None and one.number == found.best.number
         style = {"width": 3 if is_best else 1, "dash": "dot" if one.state == "pruned" else "solid"}
         steps, scores = [float(step) for step, _ in one.curve], [score for _, score in one.curve]
-        traces.append(line(f"trial {one.number}", steps, list(scores), COLORS[0] if is_best else MUTED, line=style))
+        traces.append(
+            build_line_trace(f"trial {one.number}", steps, list(scores), COLORS[0] if is_best else MUTED, line=style)
+        )
     caption = "Scores over the steps: the best trial in colour, pruned ones dotted."
-    look = layout("step", score_label(found.metric), hovermode="closest", showlegend=False, height=320)
+    look = build_layout("step", score_label(found.metric), hovermode="closest", showlegend=False, height=320)
     return [Chart(caption, tuple(traces), look)]
 
 
-def _settings(found: Search) -> Section:
+def _build_settings_section(found: Search) -> Section:
     parts: list[Part] = []
     if found.importances:
-        parts.append(_importance_chart(found))
-        rows = tuple((key, percent(value)) for key, value in _by_weight(found))
-        caption = "What share of the good scores' distance from the rest each setting explains (PED-ANOVA)."
+        parts.append(_draw_importance_chart(found))
+        rows = tuple((key, format_percent(value)) for key, value in _sort_importances(found))
+        caption = "Importance of each setting for being among the best trials (PED-ANOVA), as shares."
         parts.append(Table(caption, ("setting", "importance"), rows, folded=True))
     else:
-        parts.append(Text("Too few trials have finished to say which settings mattered (four are needed).", "note"))
+        parts.append(Text("Importance of the settings is not known: it needs four finished trials.", "note"))
     scored = [one for one in found.trials if one.state == "finished" and one.score is not None]
     keys = dict.fromkeys(key for one in scored for key in one.settings)
-    parts += [_slice_chart(found, scored, key) for key in keys]
-    return Section("Settings that mattered", tuple(parts))
+    parts += [_draw_slice_chart(found, scored, key) for key in keys]
+    return Section("Importance of settings", tuple(parts))
 
 
-def _by_weight(found: Search) -> list[tuple[str, float]]:
+def _sort_importances(found: Search) -> list[tuple[str, float]]:
     return sorted(found.importances.items(), key=lambda pair: -pair[1])
 
 
-def _importance_chart(found: Search) -> Chart:
-    pairs = _by_weight(found)[::-1]
+def _draw_importance_chart(found: Search) -> Chart:
+    pairs = _sort_importances(found)[::-1]
     bars = {
-        "type": "bar", "orientation": "h", "y": [label(key) for key, _ in pairs],
-        "x": [100 * value for _, value in pairs], "marker": {"color": COLORS[0]},
+        "type": "bar",
+        "orientation": "h",
+        "y": [escape_label(key) for key, _ in pairs],
+        "x": [100 * value for _, value in pairs],
+        "marker": {"color": COLORS[0]},
         "hovertemplate": "%{x:.1f} %<extra></extra>",
-    }  # fmt: skip
-    look = layout(
-        "importance (%)", "", height=110 + 34 * len(pairs), showlegend=False, hovermode="closest", bargap=0.4,
-        xaxis={"showgrid": True, "range": [0, 102]}, yaxis={"showgrid": False, "ticksuffix": "  "},
-    )  # fmt: skip
+    }
+    look = build_layout(
+        "importance (%)",
+        "",
+        height=110 + 34 * len(pairs),
+        showlegend=False,
+        hovermode="closest",
+        bargap=0.4,
+        xaxis={"showgrid": True, "range": [0, 102]},
+        yaxis={"showgrid": False, "ticksuffix": "  "},
+    )
     return Chart("Importance of each setting for the score, over the finished trials.", (bars,), look)
 
 
-def _slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart:
+def _draw_slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart:
     """One dot per finished trial: the setting's value against the score."""
     chosen = [one for one in scored if key in one.settings]
     values = [one.settings[key] for one in chosen]
-    numbers = [number(value) for value in values]
+    numbers = [as_finite_number(value) for value in values]
     axis: dict[str, Any] = {"type": "category"}
     if None not in numbers:
         low, high = min(filter(None, numbers), default=0), max(filter(None, numbers), default=0)
         axis = {"type": "log"} if 0 not in numbers and low > 0 and high / low > 20 else {"type": "linear"}
     else:
-        values = [setting(key, value) for value in values]
-    look = layout(key, score_label(found.metric), hovermode="closest", showlegend=False, xaxis=axis)
-    return Chart(f"{key} and the score.", (_dots(key, values, chosen),), look, wide=False)
+        values = [format_setting(key, value) for value in values]
+    look = build_layout(key, score_label(found.metric), hovermode="closest", showlegend=False, xaxis=axis)
+    return Chart(f"Score by {key}.", (_build_dots_trace(key, values, chosen),), look, wide=False)
 
 
-def _trials(found: Search) -> Section:
+def _build_trials_section(found: Search) -> Section:
     keys = list(dict.fromkeys(key for one in found.trials for key in one.settings))
     rows = tuple(
         (
-            str(one.number), one.state, fixed(one.score), str(len(one.curve)), duration(one.seconds),
-            *(setting(key, one.settings[key]) if key in one.settings else "" for key in keys), one.why,
+            str(one.number),
+            one.state,
+            format_decimal(one.score),
+            str(len(one.curve)),
+            format_duration(one.seconds),
+            *(format_setting(key, one.settings[key]) if key in one.settings else "" for key in keys),
+            one.why,
         )
-        for one in in_order(found)
-    )  # fmt: skip
+        for one in sort_trials(found)
+    )
     header = ("trial", "state", found.metric, "evaluations", "time", *keys, "why")
     return Section("Trials", (Table("All trials, the best first.", header, rows),))
 
 
-def in_order(found: Search) -> list[Trial]:
+def sort_trials(found: Search) -> list[Trial]:
     """Finished trials by score, then the others by number."""
     sign = -1 if found.higher_is_better else 1
     return sorted(

@@ -22,23 +22,23 @@ class Warmup(Options):
     )
 
     @model_validator(mode="after")
-    def _one_length(self) -> Warmup:
+    def _check_one_length(self) -> Warmup:
         if self.warmup_steps is not None and self.warmup_fraction is not None:
             raise ValueError("warmup_steps and warmup_fraction are both given. Keep one of them")
         return self
 
-    def num_warmup(self, num_steps: int) -> int:
+    def count_warmup_steps(self, num_steps: int) -> int:
         if self.warmup_steps is not None:
             return self.warmup_steps
         return round((self.warmup_fraction or 0.0) * num_steps)
 
     def factor(self, step: int, num_steps: int) -> float:
         """Factor of the learning rate at a 0-based step: the warm-up, then `after`."""
-        warmup = self.num_warmup(num_steps)
+        warmup = self.count_warmup_steps(num_steps)
         if step < warmup:
             return (step + 1) / warmup
-        return self.after((step - warmup) / max(num_steps - warmup, 1))
+        return self.compute_decay((step - warmup) / max(num_steps - warmup, 1))
 
-    def after(self, progress: float) -> float:
+    def compute_decay(self, progress: float) -> float:
         """Factor after the warm-up; `progress` runs from 0 to 1 (exclusive)."""
         raise NotImplementedError

@@ -12,5 +12,5 @@ class Constant(Warmup):
     [0.5, 1.0, 1.0, 1.0]
     """
 
-    def after(self, progress: float) -> float:
+    def compute_decay(self, progress: float) -> float:
         return 1.0

@@ -19,5 +19,5 @@ class Cosine(Warmup):
 
     final_fraction: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="share of lr at the end")
 
-    def after(self, progress: float) -> float:
+    def compute_decay(self, progress: float) -> float:
         return self.final_fraction + (1.0 - self.final_fraction) * (1.0 + cos(pi * progress)) / 2.0

@@ -1,31 +1,31 @@
-"""Trackers that get every record besides the run directory, one per file; imported only when asked for.
+"""Trackers that get every record in addition to the run directory, one per file; imported only when asked for.
 
 A sink's file holds one options class with `open(folder, config, first_step=n)`, which gives a writer with
-`step(record)`, `evaluation(record)`, `close()`. Step n comes next: what was told of it and of later ones before the
-run was resumed is void. Names follow the field's habit: train/loss, eval/f1.
+`show_step(record)`, `show_evaluation(record)`, `close()`. Step n comes next: records of it and
+of later steps that were logged before a resume must be discarded. Names follow the field's habit: train/loss, eval/f1.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
-from fivetune.errors import EnvironmentProblem
-from fivetune.types import EvalRecord, StepRecord
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.rundir.records import EvalRecord, StepRecord
 
 
-def need(package: str, extra: str) -> Any:
-    """Import an optional package. Raises EnvironmentProblem saying how to install it."""
+def import_optional(package: str) -> ModuleType:
+    """Import a tracker's package, which has the sink's name. Raises FiveTuneEnvironmentError with the pip command."""
     try:
         return import_module(package)
     except ImportError:
-        raise EnvironmentProblem(
-            f"report.sinks: {extra} needs a package that is not installed. Install it: pip install 'fivetune[{extra}]'."
+        raise FiveTuneEnvironmentError(
+            f"report.sinks: {package} needs a package that is not installed. Install it: pip install {package}"
         ) from None
 
 
-def step_values(record: StepRecord) -> dict[str, float]:
-    """What a tracker is told of a step."""
+def build_step_values(record: StepRecord) -> dict[str, float]:
+    """The values logged for a step."""
     values = {
         "train/loss": record.loss,
         "train/learning_rate": record.lr,
@@ -36,7 +36,7 @@ def step_values(record: StepRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def eval_values(record: EvalRecord) -> dict[str, float]:
-    """What a tracker is told of an evaluation."""
+def build_eval_values(record: EvalRecord) -> dict[str, float]:
+    """The values logged for an evaluation."""
     values = {f"{record.split}/{name}": value for name, value in record.scores.items()}
     return values if record.loss is None else {**values, f"{record.split}/loss": record.loss}

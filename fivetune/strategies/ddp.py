@@ -1,15 +1,16 @@
-"""Data parallel: every process holds the whole model and computes its share of every global batch.
+"""Data parallel: every rank holds the whole model and computes its share of every global batch.
 
-The gradients are summed after the last micro-batch, in the model's own tensors and exactly once; nothing is hooked into
-the model, so that any forward can be used. The exchange is a phase of its own in the step clock.
+The gradients are all-reduced once, after the last micro-batch, in the model's own tensors; no hooks are installed, so
+that any forward can be used. The all-reduce is the phase "exchange" of the step's times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fivetune.strategies import ALONE, Strategy, World
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.strategies import ModelT, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,31 +18,33 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 32 * 2**20  # small gradients that travel together
 
 
-class Ddp(Strategy):
-    """The whole model in each process; gradients are summed."""
+class DDP(Strategy):
+    """The whole model on each rank; gradients are summed."""
 
-    def wrap(self, model: nn.Module, device: str, world: World = ALONE) -> nn.Module:
+    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
         model = model.to(device)
-        world.send_first(list(model.parameters()))
+        world.broadcast(list(model.parameters()))
         return model
 
-    def exchange(self, model: nn.Module, world: World) -> None:
+    def reduce_gradients(self, model: nn.Module, world: World) -> None:
         if world.size == 1:
             return
         import torch
 
-        gradients = [p.grad if p.grad is not None else _zeros(p) for p in model.parameters() if p.requires_grad]
-        for bucket in buckets(gradients):
+        gradients = [
+            p.grad if p.grad is not None else _fill_zero_grad(p) for p in model.parameters() if p.requires_grad
+        ]
+        for bucket in iter_gradient_buckets(gradients):
             flat = torch.cat([gradient.flatten() for gradient in bucket]) if len(bucket) > 1 else bucket[0]
-            world.add_up(flat)
+            world.all_reduce_sum(flat)
             if len(bucket) > 1:
                 parts = flat.split([gradient.numel() for gradient in bucket])
                 for gradient, part in zip(bucket, parts, strict=True):
                     gradient.copy_(part.view_as(gradient))
 
 
-def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in order, as many together as BUCKET_BYTES hold, but one at least, and of one type."""
+def iter_gradient_buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, in buckets of at most BUCKET_BYTES (at least one tensor) and one dtype."""
     bucket: list[Tensor] = []
     room = 0
     for tensor in tensors:
@@ -55,7 +58,7 @@ def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _zeros(parameter: Any) -> Tensor:
+def _fill_zero_grad(parameter: Tensor) -> Tensor:
     import torch
 
     parameter.grad = torch.zeros_like(parameter)

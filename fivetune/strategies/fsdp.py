@@ -1,8 +1,8 @@
-"""Fully sharded data parallel (torch's FSDP2): every process holds a part of weights, gradients and optimizer state.
+"""Fully sharded data parallel (torch's FSDP2): each rank holds a shard of weights, gradients and optimizer state.
 
-A block's weights are collected right before it computes and given back afterwards; its gradients are summed over the
-processes in every micro-batch, so that no process ever holds all of them. The embeddings that are tied are one group.
-To generate and to save, all weights are collected in every process.
+A block's weights are all-gathered right before it computes and freed afterwards; its gradients are reduce-scattered in
+every micro-batch, so that no rank ever holds all of them. Tied embeddings are one group. To generate and to save, all
+weights are gathered on every rank.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fivetune.sharding import whole
-from fivetune.strategies import ALONE, Strategy, World
+from fivetune.distributed.sharding import gather_tensor
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.strategies import ModelT, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-OPTIMIZERS = ("adafactor", "adamw")  # that update a part as they would update the whole
+OPTIMIZERS = ("adafactor", "adamw")  # whose update of a shard is that of the full tensor
 
 
-class Fsdp(Strategy):
-    """Weights, gradients and optimizer state divided among the processes."""
+class FSDP(Strategy):
+    """Weights, gradients and optimizer state sharded among the ranks."""
 
     sharded: ClassVar[bool] = True
 
-    def obstacle(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
+    def explain_incompatibility(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
         if optimizer not in OPTIMIZERS:
-            return (f"optimizer.name {optimizer} may need whole matrices, and strategy.name fsdp divides them. "
-                    f"Use optimizer.name {' or '.join(OPTIMIZERS)}, or strategy.name ddp")  # fmt: skip
+            return (
+                f"optimizer.name {optimizer} may need whole matrices, and strategy.name fsdp divides them. "
+                f"Use optimizer.name {' or '.join(OPTIMIZERS)}, or strategy.name ddp"
+            )
         if precision == "fp16":
             return "train.precision fp16 scales the loss by what each process sees. Use bf16 with strategy.name fsdp"
         if forward == "flat":
@@ -39,7 +42,7 @@ class Fsdp(Strategy):
             return "train.batch_size auto is found by one process, and strategy.name fsdp needs all. Give a number"
         return ""
 
-    def wrap(self, model: nn.Module, device: str, world: World = ALONE) -> nn.Module:
+    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
         model = model.to(device)
         if world.size == 1:
             return model
@@ -47,12 +50,12 @@ class Fsdp(Strategy):
         from torch.distributed.fsdp import fully_shard
 
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # which nothing changes
-        world.send_first(list(model.parameters()))
+        world.broadcast(list(model.parameters()))
         replica = deepcopy(model).requires_grad_(False)
-        _empty(replica)
+        _release_weights(replica)
         model.__dict__["replica"] = replica  # not a module of the model
         mesh = init_device_mesh(device.partition(":")[0], (world.size,))
-        for group in (_tied_embeddings(model), *_blocks(model), model):
+        for group in (_find_tied_embeddings(model), *_iter_blocks(model), model):
             fully_shard(group, mesh=mesh)
             module: Any = group[0] if isinstance(group, list) else group
             module.set_force_sum_reduction_for_comms(True)  # not the mean: the loss is divided by the tokens of all
@@ -60,37 +63,37 @@ class Fsdp(Strategy):
         return model
 
     @contextmanager
-    def whole(self, model: nn.Module) -> Iterator[Any]:
+    def gather_model(self, model: ModelT) -> Iterator[ModelT]:
         replica: Any = model.__dict__.get("replica")
         if replica is None:
             yield model
             return
         for own, part in zip(replica.parameters(), model.parameters(), strict=True):
-            own.data = whole(part.detach())
+            own.data = gather_tensor(part.detach())
         try:
             yield replica
         finally:
-            _empty(replica)
+            _release_weights(replica)
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         import torch
 
         limit = float("inf") if max_norm is None else max_norm
-        return whole(torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True))
+        return gather_tensor(torch.nn.utils.clip_grad_norm_(model.parameters(), limit, foreach=True))
 
 
-def _tied_embeddings(model: Any) -> list[nn.Module]:
+def _find_tied_embeddings(model: Any) -> list[nn.Module]:
     """The modules that share the embedding's table, each once."""
     table = model.get_input_embeddings().weight
     return [module for module in model.modules() if getattr(module, "weight", None) is table]
 
 
-def _blocks(model: Any) -> Iterator[nn.Module]:
+def _iter_blocks(model: Any) -> Iterator[nn.Module]:
     yield from model.encoder.block
     yield from model.decoder.block
 
 
-def _empty(replica: nn.Module) -> None:
-    """Give the memory of the weights back; they stay what they are, tied ones too."""
+def _release_weights(replica: nn.Module) -> None:
+    """Free the memory of the weights; the parameters stay, tied ones too."""
     for parameter in replica.parameters():
         parameter.data = parameter.data.new_empty(0)

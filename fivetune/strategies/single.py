@@ -10,4 +10,4 @@ from fivetune.strategies import Strategy
 class Single(Strategy):
     """The whole model on one device."""
 
-    several: ClassVar[bool] = False
+    supports_multiple: ClassVar[bool] = False

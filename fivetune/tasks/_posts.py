@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
-from fivetune.tasks import fill, template_columns, text_column
+from fivetune.tasks import fill_template, get_text, list_template_columns
 from fivetune.types import RawRecord
 
 _MARKUP = re.compile(
@@ -18,19 +18,19 @@ _MARKUP = re.compile(
 )
 
 
-def plain_text(text: str) -> str:
+def strip_markup(text: str) -> str:
     """A post without the tags that Stack Overflow writes, entities resolved, space squeezed; code in it stays.
 
-    >>> plain_text("<p>Is <code>a&lt;b</code> <a href='x.html'>so</a>?</p> vector<int> a; a<b && c>d")
+    >>> strip_markup("<p>Is <code>a&lt;b</code> <a href='x.html'>so</a>?</p> vector<int> a; a<b && c>d")
     'Is a<b so ? vector<int> a; a<b && c>d'
     """
     return " ".join(unescape(_MARKUP.sub(" ", text)).split())
 
 
-def post_inputs(record: RawRecord, template: str, *, markup: bool) -> tuple[str, tuple[int, int]]:
+def fill_post_template(record: RawRecord, template: str, *, markup: bool) -> tuple[str, tuple[int, int]]:
     """Fill a template from the text columns of a post; all of it may be cut, so that head and tail are those of all."""
-    values = {name: text_column(record, name) for name in template_columns(template)}
+    values = {name: get_text(record, name) for name in list_template_columns(template)}
     if not markup:
-        values = {name: plain_text(value) for name, value in values.items()}
-    inputs, _ = fill(template, values)
+        values = {name: strip_markup(value) for name, value in values.items()}
+    inputs, _ = fill_template(template, values)
     return inputs, (0, len(inputs))

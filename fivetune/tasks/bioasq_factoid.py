@@ -17,35 +17,33 @@ Questions of the other types are left out. A snippet that holds no answer is ask
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
+from fivetune.errors import DataError, RecordError
+from fivetune.metrics import MetricSpec
 from fivetune.tasks import (
-    Converted,
+    DROPPED_SYNONYMS,
+    ConversionResult,
     Merging,
     TaskOptions,
-    check_qa_template,
-    column,
     find_text,
-    gold_answers,
-    qa_inputs,
-    record_id,
-    text_column,
+    get_column,
+    get_record_id,
+    get_text,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.tasks._questions import check_qa_template, fill_qa_template, read_gold_answers
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 _NUMBERED = re.compile(r"([0-9a-f]{24})[_:]\d+")
 
 
-class BioasqFactoid(TaskOptions):
+class BioASQFactoid(TaskOptions):
     """BioASQ factoid questions, golden files or BioBERT's."""
 
     version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[Spec, ...]] = ("bioasq", "squad")
+    metrics: ClassVar[tuple[MetricSpec, ...]] = ("bioasq", "squad")
     main_metric: ClassVar[str] = "mrr"
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
@@ -61,112 +59,135 @@ class BioasqFactoid(TaskOptions):
     def merging(self) -> Merging:
         return "ranked"
 
-    def to_text(self, record: RawRecord, *, labelled: bool = True) -> Converted:
-        """One example for each snippet. Raises DataError for a question without snippets or, labelled, answers."""
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
+        """One example for each snippet. Raises RecordError for a question without snippets or, labelled, answers."""
         if "snippets" not in record.fields and "body" not in record.fields:
-            return self._snippet(record, labelled)
-        if column(record, "type") != "factoid":
+            return self._convert_snippet(record, labelled)
+        if get_column(record, "type") != "factoid":
             return None
-        question = text_column(record, "body")
-        golds = exact_answers(record) if labelled or record.fields.get("exact_answer") else ()
-        snippets = _snippets(record)
+        question = get_text(record, "body")
+        golds = read_exact_answers(record) if labelled or record.fields.get("exact_answer") else NO_GOLDS
+        snippets = _read_snippets(record)
         return tuple(
-            self._example(record, f"{record_id(record)}_{number:03}", question, snippet, golds)
+            self._build_example(record, f"{get_record_id(record)}_{number:03}", question, snippet, golds)
             for number, snippet in enumerate(snippets, start=1)
         )
 
-    def to_score(self, record: RawRecord) -> Converted:
+    def to_score(self, record: RawRecord) -> ConversionResult:
         """A golden question without its snippets, which answers need not be scored."""
         if "body" not in record.fields or record.fields.get("type") != "factoid":
             return self.to_text(record)
-        own, question, golds = record_id(record), text_column(record, "body"), exact_answers(record)
-        return TextExample(own, question, golds[0], golds, meta={"question": question}, group=own)
+        own, question, golds = get_record_id(record), get_text(record, "body"), read_exact_answers(record)
+        return TextExample(own, question, golds.texts[0], golds.texts, meta=_build_meta(question, golds), group=own)
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
         """The answer in the words of the snippet; none where the snippet does not hold it."""
         if not example.references:
             raise DataError(f"{example.id}: there is no answer to learn. Train on records that have answers.")
         context = example.inputs[slice(*example.clippable)]
-        found = [held for gold in example.references if gold.strip() and (held := _held(gold, context))]
+        found = [held for gold in example.references if gold.strip() and (held := _find_in_context(gold, context))]
         return tuple(found[:1])
 
-    def _snippet(self, record: RawRecord, labelled: bool) -> TextExample | None:
+    def _convert_snippet(self, record: RawRecord, labelled: bool) -> TextExample | None:
         given = record.fields.get("answers")
         texts = given.get("text") if isinstance(given, dict) else None
         if texts and all(isinstance(text, str) and not text.strip() for text in texts):
             return None  # made from a golden question whose answer is blank
-        golds = gold_answers(record)
+        golds = read_gold_answers(record)
         if not golds and labelled:
-            raise DataError(
-                f"{record.where}: there is no column 'answers' with an answer. BioBERT's test files have none: answer "
-                "them with fivetune predict, and score that against the golden file with fivetune score bioasq_factoid."
+            raise RecordError(
+                record.where,
+                "there is no column 'answers' with an answer. BioBERT's test files have none: answer "
+                "them with fivetune predict, and score them against the golden file: fivetune score bioasq_factoid.",
             )
-        own = record_id(record)
+        own = get_record_id(record)
         numbered = _NUMBERED.fullmatch(own)
-        return self._example(
-            record, own, text_column(record, "question"), text_column(record, "context"), golds or (),
+        return self._build_example(
+            record,
+            own,
+            get_text(record, "question"),
+            get_text(record, "context"),
+            ExactAnswers(golds or ()),
             group=numbered[1] if numbered else own,
-        )  # fmt: skip
+        )
 
-    def _example(
-        self, record: RawRecord, own: str, question: str, context: str, golds: Sequence[str], group: str = ""
+    def _build_example(
+        self, record: RawRecord, own: str, question: str, context: str, golds: ExactAnswers, group: str = ""
     ) -> TextExample:
         title = str(record.fields.get("title") or "")
         filled = RawRecord({"question": question, "context": context, "title": title}, record.where)
-        inputs, clippable = qa_inputs(filled, self.template)
+        inputs, clippable = fill_qa_template(filled, self.template)
         return TextExample(
             id=own,
             inputs=inputs,
-            targets=golds[0] if golds else "",
-            references=tuple(golds),
+            targets=golds.texts[0] if golds.texts else "",
+            references=golds.texts,
             clippable=clippable,
-            meta={"question": question},
-            group=group or record_id(record),
+            meta=_build_meta(question, golds),
+            group=group or get_record_id(record),
         )
 
 
-def exact_answers(record: RawRecord) -> tuple[str, ...]:
-    """All right answers of a golden factoid question, synonyms beside each other; raises DataError if there are none.
+class ExactAnswers(NamedTuple):
+    """Right answers of a golden question, synonyms beside each other, and how many blank ones were dropped."""
 
-    A blank one stays (year 4 has one): nobody can be right there, but the question counts.
+    texts: tuple[str, ...]
+    num_blank: int = 0
 
-    >>> exact_answers(RawRecord({"exact_answer": [["dystrophin", "DMD"]]}, "6B1_golden.json:1"))
-    ('dystrophin', 'DMD')
+
+NO_GOLDS = ExactAnswers(())
+
+
+def read_exact_answers(record: RawRecord) -> ExactAnswers:
+    """All right answers of a golden factoid question; `[[]]` and only blank ones mean that there is no answer, ("",).
+
+    Raises RecordError where the column is absent, or holds something else than texts.
+
+    >>> read_exact_answers(RawRecord({"exact_answer": [["dystrophin", "DMD", ""]]}, "6B1_golden.json:1"))
+    ExactAnswers(texts=('dystrophin', 'DMD'), num_blank=1)
+    >>> read_exact_answers(RawRecord({"exact_answer": [[]]}, "8B1_golden.json:1"))
+    ExactAnswers(texts=('',), num_blank=0)
     """
-    if record.fields.get("exact_answer") is None:
-        raise DataError(
-            f"{record.where}: there is no column 'exact_answer', the right answers of a golden file. Test sets have "
-            "none before they are published: use them with fivetune predict."
+    given = record.fields.get("exact_answer")
+    if given is None:
+        raise RecordError(
+            record.where,
+            "there is no column 'exact_answer', the right answers of a golden file. Test sets have "
+            "none before they are published: use them with fivetune predict.",
         )
-    texts = _flat(record.fields["exact_answer"])
-    if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise DataError(
-            f"{record.where}: exact_answer is {record.fields['exact_answer']!r}. It must be a list of lists of texts "
-            "(synonyms), none empty."
+    leaves = _flatten(given)
+    texts = [leaf for leaf in leaves if isinstance(leaf, str)]
+    if len(texts) < len(leaves):
+        raise RecordError(
+            record.where, f"exact_answer is {given!r}. It must be a list of lists of texts (synonyms). Correct it."
         )
-    return tuple(dict.fromkeys(texts))
+    known = tuple(dict.fromkeys(text for text in texts if text.strip()))
+    return ExactAnswers(known or ("",), len([text for text in texts if not text.strip()]) if known else 0)
 
 
-def _flat(value: Any) -> list[Any]:
-    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, list | tuple) else [value]
+def _build_meta(question: str, golds: ExactAnswers) -> JsonTable:
+    return {"question": question, **({DROPPED_SYNONYMS: golds.num_blank} if golds.num_blank else {})}
 
 
-def _snippets(record: RawRecord) -> list[str]:
+def _flatten(value: object) -> list[object]:
+    return [leaf for item in value for leaf in _flatten(item)] if isinstance(value, list | tuple) else [value]
+
+
+def _read_snippets(record: RawRecord) -> list[str]:
     snippets = record.fields.get("snippets") or []
     texts = [snippet.get("text") if isinstance(snippet, dict) else snippet for snippet in snippets]
     kept = [text for text in texts if isinstance(text, str) and text.strip()]
     if not kept:
-        raise DataError(
-            f"{record.where}: the question has no snippets to read. Take them out of the file, or set "
-            "data.on_bad_record: skip."
+        raise RecordError(
+            record.where, "the question has no snippets to read. Give it snippets, or take it out of the file."
         )
     return kept
 
 
-def _held(gold: str, context: str) -> str:
+def _find_in_context(gold: str, context: str) -> str:
     """The answer as the context writes it, "" if it does not.
 
-    >>> _held("Dystrophin", "Mutations of dystrophin.")
+    >>> _find_in_context("Dystrophin", "Mutations of dystrophin.")
     'dystrophin'
     """
     return context[slice(*(find_text(context, gold) or (0, 0)))]

@@ -13,16 +13,17 @@ begins with "Yes", is the context.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.errors import DataError
-from fivetune.tasks import LabelOptions, Labels, check_qa_template, qa_inputs
-from fivetune.types import RawRecord, TextExample
+from fivetune.errors import RecordError
+from fivetune.tasks import LabelOptions, Labels
+from fivetune.tasks._questions import check_qa_template, fill_qa_template
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 
-class BioAsqYesNo(LabelOptions):
+class BioASQYesNo(LabelOptions):
     """BioASQ: yes or no."""
 
     version: ClassVar[int] = 1
@@ -37,23 +38,24 @@ class BioAsqYesNo(LabelOptions):
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question; None for one that is not yes/no. Raises DataError where question, context or answer lack."""
+        """One question; None for one that is not yes/no. Raises RecordError where question, context or answer lack."""
         if record.fields.get("type", "yesno") != "yesno":
             return None
-        fields = _fields(record)
+        fields = _normalize_fields(record)
         if labelled and fields.get("exact_answer") is None:
-            raise DataError(
-                f"{record.where}: there is no column 'exact_answer' or 'yesno_label'. Columns: "
+            raise RecordError(
+                record.where,
+                f"there is no column 'exact_answer' or 'yesno_label'. Columns: "
                 f"{', '.join(record.fields)}. Test sets of BioASQ come without answers: score on a golden file; "
-                "without answers a file is good for `fivetune predict` only."
+                "without answers a file is good for `fivetune predict` only.",
             )
         flat = replace(record, fields=fields)
-        inputs, clippable = qa_inputs(flat, self.template)
-        example = self.example(flat, "exact_answer", inputs, clippable, labelled=labelled)
+        inputs, clippable = fill_qa_template(flat, self.template)
+        example = self.build_example(flat, "exact_answer", inputs, clippable, labelled=labelled)
         return replace(example, meta={**example.meta, "question": fields["question"]})
 
 
-def _fields(record: RawRecord) -> dict[str, Any]:
+def _normalize_fields(record: RawRecord) -> JsonTable:
     """Both forms as id, question, context and exact_answer; what is absent stays absent."""
     given = record.fields
     found = {name: given[name] for name in ("id", "question", "context", "exact_answer") if name in given}

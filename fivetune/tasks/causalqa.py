@@ -19,18 +19,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
-from fivetune.tasks import (
-    SEPARATOR,
-    TaskOptions,
-    TrainAnswers,
-    choose_targets,
-    column,
-    is_blank,
-    record_id,
-    text_column,
-)
+from fivetune.errors import RecordError
+from fivetune.metrics import MetricSpec
+from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
+from fivetune.tasks._questions import SEPARATOR, TrainAnswers, choose_targets
 from fivetune.types import RawRecord, TextExample
 
 Form = Literal["processed", "plain"]
@@ -53,11 +45,11 @@ _RULES = re.compile(
 published notebook a line break inside the pattern keeps that half of the sixth rule from matching."""
 
 
-class Causalqa(TaskOptions):
+class CausalQA(TaskOptions):
     """CausalQA in UnifiedQA's form."""
 
     version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[Spec, ...]] = (
+    metrics: ClassVar[tuple[MetricSpec, ...]] = (
         "causalqa",
         {"name": "rouge", "types": ("rougeL",), "normalize": True},
         "squad",
@@ -79,16 +71,16 @@ class Causalqa(TaskOptions):
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question, or None for one that is not causal. Raises DataError for a bad record."""
-        question = text_column(record, _name("question", self.form))
+        """One question, or None for one that is not causal. Raises RecordError for a bad record."""
+        question = get_text(record, _format_column_name("question", self.form))
         if self.causal_only and not is_causal(question):
             return None
-        context = self._context(record)
-        answers = self._answers(record, labelled)
-        head = self._cased(question + self.separator) if context else ""
-        inputs = head + self._cased(context or question)
+        context = self._read_context(record)
+        answers = self._read_answers(record, labelled)
+        head = self._apply_case(question + self.separator) if context else ""
+        inputs = head + self._apply_case(context or question)
         return TextExample(
-            id=record_id(record),
+            id=get_record_id(record),
             inputs=inputs,
             targets=next(iter(answers), ""),
             references=answers,
@@ -100,23 +92,23 @@ class Causalqa(TaskOptions):
         """The targets to train on, at least one."""
         return choose_targets(example, self.train_answers)
 
-    def _context(self, record: RawRecord) -> str:
+    def _read_context(self, record: RawRecord) -> str:
         """The context, "" where the part of the benchmark has none."""
-        name = _name("context", self.form)
-        context = column(record, name)
+        name = _format_column_name("context", self.form)
+        context = get_column(record, name)
         if not isinstance(context, str | None):
-            raise DataError(f"{record.where}: {name} is {context!r}. It must be text, empty if there is none.")
+            raise RecordError(record.where, f"{name} is {context!r}. It must be text, empty if there is none.")
         return (context or "").strip()
 
-    def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...]:
+    def _read_answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...]:
         """The answers, in their order; () where nothing is known."""
-        name = _name("answer", self.answer_form)
+        name = _format_column_name("answer", self.answer_form)
         if not labelled and is_blank(record, name):
             return ()
-        answers = [answer.strip() for answer in text_column(record, name).split("\t")]
-        return tuple(dict.fromkeys(self._cased(answer) for answer in answers if answer))
+        answers = [answer.strip() for answer in get_text(record, name).split("\t")]
+        return tuple(dict.fromkeys(self._apply_case(answer) for answer in answers if answer))
 
-    def _cased(self, text: str) -> str:
+    def _apply_case(self, text: str) -> str:
         return text.lower() if self.lower_case else text
 
 
@@ -129,7 +121,7 @@ def is_causal(question: str) -> bool:
     return _RULES.search(" ".join(_NO_LETTER.sub(" ", question.lower()).split())) is not None
 
 
-def _name(name: str, form: Form) -> str:
+def _format_column_name(name: str, form: Form) -> str:
     return name if form == "plain" else f"{name}_processed"
 
 

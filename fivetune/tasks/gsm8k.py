@@ -16,30 +16,30 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
-from fivetune.metrics.gsm8k import final_number
-from fivetune.tasks import TaskOptions, fill, is_blank, record_id, template_columns, text_column
+from fivetune.errors import RecordError
+from fivetune.metrics import MetricSpec
+from fivetune.metrics.gsm8k import extract_final_number
+from fivetune.tasks import TaskOptions, fill_template, get_record_id, get_text, is_blank, list_template_columns
 from fivetune.types import RawRecord, TextExample
 
 PHRASE = "The answer is "
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 
 
-def _question_only(template: str) -> str:
-    if template_columns(template) != ["question"]:
+def _check_question_template(template: str) -> str:
+    if list_template_columns(template) != ["question"]:
         raise ValueError(f"template {template!r} must have {{question}} and no other column. Correct it")
     return template
 
 
-class Gsm8k(TaskOptions):
+class GSM8K(TaskOptions):
     """GSM8K, grade-school arithmetic."""
 
     version: ClassVar[int] = 1
-    metrics: ClassVar[tuple[Spec, ...]] = ("gsm8k",)
+    metrics: ClassVar[tuple[MetricSpec, ...]] = ("gsm8k",)
     main_metric: ClassVar[str] = "accuracy"
 
-    template: Annotated[str, AfterValidator(_question_only)] = Field(
+    template: Annotated[str, AfterValidator(_check_question_template)] = Field(
         default="{question}", description="the inputs; a prefix may stand before {question}"
     )
     target: Literal["rationale", "phrase", "number"] = Field(
@@ -51,15 +51,15 @@ class Gsm8k(TaskOptions):
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises DataError for a bad record, or an answer without its final number."""
-        question = text_column(record, "question")
-        inputs, spans = fill(self.template, {"question": question})
+        """One question. Raises RecordError for a bad record, or an answer without its final number."""
+        question = get_text(record, "question")
+        inputs, spans = fill_template(self.template, {"question": question})
         targets, references = "", ()
         if labelled or not is_blank(record, "answer"):
-            number = _gold_number(record)
-            targets, references = self._target(record.fields["answer"], number), (number,)
+            number = _read_gold_number(record)
+            targets, references = self._build_target(record.fields["answer"], number), (number,)
         return TextExample(
-            id=record_id(record),
+            id=get_record_id(record),
             inputs=inputs,
             targets=targets,
             references=references,
@@ -70,15 +70,15 @@ class Gsm8k(TaskOptions):
     def from_text(self, text: str) -> str:
         """The number where the rules find one, else the text as it is, for the lenient score and the reader.
 
-        >>> Gsm8k().from_text("He has 6 * 200 = 1,200 eggs. #### 1,200"), Gsm8k().from_text(" 1200 eggs. ")
+        >>> GSM8K().from_text("He has 6 * 200 = 1,200 eggs. #### 1,200"), GSM8K().from_text(" 1200 eggs. ")
         ('1200', '1200 eggs.')
-        >>> Gsm8k(target="phrase").from_text("The answer is 72")
+        >>> GSM8K(target="phrase").from_text("The answer is 72")
         '72'
         """
         marked = text.replace(PHRASE, "#### ") if self.target == "phrase" else text
-        return final_number(marked) or text.strip()
+        return extract_final_number(marked) or text.strip()
 
-    def _target(self, answer: str, number: str) -> str:
+    def _build_target(self, answer: str, number: str) -> str:
         if self.target == "number":
             return number
         if self.target == "phrase":
@@ -86,14 +86,15 @@ class Gsm8k(TaskOptions):
         return _CALCULATOR.sub("", answer) if self.calculator == "remove" else answer
 
 
-def _gold_number(record: RawRecord) -> str:
+def _read_gold_number(record: RawRecord) -> str:
     """The final number of a right answer, without commas."""
-    answer = text_column(record, "answer")
-    number = final_number(answer) if "####" in answer else None
+    answer = get_text(record, "answer")
+    number = extract_final_number(answer) if "####" in answer else None
     if number is None or not re.fullmatch(r"-?[0-9]*\.?[0-9]+", number):
-        raise DataError(
-            f"{record.where}: answer ends in {answer[-40:]!r}, which has no number after '#### '. It must end as in "
-            "'#### 72'. Correct it, or set data.on_bad_record: skip."
+        raise RecordError(
+            record.where,
+            f"answer ends in {answer[-40:]!r}, which has no number after '#### '. It must end as in "
+            "'#### 72'. Correct it.",
         )
     return number
 

@@ -16,24 +16,25 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fivetune import plugins
-from fivetune.errors import ConfigError, DataError, nearest
-from fivetune.metrics import Spec, load_metric, score_names
+from fivetune.errors import ConfigError, MissingLabelError, RecordError, suggest_names
+from fivetune.metrics import MetricSpec, list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
     check_template,
-    column,
-    fill,
+    fill_from_record,
+    get_column,
+    get_record_id,
     is_blank,
-    record_id,
-    template_columns,
-    template_pieces,
+    is_missing_label,
+    list_template_columns,
+    parse_template,
 )
 from fivetune.types import RawRecord, TextExample
 
 Template = Annotated[str, AfterValidator(check_template)]
 
 
-class Jsonl(TaskOptions):
+class JSONL(TaskOptions):
     """Any text to any text, columns and metrics chosen in the config."""
 
     version: ClassVar[int] = 1
@@ -47,56 +48,61 @@ class Jsonl(TaskOptions):
         default=None,
         description="column of the inputs that may be cut when too long; default: all but the first fixed words",
     )
-    metrics: tuple[Spec, ...] = Field(
+    metrics: tuple[MetricSpec, ...] = Field(
         default=("exact_match",), description="metrics that score it, perhaps with options"
     )
     main_metric: str = Field(default="exact_match", description="score that chooses the best checkpoint")
 
     @model_validator(mode="after")
-    def _known_names(self) -> Jsonl:
+    def _check_names(self) -> JSONL:
         for spec in self.metrics:
             _check_metric(spec)
-        scores = score_names(self.metrics)
+        scores = list_selectable_scores(self.metrics)
         if self.main_metric not in scores:
             metrics = ", ".join(s if isinstance(s, str) else str(s["name"]) for s in self.metrics) or "no metric"
             raise ValueError(
-                f"main_metric: {metrics} gives no score {self.main_metric!r}. {nearest(self.main_metric, scores)}"
+                f"main_metric: {metrics} gives no score {self.main_metric!r}. {suggest_names(self.main_metric, scores)}"
             )
-        if self.clip is not None and self.clip not in template_columns(self.inputs):
-            columns = nearest(self.clip, template_columns(self.inputs))
+        if self.clip is not None and self.clip not in list_template_columns(self.inputs):
+            columns = suggest_names(self.clip, list_template_columns(self.inputs))
             raise ValueError(f"clip: {self.clip!r} is not in inputs {self.inputs!r}. {columns}")
         return self
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One pair of texts. Raises DataError for a missing or empty column."""
-        inputs, spans = _filled(record, self.inputs)
-        start = len(template_pieces(self.inputs)[0][0])
-        needed = [*template_columns(self.targets), *([self.references] if self.references else [])]
+        """One pair of texts. Raises RecordError for a missing or empty column."""
+        inputs, spans = fill_from_record(record, self.inputs)
+        start = len(parse_template(self.inputs)[0][0])
+        needed = [*list_template_columns(self.targets), *([self.references] if self.references else [])]
         targets, references = "", ()
         if labelled or not any(is_blank(record, name) for name in needed):
-            targets, _ = _filled(record, self.targets)
-            references = self._references(record) or (targets,)
+            targets, _ = fill_from_record(record, self.targets)
+            if is_missing_label(targets):  # "nan"; a blank one is refused above
+                columns = ", ".join(list_template_columns(self.targets))
+                raise MissingLabelError(
+                    record.where, f"{columns} is {targets!r}, an empty cell of pandas. Write a text."
+                )
+            references = self._read_references(record) or (targets,)
         return TextExample(
-            id=record_id(record),
+            id=get_record_id(record),
             inputs=inputs,
             targets=targets,
             references=references,
             clippable=spans[self.clip] if self.clip else (start, len(inputs)),
         )
 
-    def _references(self, record: RawRecord) -> tuple[str, ...]:
+    def _read_references(self, record: RawRecord) -> tuple[str, ...]:
         if self.references is None:
             return ()
-        value = column(record, self.references)
+        value = get_column(record, self.references)
         texts = value if isinstance(value, list | tuple) else [value]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise DataError(
-                f"{record.where}: {self.references} is {value!r}. It must be a text or a list of texts, none empty."
+            raise RecordError(
+                record.where, f"{self.references} is {value!r}. It must be a text or a list of texts, none empty."
             )
         return tuple(texts)
 
 
-def _check_metric(spec: Spec) -> None:
+def _check_metric(spec: MetricSpec) -> None:
     """Raise ValueError with one sentence for a metric that does not exist, or an option that it does not take."""
     try:
         load_metric(spec)
@@ -107,24 +113,9 @@ def _check_metric(spec: Spec) -> None:
         assert isinstance(spec, Mapping)
         option = str(wrong["loc"][0])
         if wrong["type"] == "extra_forbidden":
-            options = nearest(option, plugins.load("metrics", spec["name"]).model_fields)
+            options = suggest_names(option, plugins.load_plugin("metrics", spec["name"]).model_fields)
             raise ValueError(f"metrics: {spec['name']} has no option {option!r}. {options}") from None
         raise ValueError(f"metrics: {spec['name']}: {option} {spec[option]!r}: {wrong['msg']}") from None
-
-
-def _filled(record: RawRecord, template: str) -> tuple[str, dict[str, tuple[int, int]]]:
-    """Fill a template from a record; numbers are written out, nothing else than text and numbers is taken."""
-    values: dict[str, str] = {}
-    for name in template_columns(template):
-        value = column(record, name)
-        if not isinstance(value, str | int | float):
-            raise DataError(f"{record.where}: {name} is {value!r}. It must be text or a number.")
-        values[name] = str(value)
-    if not "".join(values.values()).strip():
-        raise DataError(
-            f"{record.where}: {', '.join(values)} is empty. Give it a text, or set data.on_bad_record: skip."
-        )
-    return fill(template, values)
 
 
 SAMPLE = (

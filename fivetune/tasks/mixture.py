@@ -5,7 +5,8 @@ section 3.5.2, of which the three laws are. Licence: those of the parts. A recor
 
     {"part": "tags", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm ...", "Tags": "<java><repeat>"}
 
-In a run every part has its own files, or those of `data`, and its share of each epoch (n is its number of examples):
+In a run every part has its own files, or those of `data`, and its share of each epoch (n is its number of
+examples):
 
     rate         its `rate` over the sum of all                   "set by hand"
     size         min(n, limit) over the sum of all                "examples-proportional mixing", limit is K
@@ -14,73 +15,79 @@ In a run every part has its own files, or those of `data`, and its share of each
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from fivetune import plugins
-from fivetune.config_layers import read_table
-from fivetune.errors import DataError, nearest
-from fivetune.metrics import Spec, load_metric
-from fivetune.tasks import Converted, Task, TaskOptions, column, head_of
-from fivetune.types import RawRecord, TextExample
+from fivetune.config.layers import parse_table
+from fivetune.errors import RecordError, suggest_names
+from fivetune.metrics import MetricSpec, load_metric
+from fivetune.tasks import ConversionResult, Task, TaskOptions, get_column, head_of
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 
-def _task(value: Any) -> Any:
+def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> plugins.Options:
     """The options of a task, from its name or from a table of its name and options."""
     if isinstance(value, plugins.Options):
         return value
     table = {"name": value} if isinstance(value, str) else dict(value or {})
     name = str(table.pop("name", ""))
-    if name not in plugins.names("tasks") or name == "mixture":
-        known = [task for task in plugins.names("tasks") if task != "mixture"]
-        raise ValueError(f"there is no task {name!r} for a part. {nearest(name, known)}")
-    options = plugins.load("tasks", name)
-    return options.model_validate(_known(table, options))
+    if name not in plugins.list_plugins("tasks") or name == "mixture":
+        known = [task for task in plugins.list_plugins("tasks") if task != "mixture"]
+        raise ValueError(f"there is no task {name!r} for a part. {suggest_names(name, known)}")
+    options = plugins.load_plugin("tasks", name)
+    return options.model_validate(_check_known_settings(table, options))
 
 
-def _part(value: Any) -> Any:
+def _parse_part(value: object) -> object:
     """A part that is only a name as the table it stands for; settings that no part has are refused."""
-    return {"task": value} if isinstance(value, str) else _known(value, Part) if isinstance(value, dict) else value
+    return (
+        {"task": value}
+        if isinstance(value, str)
+        else _check_known_settings(value, MixturePart)
+        if isinstance(value, dict)
+        else value
+    )
 
 
-def _known(table: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+def _check_known_settings(table: JsonTable, model: type[BaseModel]) -> JsonTable:
     for name in table:
         if name not in model.model_fields:
-            raise ValueError(f"{name} is not a setting here. {nearest(name, list(model.model_fields))}")
+            raise ValueError(f"{name} is not a setting here. {suggest_names(name, list(model.model_fields))}")
     return table
 
 
-def _as_table(task: Any) -> dict[str, Any]:
+def _as_table(task: Task) -> JsonTable:
     return {"name": task.plugin_name(), **task.model_dump(mode="json")}
 
 
-def _files(value: Any) -> Any:
+def _parse_files(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-Files = Annotated[tuple[str, ...], BeforeValidator(_files)]
-Count = Annotated[int, Field(ge=1)]
+Files = Annotated[tuple[str, ...], BeforeValidator(_parse_files)]
+_PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class Part(BaseModel):
+class MixturePart(BaseModel):
     """One task of a mixture; what is not given is as in `data`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Annotated[Any, BeforeValidator(_task), PlainSerializer(_as_table)] = Field(
+    task: Annotated[Any, BeforeValidator(_parse_task), PlainSerializer(_as_table)] = Field(
         description="name of the task, or a table of its name and options"
     )
     rate: float | None = Field(default=None, gt=0, description="share of the examples, of the sum of all rates")
     train: Files = Field(default=(), description="training files; default: data.train")
     eval: Files = Field(default=(), description="evaluation files; default: data.eval")
-    columns: dict[str, str] = Field(default={}, description="besides those of data.columns")
-    max_input_tokens: Count | None = Field(default=None, description="default: data.max_input_tokens")
-    max_target_tokens: Count | None = Field(default=None, description="default: data.max_target_tokens")
-    max_train_examples: Count | None = Field(default=None, description="default: data.max_train_examples")
-    max_eval_examples: Count | None = Field(default=None, description="default: data.max_eval_examples")
+    columns: dict[str, str] = Field(default={}, description="in addition to those of data.columns")
+    max_input_tokens: _PositiveInt | None = Field(default=None, description="default: data.max_input_tokens")
+    max_target_tokens: _PositiveInt | None = Field(default=None, description="default: data.max_target_tokens")
+    max_train_examples: _PositiveInt | None = Field(default=None, description="default: data.max_train_examples")
+    max_eval_examples: _PositiveInt | None = Field(default=None, description="default: data.max_eval_examples")
 
 
 class Mixture(TaskOptions):
@@ -89,8 +96,8 @@ class Mixture(TaskOptions):
     version: ClassVar[int] = 1
 
     parts: Annotated[
-        dict[str, Annotated[Part, BeforeValidator(_part)]],
-        BeforeValidator(read_table),
+        dict[str, Annotated[MixturePart, BeforeValidator(_parse_part)]],
+        BeforeValidator(parse_table),
         Field(min_length=2),
     ] = Field(
         default={"quality": "stackoverflow_quality", "tags": "stackoverflow_tags"},  # type: ignore[dict-item]
@@ -101,15 +108,15 @@ class Mixture(TaskOptions):
         default="temperature", description="a part's share: its rate, its size, or its size to the power 1/temperature"
     )
     temperature: float = Field(default=2.0, ge=1, description="1 is by size; the higher, the more equal the parts")
-    limit: Count | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
+    limit: _PositiveInt | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
     part: str | None = Field(
         default=None, description="take this part alone: to predict, or to evaluate it on other files"
     )
 
     @model_validator(mode="after")
-    def _fitting(self) -> Mixture:
+    def _check_parts(self) -> Mixture:
         if self.part is not None and self.part not in self.parts:
-            raise ValueError(f"part: there is no {self.part!r}. {nearest(self.part, list(self.parts))}")
+            raise ValueError(f"part: there is no {self.part!r}. {suggest_names(self.part, list(self.parts))}")
         for name, part in self.parts.items():
             if (part.rate is None) == (self.by == "rate"):
                 advice = "Give every part one" if self.by == "rate" else "Drop it, or take by: rate"
@@ -123,7 +130,7 @@ class Mixture(TaskOptions):
         return self
 
     @property
-    def metrics(self) -> tuple[Spec, ...]:
+    def metrics(self) -> tuple[MetricSpec, ...]:
         parts = {name: part.task.metrics for name, part in self.parts.items()}
         mains = {name: part.task.main_metric for name, part in self.parts.items()}
         return ({"name": "by_part", "parts": parts, "mains": mains},)
@@ -132,18 +139,18 @@ class Mixture(TaskOptions):
     def main_metric(self) -> str:
         return "mean"
 
-    def to_text(self, record: RawRecord, *, labelled: bool = True) -> Converted:
-        """What the task of the record's part makes of it. Raises DataError if the record names no part."""
-        return self._converted(record, lambda task: task.to_text(record, labelled=labelled))
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
+        """What the task of the record's part makes of it. Raises RecordError if the record names no part."""
+        return self._convert_by_part(record, lambda task: task.to_text(record, labelled=labelled))
 
-    def to_score(self, record: RawRecord) -> Converted:
-        """What the task of the record's part scores. Raises DataError if the record names no part."""
-        return self._converted(record, lambda task: task.to_score(record))
+    def to_score(self, record: RawRecord) -> ConversionResult:
+        """What the task of the record's part scores. Raises RecordError if the record names no part."""
+        return self._convert_by_part(record, lambda task: task.to_score(record))
 
-    def _converted(self, record: RawRecord, convert: Callable[[Task], Converted]) -> Converted:
-        name = column(record, "part")
+    def _convert_by_part(self, record: RawRecord, convert: Callable[[Task], ConversionResult]) -> ConversionResult:
+        name = get_column(record, "part")
         if name not in self.parts:
-            raise DataError(f"{record.where}: part is {name!r}. {nearest(str(name), list(self.parts))}")
+            raise RecordError(record.where, f"part is {name!r}. {suggest_names(str(name), list(self.parts))}")
         converted = convert(self.parts[name].task)
         if converted is None:
             return None

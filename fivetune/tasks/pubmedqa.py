@@ -14,15 +14,16 @@ The conclusion of the abstract (LONG_ANSWER) is not read: the answer stands in i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.tasks import LabelOptions, Labels, check_qa_template, qa_inputs
-from fivetune.types import RawRecord, TextExample
+from fivetune.tasks import LabelOptions, Labels
+from fivetune.tasks._questions import check_qa_template, fill_qa_template
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 
-class PubMedQa(LabelOptions):
+class PubMedQA(LabelOptions):
     """PubMedQA: yes, no or maybe."""
 
     version: ClassVar[int] = 1
@@ -37,14 +38,14 @@ class PubMedQa(LabelOptions):
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One question. Raises DataError where question, context or decision lack."""
-        flat = replace(record, fields=_fields(record))
-        inputs, clippable = qa_inputs(flat, self.template)
-        example = self.example(flat, "final_decision", inputs, clippable, labelled=labelled)
+        """One question. Raises RecordError where question, context or decision lack."""
+        flat = replace(record, fields=_normalize_fields(record))
+        inputs, clippable = fill_qa_template(flat, self.template)
+        example = self.build_example(flat, "final_decision", inputs, clippable, labelled=labelled)
         return replace(example, meta={**example.meta, "question": flat.fields["question"]})
 
 
-def _fields(record: RawRecord) -> dict[str, Any]:
+def _normalize_fields(record: RawRecord) -> JsonTable:
     """Both forms as id, question, context and final_decision; what is absent stays absent."""
     given = {name.lower(): value for name, value in record.fields.items()}
     found = {name: given[name] for name in ("id", "question", "context", "final_decision") if name in given}

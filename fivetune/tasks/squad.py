@@ -13,52 +13,53 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
-from fivetune.tasks import (
+from fivetune.errors import RecordError
+from fivetune.metrics import MetricSpec
+from fivetune.metrics.mlqa import MLQA_LANGUAGES
+from fivetune.tasks import get_record_id
+from fivetune.tasks._questions import (
     QuestionOptions,
-    gold_answers,
-    no_gold,
+    build_qa_meta,
+    fill_qa_template,
+    find_gold_span,
+    make_missing_answers_error,
     pad_punctuation,
-    qa_inputs,
-    qa_meta,
-    record_id,
-    said_impossible,
-    told_span,
+    read_gold_answers,
+    read_is_impossible,
 )
 from fivetune.types import RawRecord, TextExample
 
 
-class Squad(QuestionOptions):
+class SQuAD(QuestionOptions):
     """SQuAD v1.1: extractive questions, each with an answer."""
 
     version: ClassVar[int] = 1
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
-        inputs, clippable = qa_inputs(record, self.template, padded=self.pad_punctuation)
-        answers = gold_answers(record)
-        if labelled and (answers == () or said_impossible(record)):
-            raise DataError(
-                f"{record.where}: the question has no answer, and squad (v1.1) has no way to say so. "
-                "Use task.name: squad_v2, or set data.on_bad_record: skip."
+        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
+        inputs, clippable = fill_qa_template(record, self.template, padded=self.pad_punctuation)
+        answers = read_gold_answers(record)
+        if labelled and (answers == () or read_is_impossible(record)):
+            raise RecordError(
+                record.where,
+                "the question has no answer, and squad (v1.1) cannot represent that. Use task.name: squad_v2.",
             )
         if answers is None and labelled:
-            raise no_gold(record)
+            raise make_missing_answers_error(record)
         if self.pad_punctuation and answers:
             answers = tuple(map(pad_punctuation, answers))
         return TextExample(
-            id=record_id(record),
+            id=get_record_id(record),
             inputs=inputs,
             targets=next(filter(None, answers or ()), ""),
             references=answers or (),
             clippable=clippable,
-            meta=qa_meta(record, self.language) | told_span(record, clippable, head=self.head),
+            meta=build_qa_meta(record, self.language) | find_gold_span(record, clippable, head=self.head),
         )
 
     @property
-    def metrics(self) -> tuple[Spec, ...]:
-        return ("squad", "mlqa") if self.language else ("squad",)
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        return ("squad", "mlqa") if self.language in MLQA_LANGUAGES else ("squad",)
 
 
 SAMPLE = (

@@ -1,4 +1,4 @@
-"""SQuAD v2.0: answer a question from a paragraph, or say that the paragraph does not hold the answer.
+"""SQuAD v2.0: answer a question from a paragraph, or recognise that the paragraph does not hold the answer.
 
 Source: https://rajpurkar.github.io/SQuAD-explorer (Rajpurkar, Jia and Liang 2018). Licence: CC BY-SA 4.0.
 Sets of the same schema (SQuAD-es v2.0) work as they are. A record, as the reader hands it over:
@@ -7,7 +7,7 @@ Sets of the same schema (SQuAD-es v2.0) work as they are. A record, as the reade
      "context": "The Normans (Norman: Nourmands; ...", "is_impossible": false,
      "answers": {"text": ["France", "France", "France", "France"], "answer_start": [159, 159, 159, 159]}}
 
-Without `is_impossible` an empty list of answers says that the question is unanswerable.
+Without `is_impossible` an empty list of answers marks the question as unanswerable.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
-from fivetune.tasks import (
+from fivetune.errors import RecordError
+from fivetune.metrics import MetricSpec
+from fivetune.metrics.mlqa import MLQA_LANGUAGES
+from fivetune.tasks import get_record_id
+from fivetune.tasks._questions import (
     QuestionOptions,
-    gold_answers,
-    no_gold,
+    build_qa_meta,
+    fill_qa_template,
+    find_gold_span,
+    make_missing_answers_error,
     pad_punctuation,
-    qa_inputs,
-    qa_meta,
-    record_id,
-    said_impossible,
-    told_span,
+    read_gold_answers,
+    read_is_impossible,
 )
 from fivetune.types import RawRecord, TextExample
 
 _FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width marks
 
 
-def _fold(text: str) -> str:
+def _normalize_phrase(text: str) -> str:
     """The form in which two writings of the no-answer phrase are equal.
 
-    >>> _fold(" Unanswerable. ")
+    >>> _normalize_phrase(" Unanswerable. ")
     'unanswerable'
     """
     return " ".join(text.split()).casefold().rstrip(_FINAL)
 
 
-def _visible(phrase: str) -> str:
+def _check_phrase(phrase: str) -> str:
     if not any(map(str.isalnum, phrase)):
         raise ValueError(
             f"no_answer {phrase!r} has no letter in it: empty answers and broken output would count as no answer. "
@@ -58,12 +59,12 @@ def _visible(phrase: str) -> str:
     return phrase
 
 
-class SquadV2(QuestionOptions):
+class SQuADV2(QuestionOptions):
     """SQuAD v2.0: extractive questions, some unanswerable."""
 
     version: ClassVar[int] = 1
 
-    no_answer: Annotated[str, AfterValidator(_visible)] = Field(
+    no_answer: Annotated[str, AfterValidator(_check_phrase)] = Field(
         default="unanswerable", description="target of an unanswerable question, read back as no answer"
     )
 
@@ -72,22 +73,22 @@ class SquadV2(QuestionOptions):
         return self.no_answer
 
     @property
-    def metrics(self) -> tuple[Spec, ...]:
-        return ("squad_v2", "mlqa") if self.language else ("squad_v2",)
+    def metrics(self) -> tuple[MetricSpec, ...]:
+        return ("squad_v2", "mlqa") if self.language in MLQA_LANGUAGES else ("squad_v2",)
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
-        inputs, clippable = qa_inputs(record, self.template, padded=self.pad_punctuation)
-        answers = self._answers(record, labelled)
+        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
+        inputs, clippable = fill_qa_template(record, self.template, padded=self.pad_punctuation)
+        answers = self._read_answers(record, labelled)
         if answers is None and labelled:
-            raise no_gold(record)
-        meta = qa_meta(record, self.language) | told_span(record, clippable, head=self.head)
+            raise make_missing_answers_error(record)
+        meta = build_qa_meta(record, self.language) | find_gold_span(record, clippable, head=self.head)
         if answers is None:
-            return TextExample(record_id(record), inputs, "", (), clippable, meta)
+            return TextExample(get_record_id(record), inputs, "", (), clippable, meta)
         if self.pad_punctuation:
             answers = tuple(map(pad_punctuation, answers))
         return TextExample(
-            id=record_id(record),
+            id=get_record_id(record),
             inputs=inputs,
             targets=next(filter(None, answers), self.no_answer),
             references=answers or ("",),
@@ -98,29 +99,28 @@ class SquadV2(QuestionOptions):
     def from_text(self, text: str) -> str:
         """The model's text as an answer; the no-answer phrase, in any case and with a final full stop, is "".
 
-        >>> SquadV2().from_text(" Rollo"), SquadV2().from_text("Unanswerable.")
+        >>> SQuADV2().from_text(" Rollo"), SQuADV2().from_text("Unanswerable.")
         ('Rollo', '')
         """
-        return "" if _fold(text) == _fold(self.no_answer) else text.strip()
+        return "" if _normalize_phrase(text) == _normalize_phrase(self.no_answer) else text.strip()
 
-    def _answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
+    def _read_answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
         """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""
-        answers, impossible = gold_answers(record), said_impossible(record)
+        answers, impossible = read_gold_answers(record), read_is_impossible(record)
         if answers and impossible:
-            raise DataError(
-                f"{record.where}: is_impossible is true, but there is the answer {answers[0]!r}. Correct one."
+            raise RecordError(
+                record.where, f"is_impossible is true, but there is the answer {answers[0]!r}. Correct one."
             )
         if answers == () and impossible is False:
             if not labelled:
                 return None
-            raise DataError(
-                f"{record.where}: is_impossible is false, but there are no answers. Correct one of the two."
-            )
+            raise RecordError(record.where, "is_impossible is false, but there are no answers. Correct one of the two.")
         for answer in filter(None, answers or ()):
             if not self.from_text(answer):
-                raise DataError(
-                    f"{record.where}: the answer {answer!r} reads as the no-answer phrase {self.no_answer!r}. "
-                    "Choose another phrase with task.no_answer."
+                raise RecordError(
+                    record.where,
+                    f"the answer {answer!r} reads as the no-answer phrase {self.no_answer!r}. "
+                    "Choose another phrase with task.no_answer.",
                 )
         return () if impossible else answers
 

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.tasks import LabelOptions, Labels, check_template
-from fivetune.tasks._posts import post_inputs
+from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
 
@@ -39,9 +39,9 @@ class StackOverflowQuality(LabelOptions):
     markup: bool = Field(default=False, description="keep HTML tags and entities")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One post. Raises DataError for a missing or empty text, and for a label outside the set."""
-        inputs, clippable = post_inputs(record, self.template, markup=self.markup)
-        return self.example(record, "Y", inputs, clippable, labelled=labelled)
+        """One post. Raises RecordError for a missing or empty text, and for a label outside the set."""
+        inputs, clippable = fill_post_template(record, self.template, markup=self.markup)
+        return self.build_example(record, "Y", inputs, clippable, labelled=labelled)
 
 
 SAMPLE = (

@@ -12,13 +12,13 @@ Tags may also be written as java|repeat, as "java, repeat" or "java repeat", or 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from fivetune.errors import DataError
-from fivetune.tasks import TaskOptions, check_template, column, record_id
-from fivetune.tasks._posts import post_inputs
+from fivetune.errors import RecordError
+from fivetune.tasks import TaskOptions, check_template, get_column, get_record_id
+from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
 _SEPARATORS = re.compile(r"[<>|,\s]+")
@@ -38,16 +38,17 @@ class StackOverflowTags(TaskOptions):
     markup: bool = Field(default=False, description="keep HTML tags and entities")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One post. Raises DataError for a missing or empty text, and where there are no tags."""
-        inputs, clippable = post_inputs(record, self.template, markup=self.markup)
-        tags = tags_of(column(record, "Tags") if labelled else record.fields.get("Tags"))
+        """One post. Raises RecordError for a missing or empty text, and where there are no tags."""
+        inputs, clippable = fill_post_template(record, self.template, markup=self.markup)
+        tags = parse_tags(get_column(record, "Tags") if labelled else record.fields.get("Tags"))
         if labelled and not tags:
-            raise DataError(
-                f"{record.where}: Tags is {record.fields['Tags']!r}, which names no tag. It must be such as "
-                "<java><repeat>, java|repeat or a list of texts. Mend it, or set data.on_bad_record: skip."
+            raise RecordError(
+                record.where,
+                f"Tags is {record.fields['Tags']!r}, which names no tag. It must be such as "
+                "<java><repeat>, java|repeat or a list of texts. Correct it.",
             )
         targets = ", ".join(tags)
-        return TextExample(record_id(record), inputs, targets, (targets,) if tags else (), clippable)
+        return TextExample(get_record_id(record), inputs, targets, (targets,) if tags else (), clippable)
 
     def from_answer(self, text: str) -> str:
         """Tags in the form of the references; the data's own form is understood.
@@ -55,13 +56,13 @@ class StackOverflowTags(TaskOptions):
         >>> StackOverflowTags().from_answer("<java><repeat>"), StackOverflowTags().from_answer("java, data frame")
         ('java, repeat', 'java, data frame')
         """
-        return ", ".join(tags_of(text)) if text.strip().startswith("<") else text
+        return ", ".join(parse_tags(text)) if text.strip().startswith("<") else text
 
 
-def tags_of(value: Any) -> list[str]:
+def parse_tags(value: object) -> list[str]:
     """The tags of any of the known forms, each once; none of what is neither a text nor a list of texts.
 
-    >>> tags_of("<c#><.net-3.5>"), tags_of("python|pandas"), tags_of(["c++", "c"]), tags_of(None)
+    >>> parse_tags("<c#><.net-3.5>"), parse_tags("python|pandas"), parse_tags(["c++", "c"]), parse_tags(None)
     (['c#', '.net-3.5'], ['python', 'pandas'], ['c++', 'c'], [])
     """
     parts = value if isinstance(value, list | tuple) else [value]

@@ -19,31 +19,27 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fivetune.errors import DataError
-from fivetune.metrics import Spec
-from fivetune.tasks import (
+from fivetune.errors import RecordError
+from fivetune.metrics import MetricSpec
+from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
+from fivetune.tasks._questions import (
     SEPARATOR,
-    TaskOptions,
     TrainAnswers,
     choose_targets,
-    column,
-    gold_answers,
-    is_blank,
-    no_gold,
-    record_id,
-    text_column,
+    make_missing_answers_error,
+    read_gold_answers,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import JsonTable, RawRecord, TextExample
 
 NO_ANSWER = "no answer"
-RIGHT = ("correct answer", "correct")  # what a choice's `type` says of the right one
+CORRECT_TYPES = ("correct answer", "correct")  # values of `type` that mark the right choice
 YES_NO = {"yes": "yes", "true": "yes", "1": "yes", "no": "no", "false": "no", "0": "no"}
 
-_METRICS: Mapping[str, tuple[tuple[Spec, ...], str]] = {
+_METRICS: Mapping[str, tuple[tuple[MetricSpec, ...], str]] = {
     "extractive": (("squad_v2",), "f1"),
     "abstractive": (({"name": "rouge", "types": ("rougeL",), "stemmer": True},), "rougeL_f1"),
     "multiple_choice": (("multiple_choice",), "accuracy"),
@@ -51,13 +47,13 @@ _METRICS: Mapping[str, tuple[tuple[Spec, ...], str]] = {
 }
 
 
-class Unifiedqa(TaskOptions):
+class UnifiedQA(TaskOptions):
     """UnifiedQA's four formats."""
 
     version: ClassVar[int] = 1
 
     format: Literal["extractive", "abstractive", "multiple_choice", "yes_no"] = Field(
-        default="extractive", description="kind of questions; says which columns are read and which metric scores them"
+        default="extractive", description="kind of questions; sets which columns are read and which metric scores them"
     )
     lower_case: bool = Field(default=True, description="lower-case and take off quotes, as UnifiedQA was trained")
     shuffle_choices: bool = Field(
@@ -70,7 +66,7 @@ class Unifiedqa(TaskOptions):
     )
 
     @property
-    def metrics(self) -> tuple[Spec, ...]:
+    def metrics(self) -> tuple[MetricSpec, ...]:
         return _METRICS[self.format][0]
 
     @property
@@ -86,33 +82,33 @@ class Unifiedqa(TaskOptions):
         return self.format == "extractive"
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises DataError for a bad record, or for one without answers if it must be labelled."""
+        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
         stem = "question" not in record.fields and "question_stem" in record.fields
-        question = text_column(record, "question_stem" if stem else "question")
-        meta: dict[str, Any] = {"question": question}
+        question = get_text(record, "question_stem" if stem else "question")
+        meta: JsonTable = {"question": question}
         parts = [question]
         if self.format == "multiple_choice":
-            choices, right = self._choices(record, labelled)
-            meta["choices"] = [self._plain(choice) for choice in choices]
+            choices, right = self._order_choices(record, labelled)
+            meta["choices"] = [self._normalize_text(choice) for choice in choices]
             answers = None if right is None else (choices[right],)
             parts.append(" ".join(f"({name}) {choice}" for name, choice in zip(_LETTERS, choices, strict=False)))
         elif self.format == "yes_no":
-            answers = _yes_no(record, labelled)
+            answers = _read_yes_no(record, labelled)
         else:
-            answers = gold_answers(record)
+            answers = read_gold_answers(record)
             if not labelled and not self.extractive:
                 answers = answers or None
-        context = _context(record)
+        context = _read_context(record)
         if answers is None and labelled:
-            raise no_gold(record)
-        inputs, clippable = self._composed(parts, context)
-        targets, references = self._golds(record, answers)
-        return TextExample(record_id(record), inputs, targets, references, clippable, meta)
+            raise make_missing_answers_error(record)
+        inputs, clippable = self._build_inputs(parts, context)
+        targets, references = self._build_targets(record, answers)
+        return TextExample(get_record_id(record), inputs, targets, references, clippable, meta)
 
     def from_text(self, text: str) -> str:
         """The model's text as an answer; of extractive ones any text with "no answer" in it is "", as in UnifiedQA.
 
-        >>> Unifiedqa().from_text("<No answer>"), Unifiedqa(format="abstractive").from_text(" no answer ")
+        >>> UnifiedQA().from_text("<No answer>"), UnifiedQA(format="abstractive").from_text(" no answer ")
         ('', 'no answer')
         """
         return "" if self.extractive and NO_ANSWER in text.lower() else text.strip()
@@ -121,25 +117,25 @@ class Unifiedqa(TaskOptions):
         """The targets to train on, at least one; an unanswerable question has the phrase."""
         return choose_targets(example, self.train_answers)
 
-    def _golds(self, record: RawRecord, answers: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+    def _build_targets(self, record: RawRecord, answers: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
         """Target and references."""
         if answers is None:
             return "", ()
-        references = tuple(filter(None, map(self._plain, answers)))
+        references = tuple(filter(None, map(self._normalize_text, answers)))
         if references and all(map(self.from_text, references)):
             return references[0], references
         if self.extractive:
             return NO_ANSWER, ("",)
-        raise DataError(
-            f"{record.where}: the question has no answer, and {self.format} questions must have one. "
-            "Use task.format: extractive, or set data.on_bad_record: skip."
+        raise RecordError(
+            record.where,
+            f"the question has no answer, and {self.format} questions must have one. Use task.format: extractive.",
         )
 
-    def _plain(self, text: str) -> str:
+    def _normalize_text(self, text: str) -> str:
         text = " ".join(text.split())
-        return _without_quotes(text.lower(), 0)[0].strip() if self.lower_case else text
+        return _strip_quotes(text.lower(), 0)[0].strip() if self.lower_case else text
 
-    def _composed(self, parts: Sequence[str], context: str) -> tuple[str, tuple[int, int]]:
+    def _build_inputs(self, parts: Sequence[str], context: str) -> tuple[str, tuple[int, int]]:
         """The inputs, with the span of the context, of the question where there is none."""
         cleaned = [" ".join(part.split()) for part in (*parts, context) if part]
         if self.lower_case:
@@ -147,27 +143,27 @@ class Unifiedqa(TaskOptions):
         inputs = SEPARATOR.join(cleaned)
         edge = len(inputs) - len(cleaned[-1]) if context else len(cleaned[0])
         if self.lower_case:
-            inputs, edge = _without_quotes(inputs, edge)
+            inputs, edge = _strip_quotes(inputs, edge)
         return inputs, (edge, len(inputs)) if context else (0, edge)
 
-    def _choices(self, record: RawRecord, labelled: bool) -> tuple[list[str], int | None]:
+    def _order_choices(self, record: RawRecord, labelled: bool) -> tuple[list[str], int | None]:
         """The choices in the order in which they are shown, and the place of the right one."""
         texts, names, marked = _read_choices(record)
-        given = _given(record, labelled and marked is None)
-        right = _place(record, texts, names, given) if given[0] else marked
+        given = _read_answer_column(record, labelled and marked is None)
+        right = _find_choice_index(record, texts, names, given) if given[0] else marked
         order = list(range(len(texts)))
         if self.shuffle_choices:
-            order.sort(key=lambda i: hashlib.blake2b(f"{record_id(record)}\n{i}".encode(errors="replace")).digest())
+            order.sort(key=lambda i: hashlib.blake2b(f"{get_record_id(record)}\n{i}".encode(errors="replace")).digest())
         return [texts[i] for i in order], None if right is None else order.index(right)
 
 
 _LETTERS = string.ascii_lowercase
 
 
-def _without_quotes(text: str, place: int) -> tuple[str, int]:
+def _strip_quotes(text: str, place: int) -> tuple[str, int]:
     """A line without its first and last single quote if it has two, and where a place in it has moved to.
 
-    >>> _without_quotes("who sang 'help' live?", 17)
+    >>> _strip_quotes("who sang 'help' live?", 17)
     ('who sang help live?', 15)
     """
     first, last = text.find("'"), text.rfind("'")
@@ -176,12 +172,12 @@ def _without_quotes(text: str, place: int) -> tuple[str, int]:
     return text[:first] + text[first + 1 : last] + text[last + 1 :], place - (first < place) - (last < place)
 
 
-def _context(record: RawRecord) -> str:
+def _read_context(record: RawRecord) -> str:
     """The passage of the column context or passage, "" where there is none."""
     for name in ("context", "passage"):
         value = record.fields.get(name)
         if not isinstance(value, str | None):
-            raise DataError(f"{record.where}: {name} is {value!r:.80}. It must be text, empty if there is none.")
+            raise RecordError(record.where, f"{name} is {value!r:.80}. It must be text, empty if there is none.")
         if value and value.strip():
             return value.strip()
     return ""
@@ -189,35 +185,37 @@ def _context(record: RawRecord) -> str:
 
 def _read_choices(record: RawRecord) -> tuple[list[str], list[str], int | None]:
     """Texts, names, and the place of the one that is marked as right, if one is."""
-    given = column(record, "choices")
-    names: Any = list(_LETTERS)
+    given = get_column(record, "choices")
+    names: Sequence[object] = list(_LETTERS)
     if isinstance(given, Mapping):
         names = given.get("label") or names
         given = given.get("text")
     items = given if isinstance(given, list | tuple) else []
-    texts: list[Any] = [item.get("text") if isinstance(item, Mapping) else item for item in items]
-    if not 2 <= len(texts) <= len(_LETTERS) or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise DataError(
-            f"{record.where}: choices is {given!r:.80}. It must be a list of 2 to {len(_LETTERS)} texts, none empty, "
-            'of {"text": ...}, or {"text": [...], "label": [...]}.'
+    options: list[object] = [item.get("text") if isinstance(item, Mapping) else item for item in items]
+    texts = [text for text in options if isinstance(text, str) and text.strip()]
+    if not 2 <= len(options) <= len(_LETTERS) or len(texts) < len(options):
+        raise RecordError(
+            record.where,
+            f"choices is {given!r:.80}. It must be a list of 2 to {len(_LETTERS)} texts, none empty, "
+            'of {"text": ...}, or {"text": [...], "label": [...]}.',
         )
     if items and isinstance(items[0], Mapping) and "label" in items[0]:
         names = [item.get("label") for item in items]
-    marked = [i for i, item in enumerate(items) if isinstance(item, Mapping) and item.get("type") in RIGHT]
+    marked = [i for i, item in enumerate(items) if isinstance(item, Mapping) and item.get("type") in CORRECT_TYPES]
     return texts, [str(name) for name in names[: len(texts)]], marked[0] if marked else None
 
 
-def _given(record: RawRecord, labelled: bool) -> tuple[str, Any]:
+def _read_answer_column(record: RawRecord, labelled: bool) -> tuple[str, object]:
     """The column that names the right choice, and its value; ("", None) if there is none and none is needed."""
     for name in ("answer", "answerKey", "label"):
         if not is_blank(record, name):
             return name, record.fields[name]
     if labelled:
-        text_column(record, "answer")  # says what is wrong with it
+        get_text(record, "answer")  # raises with the reason
     return "", None
 
 
-def _place(record: RawRecord, texts: Sequence[str], names: Sequence[str], given: tuple[str, Any]) -> int:
+def _find_choice_index(record: RawRecord, texts: Sequence[str], names: Sequence[str], given: tuple[str, object]) -> int:
     """The place of the right choice: `answer` is its text or name, the other columns its name, or a place from 0."""
     key, value = given
     word = str(value).strip().lower()
@@ -227,21 +225,21 @@ def _place(record: RawRecord, texts: Sequence[str], names: Sequence[str], given:
             return folded.index(word)
     if word.isdecimal() and int(word) < len(texts):
         return int(word)
-    raise DataError(
-        f"{record.where}: {key} is {value!r}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
-        f"its name ({', '.join(names)}), or its place from 0. Correct it, or set data.on_bad_record: skip."
+    raise RecordError(
+        record.where,
+        f"{key} is {value!r}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
+        f"its name ({', '.join(names)}), or its place from 0. Correct it.",
     )
 
 
-def _yes_no(record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
-    name, given = _given(record, labelled)
+def _read_yes_no(record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
+    name, given = _read_answer_column(record, labelled)
     if not name:
         return None
     word = str(given).strip().lower()
     if word not in YES_NO:
-        raise DataError(
-            f"{record.where}: {name} is {given!r}. It must be yes or no, true or false, 1 or 0. Correct it, or set "
-            "data.on_bad_record: skip."
+        raise RecordError(
+            record.where, f"{name} is {given!r}. It must be yes or no, true or false, 1 or 0. Correct it."
         )
     return (YES_NO[word],)
 

@@ -1,4 +1,4 @@
-"""Which device is used, and what the machine is: unknown facts are None, never a guess."""
+"""Choice of the device and the precision, and facts about the machine; unknown facts are None, never a guess."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
-from fivetune.errors import ConfigError, EnvironmentProblem
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.memory import is_out_of_memory
+from fivetune.types import JsonTable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
 
@@ -43,7 +43,7 @@ PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     "L40S": (91.6, 362, 362),  # NVIDIA L40S data sheet
     "RTX 6000 ADA GENERATION": (91.1, 364.2, 364.2),  # NVIDIA AD102 white paper
     "RTX 4090": (82.6, 165.2, 165.2),  # NVIDIA AD102 white paper, with fp32 accumulation
-    "H100": (66.9, 989.4, 989.4),  # NVIDIA H100 white paper: the SXM5 board; its name says no form
+    "H100": (66.9, 989.4, 989.4),  # NVIDIA H100 white paper: the SXM5 board; its name gives no form
     "H100 PCIE": (51.2, 756, 756),
     "H100 NVL": (60, 835, 835),  # NVIDIA H100 data sheet
     "H200": (66.9, 989.4, 989.4),  # NVIDIA H200 data sheet: the SXM5 board
@@ -51,71 +51,75 @@ PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     "GH200": (66.9, 989.4, 989.4),  # NVIDIA GH200 data sheet
     "B200": (75, 2250, 2250),  # NVIDIA HGX B200: an eighth of the board's
 }
-"""Dense peaks in 10^12 operations a second: fp32 without tensor cores, 16-bit products on them. Data sheets often give
-the figure with structured sparsity, which is twice as high. None: the device has no such arithmetic."""
-MAKERS = {"NVIDIA", "TESLA", "GEFORCE"}
-MEMORY = re.compile(r"\d+GB?|HBM\d\w*")
+"""Dense peaks in 10^12 operations per second: fp32 without tensor cores, 16-bit products with them. Data sheets often
+state the value with structured sparsity, which is twice as high. None: not supported by the device."""
+VENDORS = {"NVIDIA", "TESLA", "GEFORCE"}
+MEMORY_SIZE = re.compile(r"\d+GB?|HBM\d\w*")
 
 
-def pick_device(asked: str) -> str:
-    """The device to use; `auto` takes CUDA, then MPS, then the CPU. Raises EnvironmentProblem if it is not there."""
-    if asked == "auto":
+def pick_device(requested: str) -> str:
+    """The device to use; `auto` prefers CUDA, then MPS, then the CPU. Raises FiveTuneEnvironmentError if missing."""
+    if requested == "auto":
         if torch.cuda.is_available():
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
-    kind, _, index = asked.partition(":")
+    kind, _, index = requested.partition(":")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
     if int(index or 0) >= there:
-        raise EnvironmentProblem(f"device: {asked} is asked for, this machine has {there} of {kind}. Use auto or cpu.")
-    return asked
+        raise FiveTuneEnvironmentError(
+            f"device: {requested} is not available, this machine has {there} of {kind}. Use auto or cpu."
+        )
+    return requested
 
 
-def pick_precision(asked: str, device: str) -> str:
-    """fp32, bf16 or fp16; `auto` takes bf16 where the device computes in it, else fp32."""
+def pick_precision(requested: str, device: str) -> str:
+    """fp32, bf16 or fp16; `auto` is bf16 where the device computes natively in it, else fp32."""
     native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
-    if asked == "auto":
+    if requested == "auto":
         return "bf16" if native else "fp32"
-    if asked == "fp16" and device == "mps":
+    if requested == "fp16" and device == "mps":
         raise ConfigError("train.precision: fp16 is not supported on mps. Use auto.")
-    return asked
+    return requested
 
 
-def num_cores() -> int:
-    """Physical cores that this process may use; OMP_NUM_THREADS, where it is set, is the user's word."""
+def count_cores() -> int:
+    """Physical cores that this process may use; OMP_NUM_THREADS overrides it."""
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
 
 
-def peak_flops(name: str, precision: str) -> float | None:
-    """Operations a second that a device can do at most, dense; None where that is not known.
+def find_peak_flops(name: str, precision: str) -> float | None:
+    """Peak dense operations per second of a device; None where unknown.
 
-    The words of the name, but for the maker's and the memory's, must be those of PEAK_TERAFLOPS: a laptop's version, a
-    slice of a device (MIG) or another form of it is another device.
+    The words of the name, without vendor and memory size, must match PEAK_TERAFLOPS exactly: a laptop version, a MIG
+    instance or another form factor is another device.
 
     Args:
-        name: as the driver gives it.
+        name: the driver's name of the device.
         precision: fp32, fp16 or bf16.
 
-    >>> peak_flops("NVIDIA A100-SXM4-80GB", "bf16"), peak_flops("NVIDIA H100 80GB HBM3", "bf16")
+    >>> find_peak_flops("NVIDIA A100-SXM4-80GB", "bf16"), find_peak_flops("NVIDIA H100 80GB HBM3", "bf16")
     (312000000000000.0, 989400000000000.0)
-    >>> peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), peak_flops("Tesla T4", "bf16")
+    >>> find_peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), find_peak_flops("Tesla T4", "bf16")
     (None, None)
     """
-    words = [word for word in re.split(r"[\s-]+", name.upper()) if word not in MAKERS and not MEMORY.fullmatch(word)]
+    words = [
+        word for word in re.split(r"[\s-]+", name.upper()) if word not in VENDORS and not MEMORY_SIZE.fullmatch(word)
+    ]
     peaks = PEAK_TERAFLOPS.get(" ".join(words))
     peak = peaks[("fp32", "fp16", "bf16").index(precision)] if peaks else None
     return None if peak is None else peak * 1e12
 
 
-def peak_of(device: str, precision: str) -> float | None:
-    """`peak_flops` of a device that torch knows; None for all but CUDA devices."""
-    return peak_flops(torch.cuda.get_device_name(device), precision) if device.startswith("cuda") else None
+def get_device_peak_flops(device: str, precision: str) -> float | None:
+    """`find_peak_flops` of a torch device; None for devices other than CUDA."""
+    return find_peak_flops(torch.cuda.get_device_name(device), precision) if device.startswith("cuda") else None
 
 
-def peak_bytes(device: str) -> int | None:
-    """Most memory used so far: allocated on a CUDA device, resident for a CPU process."""
+def get_peak_memory_bytes(device: str) -> int | None:
+    """Peak memory so far: allocated on a CUDA device, resident for a CPU process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
     if (status := Path("/proc/self/status")).is_file():  # ru_maxrss of a child begins with its parent's peak
@@ -124,50 +128,50 @@ def peak_bytes(device: str) -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def reset_peak(device: str) -> None:
-    """Let `peak_bytes` of a CUDA device count from here; a process cannot forget its own peak."""
+def reset_peak_memory(device: str) -> None:
+    """Reset the peak of a CUDA device; the peak of a CPU process cannot be reset."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turn an allocation that failed, on any device, into an EnvironmentProblem that says what to lower."""
+def translate_oom_errors() -> Iterator[None]:
+    """Turn a failed allocation on any device into a FiveTuneEnvironmentError that names the settings to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise EnvironmentProblem(
+        raise FiveTuneEnvironmentError(
             f"device: out of memory: {(str(error) or 'no details').splitlines()[0]} "
             "Lower train.batch_size (keep train.global_batch_size: the result stays the same), "
             "data.max_input_tokens, or eval.batch_size if it happened in an evaluation."
         ) from None
 
 
-def machine_facts(device: str) -> dict[str, Any]:
-    """Device, host, versions, commit: what a reader needs to judge a figure."""
+def collect_machine_info(device: str) -> JsonTable:
+    """Device, host, versions and commit, for machine.json."""
     return {
-        "device": _device_facts(device),
+        "device": _describe_device(device),
         "host": {
-            "cpu": _cpu_name(),
-            "num_cores": num_cores(),
+            "cpu": _read_cpu_name(),
+            "num_cores": count_cores(),
             "memory_bytes": psutil.virtual_memory().total,
             "os": platform.platform(terse=True),
         },
-        "versions": {"python": platform.python_version(), **_versions()},
-        "git": _git_facts(),
+        "versions": {"python": platform.python_version(), **_collect_versions()},
+        "git": _read_git_state(),
     }
 
 
-def _device_facts(device: str) -> dict[str, Any]:
+def _describe_device(device: str) -> JsonTable:
     if not device.startswith("cuda"):
-        return {"kind": device, "name": _cpu_name() if device == "cpu" else None, "memory_bytes": None}
+        return {"kind": device, "name": _read_cpu_name() if device == "cpu" else None, "memory_bytes": None}
     facts = torch.cuda.get_device_properties(device)
     return {"kind": "cuda", "name": facts.name, "memory_bytes": facts.total_memory}
 
 
-def _cpu_name() -> str | None:
+def _read_cpu_name() -> str | None:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -176,7 +180,7 @@ def _cpu_name() -> str | None:
     return platform.processor() or None
 
 
-def _versions() -> dict[str, str | None]:
+def _collect_versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for package in ("fivetune", *PACKAGES):
         try:
@@ -186,8 +190,8 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _git_facts() -> dict[str, Any]:
-    """Commit of the sources, and whether they were changed since; None outside a checkout."""
+def _read_git_state() -> JsonTable:
+    """Commit of the sources and whether they have changes; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

@@ -1,9 +1,9 @@
-"""The step clock: what the seconds of an optimizer step went into, without making the host wait for the device.
+"""The step clock: time of an optimizer step by phase, without synchronising with the device.
 
-In: `begin`, `enter(phase)` and `end` around the parts of a step. Out: a StepTimes, to be read once it is done.
-A mark ends one phase and begins the next, so the phases of a step add up to the step. On the CPU a mark is a time. On a
-CUDA device it is an event in the stream, so that each phase is measured where its work is done; a device that has
-nothing to do waits for the host, and that time counts as the phase which the host is in.
+In: `begin`, `enter(phase)` and `end` around the parts of a step. Out: a StepTimes, to be read when the step is done.
+A stamp ends one phase and begins the next, so the phases of a step sum to the step. On the CPU a stamp is a time. On
+CUDA it is an event in the stream, so that each phase is measured on the device; time in which an idle device waits for
+the host counts as the phase that the host is in.
 
     begin         enter("host")  enter("forward")  enter("backward")  enter("optimizer")     end
       |  data           |  host        |  forward       |  backward         |  optimizer      |
@@ -15,33 +15,36 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from fivetune.types import PHASES
 
 WARM_UP_STEPS = 3
-"""Steps after a start, a resume or a change of the batch size whose times say nothing about later ones: kernels are
-compiled and chosen, memory is taken from the system, caches are cold. The step of the change is one of them."""
+"""Steps after a start, a resume or a change of the batch size (that step included) whose times do not represent later
+ones: kernels are compiled and chosen, memory is allocated, caches are cold."""
 
 
-class Clock(Protocol):
-    """Stamps that can be taken at once and read later."""
+Stamp = TypeVar("Stamp")
 
-    def stamp(self) -> Any: ...
 
-    def is_done(self, stamp: Any) -> bool: ...
+class Clock(Protocol[Stamp]):
+    """Stamps that are taken without waiting and read later."""
 
-    def wait(self, stamp: Any) -> None: ...
+    def stamp(self) -> Stamp: ...
 
-    def seconds(self, first: Any, last: Any) -> float: ...
+    def is_done(self, stamp: Stamp) -> bool: ...
 
-    def give_back(self, stamps: Iterable[Any]) -> None: ...
+    def wait(self, stamp: Stamp) -> None: ...
+
+    def measure_seconds(self, first: Stamp, last: Stamp) -> float: ...
+
+    def release(self, stamps: Iterable[Stamp]) -> None: ...
 
 
 class HostClock:
-    """Stamps are times of the host."""
+    """Stamps are host times."""
 
     def stamp(self) -> float:
         return time.perf_counter()
@@ -50,82 +53,82 @@ class HostClock:
         return True
 
     def wait(self, stamp: float) -> None:
-        """Nothing is under way."""
+        """No-op: a host time is known at once."""
 
-    def seconds(self, first: float, last: float) -> float:
+    def measure_seconds(self, first: float, last: float) -> float:
         return last - first
 
-    def give_back(self, stamps: Iterable[float]) -> None:
-        """Times are not used again."""
+    def release(self, stamps: Iterable[float]) -> None:
+        """No-op: times are not reused."""
 
 
 class EventClock:
-    """Stamps are events in a device's stream, used again once they were read.
+    """Stamps are events in a device's stream, reused after they are read.
 
     Args:
-        new: makes an event with `record`, `query`, `synchronize` and `elapsed_time` (in milliseconds).
+        new: creates an event with `record`, `query`, `synchronize` and `elapsed_time` (in milliseconds).
     """
 
-    def __init__(self, new: Callable[[], Any]) -> None:
+    def __init__(self, new: Callable[[], torch.cuda.Event]) -> None:
         self._new = new
-        self._free: list[Any] = []
+        self._free: list[torch.cuda.Event] = []
 
-    def stamp(self) -> Any:
+    def stamp(self) -> torch.cuda.Event:
         event = self._free.pop() if self._free else self._new()
         event.record()
         return event
 
-    def is_done(self, stamp: Any) -> bool:
+    def is_done(self, stamp: torch.cuda.Event) -> bool:
         return stamp.query()
 
-    def wait(self, stamp: Any) -> None:
+    def wait(self, stamp: torch.cuda.Event) -> None:
         stamp.synchronize()
 
-    def seconds(self, first: Any, last: Any) -> float:
+    def measure_seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return first.elapsed_time(last) / 1000
 
-    def give_back(self, stamps: Iterable[Any]) -> None:
+    def release(self, stamps: Iterable[torch.cuda.Event]) -> None:
         self._free.extend(stamps)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The marks of one step. They belong to the step: read it once.
+    """The stamps of one step. Read it once: reading releases the stamps.
 
     Args:
-        phases: what begins with each of the stamps but the last, which is the end.
-        divided: whether the clock sees where the work is done, so that the phases are known.
-        warm_up: whether it is one of the first WARM_UP_STEPS.
+        phases: the phase that begins at each stamp but the last, which ends the step.
+        has_phases: whether the clock measures on the device, so that phases are known.
+        warm_up: whether the step is one of the first WARM_UP_STEPS.
     """
 
-    clock: Clock
+    clock: Clock[Any]
     phases: tuple[str, ...]
-    stamps: tuple[Any, ...]
-    divided: bool
+    stamps: tuple[object, ...]
+    has_phases: bool
     warm_up: bool
 
     def is_done(self) -> bool:
-        """Whether the device has done the step; asks, and does not wait."""
+        """Whether the device has finished the step; does not wait."""
         return self.clock.is_done(self.stamps[-1])
 
     def read(self) -> tuple[float, dict[str, float]]:
-        """Seconds of the step, and by phase, those that came up; waits if the step is not done."""
+        """Seconds of the step, and by phase; waits if the step is not finished."""
         self.clock.wait(self.stamps[-1])
         pairs = zip(self.stamps, self.stamps[1:], strict=False)
-        parts = [max(0.0, self.clock.seconds(first, last)) for first, last in pairs]
+        parts = [max(0.0, self.clock.measure_seconds(first, last)) for first, last in pairs]
         by_phase: dict[str, float] = {}
         for phase, seconds in zip(self.phases, parts, strict=True):
             by_phase[phase] = by_phase.get(phase, 0.0) + seconds
-        self.clock.give_back(self.stamps)
+        self.clock.release(self.stamps)
         whole = sum(by_phase.values())
-        return whole, {phase: by_phase[phase] for phase in PHASES if phase in by_phase} if self.divided else {}
+        return whole, {phase: by_phase[phase] for phase in PHASES if phase in by_phase} if self.has_phases else {}
 
 
 class Meter:
-    """Measures one step after the other.
+    """Measures consecutive steps.
 
-    What the host does between two steps (records, trackers, the terminal) is the beginning of the second one's "host",
-    unless `rest` says that something else stood between.
+    Work of the host between two steps (records, trackers, the terminal) counts as "host" of the second one, unless
+    `pause` excludes it.
 
     >>> ticks = iter([0.0, 2.0, 3.0, 3.5, 3.5, 4.0, 5.0, 5.0])
     >>> clock = HostClock()
@@ -137,46 +140,49 @@ class Meter:
     (1.5, {'data': 1.0, 'host': 0.5})
     """
 
-    def __init__(self, clock: Clock, *, divided: bool = True) -> None:
+    def __init__(self, clock: Clock[Any], *, has_phases: bool = True) -> None:
         self._clock = clock
-        self._divided = divided
+        self._divided = has_phases
         self._phases: list[str] = []
-        self._stamps: list[Any] = []
+        self._stamps: list[object] = []
         self._num_warm = 0
 
     @classmethod
-    def of(cls, device: str) -> Meter:
-        """The meter of a device; of one that is neither a CPU nor CUDA, the phases stay unknown."""
+    def from_device(cls, device: str) -> Meter:
+        """The meter of a device; phases are unknown on devices other than CPU and CUDA."""
         kind = device.partition(":")[0]
         clock = EventClock(partial(torch.cuda.Event, enable_timing=True)) if kind == "cuda" else HostClock()
-        return cls(clock, divided=kind in ("cpu", "cuda"))
+        return cls(clock, has_phases=kind in ("cpu", "cuda"))
 
     def begin(self) -> None:
-        """A step begins with waiting for its batch."""
+        """Begin a step with the phase "data"."""
         self.enter("data")
 
     def enter(self, phase: str) -> None:
-        """From here on the time belongs to `phase`, one of PHASES, which may come several times."""
+        """Begin `phase`, one of PHASES; a phase can occur several times."""
         assert phase in PHASES, phase
         self._phases.append(phase)
         self._stamps.append(self._clock.stamp())
 
     def end(self) -> StepTimes:
-        """The step is over as soon as the device has done what it was given so far."""
+        """End the step: it is finished when the device has finished the work queued so far."""
         times = StepTimes(
-            clock=self._clock, phases=tuple(self._phases), stamps=(*self._stamps, self._clock.stamp()),
-            divided=self._divided, warm_up=self._num_warm < WARM_UP_STEPS,
-        )  # fmt: skip
+            clock=self._clock,
+            phases=tuple(self._phases),
+            stamps=(*self._stamps, self._clock.stamp()),
+            has_phases=self._divided,
+            warm_up=self._num_warm < WARM_UP_STEPS,
+        )
         self._num_warm += 1
         self._phases, self._stamps = [], []
         self.enter("host")
         return times
 
-    def rest(self) -> None:
-        """What comes now belongs to no step."""
-        self._clock.give_back(self._stamps)
+    def pause(self) -> None:
+        """Exclude the time from now until the next phase."""
+        self._clock.release(self._stamps)
         self._phases, self._stamps = [], []
 
-    def warm_up(self) -> None:
-        """Something changed: the step that is under way, or comes next, is the first to warm up again."""
+    def reset_warm_up(self) -> None:
+        """Mark the current or next step as the first of a new warm-up."""
         self._num_warm = 0

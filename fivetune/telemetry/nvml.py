@@ -1,8 +1,8 @@
-"""The NVIDIA devices of this node, by NVML (the package nvidia-ml-py): what nvidia-smi shows.
+"""The NVIDIA devices of this node, by NVML (the package nvidia-ml-py).
 
-In: the processes of this run. Out: a DeviceSample per device, MIG instances behind theirs. Without driver or package
-there are no devices. Every counter is asked for by itself: a call that fails, or answers with something that cannot
-be, makes its own counter None and no other.
+In: the processes of this run. Out: a DeviceSample per device, MIG instances after their device; () without driver or
+package. Each counter is queried separately: a call that fails or returns an impossible value makes only its own counter
+None.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fivetune.telemetry.host import ask
-from fivetune.types import DeviceSample
+from fivetune.rundir.records import DeviceSample
+from fivetune.telemetry.host import call_or_none
 
-THROTTLE_REASONS = {  # nvml.h, nvmlClocksEventReason*; an idle device (bit 0) is not held down
+THROTTLE_REASONS = {  # nvml.h, nvmlClocksEventReason*; bit 0, an idle device, is not a throttle reason
     0x002: "applications_clocks_setting",
     0x004: "sw_power_cap",
     0x008: "hw_slowdown",
@@ -30,15 +30,15 @@ THROTTLE_REASONS = {  # nvml.h, nvmlClocksEventReason*; an idle device (bit 0) i
     0x200: "board_limit",
     0x400: "reliability",
 }
-IDLE = 0x001
-MOST = 2**50  # bytes, millijoules: above it the driver means "not known" (all bits set) or is out of its mind
+IDLE_BIT = 0x001
+MAX_COUNTER = 2**50  # bytes, millijoules: larger values are NVML's "not available" (all bits set) or invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device or MIG instance: its handle, and what does not change."""
+class NvmlDevice:
+    """One device or MIG instance: its handle and constant properties."""
 
-    handle: Any
+    handle: object
     index: int
     mig: int | None = None
     name: str | None = None
@@ -46,19 +46,19 @@ class Device:
 
 
 class Nvml:
-    """All devices of the node, also those that CUDA_VISIBLE_DEVICES hides.
+    """All devices of the node, including those hidden by CUDA_VISIBLE_DEVICES.
 
     Args:
         library: a module with the functions of `pynvml`; None imports it.
-        environ: where CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are looked up.
+        environ: environment with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
     """
 
-    def __init__(self, library: Any = None, environ: Mapping[str, str] = os.environ) -> None:
-        self._library = library if library is not None else ask(import_module, "pynvml")
+    def __init__(self, library: object = None, environ: Mapping[str, str] = os.environ) -> None:
+        self._library: Any = library if library is not None else call_or_none(import_module, "pynvml")
         self._environ = environ
-        self._devices: list[Device] = []
+        self._devices: list[NvmlDevice] = []
         self._cuda_index: dict[int, int] = {}
-        self._sees_all_processes = ask(Path("/proc/2/comm").read_text) == "kthreadd\n"
+        self._sees_all_processes = call_or_none(Path("/proc/2/comm").read_text) == "kthreadd\n"
         try:
             self._library.nvmlInit()
             self._is_open = True
@@ -66,88 +66,98 @@ class Nvml:
             self._is_open = False
 
     def sample(self, pids: frozenset[int] = frozenset()) -> tuple[DeviceSample, ...]:
-        """Every device as it is now; `pids` are the processes of this run."""
+        """A sample of every device; `pids` are the processes of this run."""
         if self._is_open and (not self._devices or any(device.handle is None for device in self._devices)):
-            self._devices = list(self._found())
-            self._cuda_index = {place: index for index, place in enumerate(cuda_order(self._devices, self._environ))}
-        return tuple(self._sample(device, self._cuda_index.get(i), pids) for i, device in enumerate(self._devices))
+            self._devices = list(self._find_devices())
+            self._cuda_index = {
+                place: index for index, place in enumerate(find_cuda_order(self._devices, self._environ))
+            }
+        return tuple(
+            self._sample_device(device, self._cuda_index.get(i), pids) for i, device in enumerate(self._devices)
+        )
 
     def close(self) -> None:
         if self._is_open:
-            self._ask("Shutdown")
+            self._call("Shutdown")
 
-    def _ask(self, name: str, *values: Any, **named: Any) -> Any:
-        return ask(lambda: getattr(self._library, f"nvml{name}")(*values, **named))
+    def _call(self, name: str, *values: object, **named: object) -> object:
+        return call_or_none(lambda: getattr(self._library, f"nvml{name}")(*values, **named))
 
-    def _found(self) -> Iterator[Device]:
-        for index in range(whole(self._ask("DeviceGetCount"), most=1024) or 0):
-            handle = self._ask("DeviceGetHandleByIndex", index)
-            yield self._described(handle, index)
-            modes = self._ask("DeviceGetMigMode", handle)  # now, after the next reset
+    def _find_devices(self) -> Iterator[NvmlDevice]:
+        for index in range(validate_count(self._call("DeviceGetCount"), maximum=1024) or 0):
+            handle = self._call("DeviceGetHandleByIndex", index)
+            yield self._describe_device(handle, index)
+            modes = self._call("DeviceGetMigMode", handle)  # current mode, mode after the next reset
             if not (isinstance(modes, list) and modes[:1] == [1]):
                 continue
-            for mig in range(whole(self._ask("DeviceGetMaxMigDeviceCount", handle), most=64) or 0):
-                if (instance := self._ask("DeviceGetMigDeviceHandleByIndex", handle, mig)) is not None:
-                    yield self._described(instance, index, mig)
+            for mig in range(validate_count(self._call("DeviceGetMaxMigDeviceCount", handle), maximum=64) or 0):
+                if (instance := self._call("DeviceGetMigDeviceHandleByIndex", handle, mig)) is not None:
+                    yield self._describe_device(instance, index, mig)
 
-    def _described(self, handle: Any, index: int, mig: int | None = None) -> Device:
-        name, uuid = self._ask("DeviceGetName", handle), self._ask("DeviceGetUUID", handle)
-        return Device(handle, index, mig, _text(name), _text(uuid))
+    def _describe_device(self, handle: object, index: int, mig: int | None = None) -> NvmlDevice:
+        name, uuid = self._call("DeviceGetName", handle), self._call("DeviceGetUUID", handle)
+        return NvmlDevice(handle, index, mig, _decode_text(name), _decode_text(uuid))
 
-    def _sample(self, device: Device, cuda_index: int | None, pids: frozenset[int]) -> DeviceSample:
+    def _sample_device(self, device: NvmlDevice, cuda_index: int | None, pids: frozenset[int]) -> DeviceSample:
         handle = device.handle
-        busy = self._ask("DeviceGetUtilizationRates", handle)
-        used, total = self._memory(handle)
+        busy = self._call("DeviceGetUtilizationRates", handle)
+        used, total = self._read_memory_bytes(handle)
         return DeviceSample(
             index=device.index,
             mig=device.mig,
             name=device.name,
             cuda_index=cuda_index,
-            utilisation=number(getattr(busy, "gpu", None), unit=0.01, most=100),
-            memory_busy=number(getattr(busy, "memory", None), unit=0.01, most=100),
+            utilisation=scale_counter(getattr(busy, "gpu", None), scale=0.01, maximum=100),
+            memory_busy=scale_counter(getattr(busy, "memory", None), scale=0.01, maximum=100),
             memory_used_bytes=used,
             memory_total_bytes=total,
-            temperature_celsius=self._temperature(handle),
-            power_watts=self._number("DeviceGetPowerUsage", handle, unit=0.001, most=10**7),
-            power_limit_watts=self._number("DeviceGetEnforcedPowerLimit", handle, unit=0.001, most=10**7),
-            sm_clock_mhz=self._number("DeviceGetClockInfo", handle, 1, most=10**5),  # NVML_CLOCK_SM
-            memory_clock_mhz=self._number("DeviceGetClockInfo", handle, 2, most=10**5),  # NVML_CLOCK_MEM
-            throttle_reasons=self._throttle_reasons(handle),
-            pcie_sent_bytes_per_second=self._number("DeviceGetPcieThroughput", handle, 0, unit=1000, most=2**31),
-            pcie_received_bytes_per_second=self._number("DeviceGetPcieThroughput", handle, 1, unit=1000, most=2**31),
-            energy_joules=self._number("DeviceGetTotalEnergyConsumption", handle, unit=0.001, most=MOST),
-            ours=self._ours(handle, pids),
+            temperature_celsius=self._read_temperature(handle),
+            power_watts=self._read_number("DeviceGetPowerUsage", handle, scale=0.001, maximum=10**7),
+            power_limit_watts=self._read_number("DeviceGetEnforcedPowerLimit", handle, scale=0.001, maximum=10**7),
+            sm_clock_mhz=self._read_number("DeviceGetClockInfo", handle, 1, maximum=10**5),  # NVML_CLOCK_SM
+            memory_clock_mhz=self._read_number("DeviceGetClockInfo", handle, 2, maximum=10**5),  # NVML_CLOCK_MEM
+            throttle_reasons=self._read_throttle_reasons(handle),
+            pcie_sent_bytes_per_second=self._read_number(
+                "DeviceGetPcieThroughput", handle, 0, scale=1000, maximum=2**31
+            ),
+            pcie_received_bytes_per_second=self._read_number(
+                "DeviceGetPcieThroughput", handle, 1, scale=1000, maximum=2**31
+            ),
+            energy_joules=self._read_number(
+                "DeviceGetTotalEnergyConsumption", handle, scale=0.001, maximum=MAX_COUNTER
+            ),
+            ours=self._is_used_by(handle, pids),
         )
 
-    def _number(self, name: str, *values: Any, unit: float = 1.0, most: float) -> float | None:
-        return number(self._ask(name, *values), unit=unit, most=most)
+    def _read_number(self, name: str, *values: object, scale: float = 1.0, maximum: float) -> float | None:
+        return scale_counter(self._call(name, *values), scale=scale, maximum=maximum)
 
-    def _memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Bytes used and there are. Version 2 counts as nvidia-smi does; the first takes the driver's own for used."""
+    def _read_memory_bytes(self, handle: object) -> tuple[int | None, int | None]:
+        """Used and total bytes. Version 2 counts as nvidia-smi does; version 1 adds the driver's own memory to used."""
         version = getattr(self._library, "nvmlMemory_v2", None)
-        memory = self._ask("DeviceGetMemoryInfo", handle, version=version) if version else None
-        memory = memory or self._ask("DeviceGetMemoryInfo", handle)
-        total = whole(getattr(memory, "total", None), most=MOST) or None
-        return whole(getattr(memory, "used", None), most=total or MOST), total
+        memory = self._call("DeviceGetMemoryInfo", handle, version=version) if version else None
+        memory = memory or self._call("DeviceGetMemoryInfo", handle)
+        total = validate_count(getattr(memory, "total", None), maximum=MAX_COUNTER) or None
+        return validate_count(getattr(memory, "used", None), maximum=total or MAX_COUNTER), total
 
-    def _temperature(self, handle: Any) -> float | None:
-        """Degrees of the chip; the second call is the one of older drivers."""
+    def _read_temperature(self, handle: object) -> float | None:
+        """Temperature of the chip; older drivers have only the second call."""
         for name in ("DeviceGetTemperatureV", "DeviceGetTemperature"):
-            if degrees := self._number(name, handle, 0, most=200):  # NVML_TEMPERATURE_GPU; 0 is not one
+            if degrees := self._read_number(name, handle, 0, maximum=200):  # NVML_TEMPERATURE_GPU; 0 is not one
                 return degrees
         return None
 
-    def _throttle_reasons(self, handle: Any) -> tuple[str, ...] | None:
-        """The second call is the one of older drivers."""
+    def _read_throttle_reasons(self, handle: object) -> tuple[str, ...] | None:
+        """Reasons of lowered clocks; older drivers have only the second call."""
         for name in ("DeviceGetCurrentClocksEventReasons", "DeviceGetCurrentClocksThrottleReasons"):
-            bits = whole(self._ask(name, handle), most=2**32)
+            bits = validate_count(self._call(name, handle), maximum=2**32)
             if bits is not None:
-                return reasons_of(bits)
+                return decode_throttle_reasons(bits)
         return None
 
-    def _ours(self, handle: Any, pids: frozenset[int]) -> bool | None:
-        """Whether one of `pids` computes here; a container hides others' numbers, or shows the host's: not known."""
-        processes = self._ask("DeviceGetComputeRunningProcesses", handle)
+    def _is_used_by(self, handle: object, pids: frozenset[int]) -> bool | None:
+        """Whether one of `pids` computes on the device; None in a container, which hides or renumbers processes."""
+        processes = self._call("DeviceGetComputeRunningProcesses", handle)
         if not isinstance(processes, list):
             return None
         if any(getattr(process, "pid", None) in pids for process in processes):
@@ -155,43 +165,45 @@ class Nvml:
         return False if self._sees_all_processes else None
 
 
-def number(value: Any, *, unit: float = 1.0, most: float) -> float | None:
-    """`value` times `unit`; None if it is no number from 0 to `most`.
+def scale_counter(value: object, *, scale: float = 1.0, maximum: float) -> float | None:
+    """`value` times `scale`; None unless it is a number from 0 to `maximum`.
 
-    >>> number(95, unit=0.01, most=100), number(4294967295, unit=0.01, most=100), number("95", most=100)
+    >>> (scale_counter(95, scale=0.01, maximum=100), scale_counter(4294967295, scale=0.01, maximum=100),
+    ...  scale_counter("95", maximum=100))
     (0.95, None, None)
     """
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    if not known or not (math.isfinite(value) and 0 <= value <= most):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return round(float(value) * unit, 4)
+    if not (math.isfinite(value) and 0 <= value <= maximum):
+        return None
+    return round(float(value) * scale, 4)
 
 
-def whole(value: Any, *, most: int) -> int | None:
-    """`value`, if it is a whole number from 0 to `most`; otherwise None."""
-    return value if isinstance(value, int) and number(value, most=most) is not None else None
+def validate_count(value: object, *, maximum: int) -> int | None:
+    """`value` if it is an integer from 0 to `maximum`, else None."""
+    return value if isinstance(value, int) and scale_counter(value, maximum=maximum) is not None else None
 
 
-def reasons_of(bits: int) -> tuple[str, ...]:
-    """Names of the bits that hold clocks down, as nvidia-smi spells them.
+def decode_throttle_reasons(bits: int) -> tuple[str, ...]:
+    """Names of the throttle bits, as in nvidia-smi.
 
-    >>> reasons_of(0x1), reasons_of(0x4 + 0x20), reasons_of(0x8000)
+    >>> decode_throttle_reasons(0x1), decode_throttle_reasons(0x4 + 0x20), decode_throttle_reasons(0x8000)
     ((), ('sw_power_cap', 'sw_thermal_slowdown'), ('reason_0x8000',))
     """
     single = [1 << place for place in range(bits.bit_length()) if bits >> place & 1]
-    return tuple(THROTTLE_REASONS.get(bit, f"reason_{bit:#x}") for bit in single if bit != IDLE)
+    return tuple(THROTTLE_REASONS.get(bit, f"reason_{bit:#x}") for bit in single if bit != IDLE_BIT)
 
 
-def cuda_order(devices: Sequence[Device], environ: Mapping[str, str]) -> list[int]:
-    """Which devices CUDA shows to a process, in its order: their places in `devices`.
+def find_cuda_order(devices: Sequence[NvmlDevice], environ: Mapping[str, str]) -> list[int]:
+    """Indices into `devices` of the devices that CUDA shows to a process, in CUDA's order.
 
-    After the CUDA programming guide, "Environment Variables": entries of CUDA_VISIBLE_DEVICES are numbers or beginnings
-    of uuids; the first that fits nothing ends the list, and a device named twice leaves none. Numbers count by speed
-    unless CUDA_DEVICE_ORDER is PCI_BUS_ID, so they tell nothing among devices of different names. MIG instances are
-    known by uuid alone.
+    After the CUDA programming guide, "Environment Variables": entries of CUDA_VISIBLE_DEVICES are numbers or prefixes
+    of uuids; the first without a match ends the list, and a repeated device empties it. Numbers are ordered by speed
+    unless CUDA_DEVICE_ORDER is PCI_BUS_ID, so they identify nothing among devices of different names. MIG instances are
+    identified by uuid only.
 
-    >>> cards = [Device(None, index, name="H100", uuid=f"GPU-{index}a") for index in range(3)]
-    >>> cuda_order(cards, {}), cuda_order(cards, {"CUDA_VISIBLE_DEVICES": "2,GPU-0,-1,1"})
+    >>> cards = [NvmlDevice(None, index, name="H100", uuid=f"GPU-{index}a") for index in range(3)]
+    >>> find_cuda_order(cards, {}), find_cuda_order(cards, {"CUDA_VISIBLE_DEVICES": "2,GPU-0,-1,1"})
     ([0, 1, 2], [2, 0])
     """
     in_bus_order = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({device.name for device in devices}) == 1
@@ -212,7 +224,7 @@ def cuda_order(devices: Sequence[Device], environ: Mapping[str, str]) -> list[in
     return seen if len(set(seen)) == len(seen) else []
 
 
-def _text(value: Any) -> str | None:
-    """Old versions of the package give bytes."""
+def _decode_text(value: object) -> str | None:
+    """Decode bytes, which old versions of the package return."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text if isinstance(text, str) and text else None

@@ -8,56 +8,83 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
-from fivetune.errors import ConfigError, FiveTuneError, Interrupted, RunDirError
-from fivetune.model.load import num_parameters
+from fivetune.distributed.world import ProcessGroupError, World, refuse_shared_devices, refuse_wrong_world_size
+from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
+from fivetune.model.load import count_parameters
 from fivetune.model.save import save_model
-from fivetune.progress import Progress, duration
+from fivetune.progress import Progress, format_time_span
+from fivetune.redaction import redact_json, redact_secrets
 from fivetune.rundir import (
     CONFIG,
     DATA,
     EVALS,
     FORMAT_VERSION,
+    LOG,
     MACHINE,
     TELEMETRY,
     TELEMETRY_OF_RANK,
-    Bystander,
+    NullRunDir,
     RunDir,
 )
-from fivetune.strategies import Lost, World, refuse_other_world, refuse_shared_devices
-from fivetune.telemetry.devices import peak_of
+from fivetune.rundir.layout import PLAN
+from fivetune.rundir.plan import Plan, read_plan
+from fivetune.rundir.records import Run
+from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
-from fivetune.training.capture import capture_begun, choose_capture
-from fivetune.training.card import model_card
-from fivetune.training.checkpoint import Progression
-from fivetune.training.loop import Training, fit, resume_command, score, timed, warn
+from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
+from fivetune.training.card import build_model_card
+from fivetune.training.checkpoint import WEIGHTS, CheckpointOwner, TrainingProgress
+from fivetune.training.loop import (
+    Training,
+    describe_early_stop,
+    format_resume_command,
+    measure_phase,
+    run_evaluation,
+    run_training_loop,
+    warn_once,
+)
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
-    as_begun,
-    changed_schedule,
-    forward_begun,
+    add_part,
+    describe_lost_files,
+    describe_owner,
+    describe_schedule_change,
+    read_batch_size,
+    read_forward,
     refuse_changes,
     refuse_fewer_steps,
+    refuse_foreign_checkpoints,
     refuse_other_data,
+    with_saved_batch_size,
 )
-from fivetune.training.setup import Setup, describe_machine, seed_everything, set_up, with_batch_size
-from fivetune.training.signals import StopNow, StopRequest
-from fivetune.training.update import halting
-from fivetune.types import Run
+from fivetune.training.setup import Setup, build_decoding, describe_machine, seed_everything, set_up
+from fivetune.training.signals import StopNowError, StopRequest
+from fivetune.training.sources import with_data_labels
+from fivetune.training.update import make_nonfinite_flag
+
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
+FP16_WARNING = (
+    "train.precision is fp16. T5's feed-forward outputs exceed fp16's 65,504 in all but the smallest models; the "
+    "authors trained in bf16. Overflowing steps are skipped."
+)
 
 
 def train(
-    recipe: str | Path | Mapping[str, Any] | RunConfig,
-    overrides: Mapping[str, Any] | None = None,
+    recipe: str | Path | Mapping[str, object] | RunConfig,
+    overrides: Mapping[str, object] | None = None,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -65,257 +92,324 @@ def train(
     quiet: bool = False,
     command: str | None = None,
 ) -> Run:
-    """Fine-tune as a recipe says; returns the finished run, read back from its directory.
-
-    Under torchrun every process calls it; the first one writes the run and tells the user.
+    """Fine-tune by a recipe; returns the finished run. Under torchrun every process calls it; rank 0 writes and prints.
 
     Args:
         recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete.
         overrides: dotted settings that win over the recipe: {"optimizer.lr": 1e-3}.
-        resume: go on with the run in `run.dir`, exactly where it stopped.
-        overwrite: move a run that is there aside instead of refusing.
+        resume: continue the run in `run.dir` exactly where it stopped.
+        overwrite: move an existing run aside instead of refusing.
         preflight: check files, model, tokenizer, one step, one evaluation and one save before starting.
-        command: what the user typed, for machine.json.
+        command: the command line, for machine.json.
 
-    Raises the errors of fivetune.errors; a signal raises Interrupted after the state was saved.
+    Raises the errors of fivetune.errors; a signal raises InterruptedRunError after the state is saved.
     """
     if isinstance(recipe, RunConfig) and overrides:
-        raise ConfigError("overrides: they are given beside a RunConfig, which is complete. "
-                          "Give them to load_config, with the recipe.")  # fmt: skip
+        advice = "Give them to load_config, with the recipe."
+        raise ConfigError(f"overrides: they are given beside a RunConfig, which is complete. {advice}")
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
-    folder, world = Path(config.run.dir), World.here()
+    folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()
-    with world.telling_once():
-        refuse_other_world(world, config.launch.nproc)
+    with world.report_errors_once():
+        refuse_wrong_world_size(world, config.launch.nproc)
         if cuda and world.size > 1:
             refuse_shared_devices(torch.cuda.device_count())
         if resume and not folder.is_dir():
-            raise RunDirError(f"{folder}: there is no run to go on with. Leave --resume out to start it.")
-    connected = world.connected(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
-    with StopRequest(silent=not world.is_first) as stop, connected as world, world.telling_once():
-        run, progress = _opened(config, world, resume=resume, overwrite=overwrite, quiet=quiet)
+            raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
+        config = with_data_labels(config)
+    connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
+    with StopRequest(silent=not world.is_first) as stop, connected as world, world.report_errors_once():
+        # A run that was killed before its first whole file has nothing to resume from: it starts.
+        resume = resume and world.broadcast_object(rundir.find_conflict(folder) is not None)
+        run, progress = _open_run_outputs(config, world, resume=resume, overwrite=overwrite, quiet=quiet)
         try:
             if resume:
-                config = as_begun(folder, config)
+                config = with_saved_batch_size(folder, config)
                 refuse_changes(folder, config)
-            with _told(run, progress, stop, world), _telemetry(config, run, progress, world) as sampler:
+            with _record_outcome(run, progress, stop, world), _build_sampler(config, run, progress, world) as sampler:
                 training = _prepare(
                     config, run, progress, stop, world, sampler, resume=resume, preflight=preflight, command=command
-                )  # fmt: skip
-                _finish(training)
+                )
+                _train_and_export(training)
         except BaseException:
-            if not resume and not run.past("begun", False):
-                run.discard()  # refused before it began: the mended command finds the place free
+            if not resume and not run.get_status_value("begun", False):
+                run.discard()  # refused before it began: the corrected command finds the place free
             raise
         finally:
-            torch.set_flush_denormal(False)  # as the caller had it: find_place sets it for the whole process
+            torch.set_flush_denormal(False)  # `choose_compute` sets it for the whole process
             progress.close()
             run.close()
-    return rundir.read(folder)
+    return rundir.read_run(folder)
 
 
-def _opened(config: RunConfig, world: World, *, resume: bool, overwrite: bool, quiet: bool) -> tuple[RunDir, Progress]:
+def _open_run_outputs(
+    config: RunConfig, world: World, *, resume: bool, overwrite: bool, quiet: bool
+) -> tuple[RunDir, Progress]:
     """The run directory and who speaks to the user: the first process; the others have silent ones."""
     folder = Path(config.run.dir)
     if not world.is_first:
-        return Bystander(folder, world.from_first({})), Progress(quiet=True)
+        return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)
     run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
-    world.from_first(run.facts())
-    return run, Progress(folder / "log.txt", log_every_steps=config.train.log_every_steps, quiet=quiet)
+    world.broadcast_object(run.get_status())
+    progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
+    for message in run.set_aside:
+        progress.warn(message)
+    return run, progress
 
 
-def _telemetry(config: RunConfig, run: RunDir, progress: Progress, world: World) -> Sampler:
+def _build_sampler(config: RunConfig, run: RunDir, progress: Progress, world: World) -> Sampler:
     """What looks at the machine beside this process; the first process of a machine looks at its devices too."""
     name = TELEMETRY if world.is_first else TELEMETRY_OF_RANK.format(rank=world.rank)
     sampler = Sampler(
-        run.path / name, every_seconds=config.telemetry.every_seconds, rank=world.rank,
-        devices=world.local_rank == 0, warn=progress.warn,
-    )  # fmt: skip
+        run.path / name,
+        every_seconds=config.telemetry.every_seconds,
+        rank=world.rank,
+        devices=world.local_rank == 0,
+        warn=progress.warn,
+    )
     sampler.phase = "prepare"
     return sampler
 
 
 def _prepare(
-    config: RunConfig, run: RunDir, progress: Progress, stop: StopRequest, world: World, sampler: Sampler, *,
-    resume: bool, preflight: bool, command: str | None,
-) -> Training:  # fmt: skip
+    config: RunConfig,
+    run: RunDir,
+    progress: Progress,
+    stop: StopRequest,
+    world: World,
+    sampler: Sampler,
+    *,
+    resume: bool,
+    preflight: bool,
+    command: str | None,
+) -> Training:
     """Everything before the first step; its time counts as the phase "prepare"."""
     started = time.perf_counter()
     if not resume:
-        _begin(config, run)
+        _write_initial_status(config, run)
     progress.start()
-    setup = set_up(config, count=progress.count, begun=forward_begun(run.path) if resume else None, world=world)
+    forward = read_forward(run.path) if resume else None
+    setup = set_up(config, on_progress=progress.update, resumed_forward=forward, world=world)
+    plan, warnings = setup.plan, list(setup.loaded.warnings)
+    owner = describe_owner(run.path, setup.config, setup.data.stream.store.fingerprint, setup.learner.forward)
     if resume:
-        refuse_other_data(run.path, setup.stream.store.fingerprint)
-        refuse_fewer_steps(run.path, run.past("step", 0), setup.num_steps)
-        setup.batch_size = run.past("batch_size", setup.batch_size)
-        _begin(config, run)
+        plan = _restore_plan(setup, run, progress, warnings, owner)
+        _write_initial_status(config, run)
     if setup.fit:
-        run.write(CONFIG, with_batch_size(config, setup.batch_size).as_yaml())
-        progress.say(str(setup.fit))
-    for message in (*setup.loaded.warnings, *_changed_length(setup, run)):
-        run.warn(message)
-        progress.warn(message)
-    before = run.past("num_steps", setup.num_steps)
-    if before != setup.num_steps:
-        progress.say(f"the run was {before:,} steps long and is now {setup.num_steps:,}")
-    graphs_begun = capture_begun(run.path) if resume else None
-    machine = _record_setup(setup, run, command)
+        run.write(CONFIG, setup.config.as_yaml())
+        progress.log(str(setup.fit))
+    if setup.learner.compute.precision == "fp16":
+        warnings.append(FP16_WARNING)
+    for message in warnings:
+        _warn(run, progress, message)
+    graphs_before = read_graph_decision(run.path) if resume else None
+    run.write(DATA, {name: store.summary for name, store in setup.data.stores})
+    run.update_status(num_steps=plan.num_steps)
     if preflight and not resume:
-        check_before_training(setup, progress, run)
-    if capture := choose_capture(setup, begun=graphs_begun):
-        run.write(MACHINE, {**machine, "capture": asdict(capture)})
-        progress.say(f"steps are {capture}")
-    state = _state(setup, run, progress, resume=resume)
-    evaluated = {record["step"] for record in rundir.own_evals(_past_evals(run, world))}
+        plan = check_before_training(setup, progress, run)
+    learner, decision = decide_graphs(setup, resumed_decision=graphs_before)
+    if decision:
+        progress.log(f"steps are {decision}")
+    setup = replace(setup, learner=learner)
+    run.write(PLAN, plan.as_dict())
+    state = _load_progress(setup, run, progress, resume=resume)
+    graphs = {"capture": asdict(decision)} if decision else {}
+    machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
+    _record_machine(run, progress, machine, step=state.step, resume=resume)
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
     return Training(
-        setup, run, progress, state, stop, Meter.of(setup.place.device), sampler, halted=halting(setup),
-        peak_flops=peak_of(setup.place.device, setup.place.precision), evaluated=evaluated,
-    )  # fmt: skip
+        setup,
+        plan,
+        run,
+        progress,
+        state,
+        stop,
+        Meter.from_device(learner.compute.device),
+        sampler,
+        nonfinite_flag=make_nonfinite_flag(learner),
+        peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
+        evaluated_steps={record["step"] for record in rundir.select_own_evals(_read_past_evals(run, world))},
+        owner=owner,
+    )
 
 
-def _finish(training: Training) -> None:
+def _record_machine(run: RunDir, progress: Progress, machine: JsonTable, *, step: int, resume: bool) -> None:
+    """Write machine.json with the list of the run's parts; warn of what differs from the part before."""
+    before = rundir.read_machine(run.path).get("parts") if resume else None
+    parts, changes = add_part(before, machine, step=step)
+    run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": parts})
+    for message in changes:
+        _warn(run, progress, message)
+
+
+def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[str], owner: CheckpointOwner) -> Plan:
+    """The plan of a resumed run: that of this set-up, with the micro-batch that the run had come to.
+
+    Raises RunDirError for other training data, ConfigError for fewer steps than are done.
+    """
+    refuse_foreign_checkpoints(run.path, owner)
+    refuse_other_data(run.path, setup.data.stream.store.fingerprint)
+    refuse_fewer_steps(run.path, run.get_status_value("step", 0), setup.plan.num_steps)
+    world = setup.learner.world
+    warnings += world.broadcast_object(describe_lost_files(run.path))
+    before = world.broadcast_object(read_plan(run.path))
+    if before is None:
+        return setup.plan
+    batch_size = world.broadcast_object(read_batch_size(run.path)) or before.batch_size
+    if batch_size != before.batch_size:  # edited, or memory ran out after the checkpoint: then it is halved again
+        progress.log(f"batch_size is {batch_size}, as at the checkpoint ({PLAN} has {before.batch_size})")
+    if before.num_steps != setup.plan.num_steps:
+        progress.log(f"the run was {before.num_steps:,} steps long and is now {setup.plan.num_steps:,}")
+    if setup.plan.lr is not None:
+        warnings += describe_schedule_change(setup.config.schedule, before.num_steps, setup.plan.num_steps)
+    return setup.plan.with_batch_size(batch_size)
+
+
+def _train_and_export(training: Training) -> None:
     """Train to the end and export; whatever happens, the trackers are closed."""
     setup, run, state = training.setup, training.run, training.state
-    training.progress.say(_headline(setup, state))
+    training.progress.log(_format_headline(setup, state))
     try:
-        for name in setup.config.report.sinks if setup.world.is_first else ():
-            sink = plugins.load("sinks", name)()
-            training.sinks.append(sink.open(run.path, setup.config.as_dict(), first_step=state.step + 1))
-        run.status(state="running", begun=True, batch_size=setup.batch_size)
-        fit(training)
-        with timed(training, "checkpoint"):
-            incomplete = _export(training)
+        for name in setup.config.report.sinks if setup.learner.world.is_first else ():
+            sink = plugins.load_plugin("sinks", name)()
+            training.sinks.append(sink.open(run.path, redact_json(setup.config.as_dict()), first_step=state.step + 1))
+        run.update_status(state="running", begun=True)
+        run_training_loop(training)
+        if why := describe_early_stop(training):
+            training.progress.log(why)
+        incomplete = _export_model(training)
     finally:
         for sink in training.sinks:
             sink.close()
-    run.status(state="finished", step=state.step, seconds_by_phase=state.seconds, incomplete=incomplete,
-               num_starved_steps=setup.stream.num_starved,
-               seconds=sum(state.seconds.values()), best=state.best)  # fmt: skip
-    setup.world.wait()
+    run.update_status(
+        state="finished",
+        why=why,
+        step=state.step,
+        seconds_by_phase=state.seconds,
+        incomplete=incomplete,
+        num_starved_steps=setup.data.stream.num_starved,
+        seconds=sum(state.seconds.values()),
+        best=state.best,
+    )
+    setup.learner.world.barrier()
 
 
-def _past_evals(run: RunDir, world: World) -> list[dict[str, Any]]:
+def _read_past_evals(run: RunDir, world: World) -> list[JsonTable]:
     """The evaluations that the first process has written."""
-    return world.from_first(rundir.read_jsonl(run.path / EVALS) if world.is_first else [])
+    return world.broadcast_object(rundir.read_jsonl(run.path / EVALS) if world.is_first else [])
 
 
-def _begin(config: RunConfig, run: RunDir) -> None:
+def _write_initial_status(config: RunConfig, run: RunDir) -> None:
     run.write(CONFIG, config.as_yaml())
-    run.status(state="preparing", why="", started=run.past("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+    run.update_status(
+        state="preparing", why="", started=run.get_status_value("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    )
 
 
-def _state(setup: Setup, run: RunDir, progress: Progress, *, resume: bool) -> Progression:
+def _load_progress(setup: Setup, run: RunDir, progress: Progress, *, resume: bool) -> TrainingProgress:
     """A fresh start, or the state of the newest whole checkpoint."""
-    world = setup.world
+    learner, world = setup.learner, setup.learner.world
     seed_everything(setup.config.run.seed + world.rank)
-    state = Progression()
-    found = checkpoint.newest(run.path / "checkpoints", report=progress.warn) if resume and world.is_first else None
-    path = world.from_first(found)
+    state = TrainingProgress()
+    found = (
+        checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=partial(_warn, run, progress))
+        if resume and world.is_first
+        else None
+    )
+    path = world.broadcast_object(found)
     if path is not None:
-        state = checkpoint.restore(path, setup.model, setup.optimizer, setup.scaler, world)
+        state = checkpoint.restore_checkpoint(path, learner.model, learner.optimizer, learner.scaler, world)
     if resume:
-        run.keep_until(state.step)
-        run.status(num_resumes=run.past("num_resumes", 0) + 1, step=state.step)
-        progress.say(f"resuming at step {state.step:,} of {setup.num_steps:,}")
+        for message in run.truncate_after(state.step):
+            _warn(run, progress, message)
+        run.update_status(num_resumes=run.get_status_value("num_resumes", 0) + 1, step=state.step)
+        progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
     return state
 
 
-def _changed_length(setup: Setup, run: RunDir) -> list[str]:
-    before = run.past("num_steps", setup.num_steps)
-    changed = setup.lr(0) is not None and changed_schedule(setup.config.schedule, before, setup.num_steps)
-    return [changed] if changed else []
+def _warn(run: RunDir, progress: Progress, message: str) -> None:
+    """Print a warning, and keep it for status.json and the report."""
+    run.add_warning(message)
+    progress.warn(message)
 
 
-def _record_setup(setup: Setup, run: RunDir, command: str | None) -> dict[str, Any]:
-    """Write down the machine and the data. Returns: what was written of the machine."""
-    machine = {"format_version": FORMAT_VERSION, **describe_machine(setup, command)}
-    run.write(MACHINE, machine)
-    data = {"train": {**setup.stream.store.summary}}
-    if setup.evaluator:
-        data["eval"] = setup.evaluator.store.summary
-    run.write(DATA, data)
-    run.status(num_steps=setup.num_steps)
-    if setup.place.precision == "fp16":
-        run.warn("train.precision fp16 was asked for. T5's feed-forward outputs exceed fp16's 65,504 in all but the "
-                 "smallest models; the authors trained in bf16. Overflowing steps are skipped.")  # fmt: skip
-    return machine
-
-
-def _export(training: Training) -> str | None:
+def _export_model(training: Training) -> str | None:
     """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full.
 
     Returns what is missing, if the best weights are lost.
     """
-    setup, state, run, world = training.setup, training.state, training.run, training.setup.world
+    setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
+    world = learner.world
     incomplete = None
-    if state.best and state.best["step"] != state.step:
-        path = run.path / "checkpoints" / str(state.best["step"])
-        if reason := world.from_first(checkpoint.damage(path) if world.is_first else None):
-            incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
-            warn(training, incomplete)
-            state.best = None
-        else:
-            checkpoint.load_weights(path, setup.model)
-    scored = {(e["step"], e["split"]) for e in _past_evals(run, world)}
+    with measure_phase(training, "checkpoint"):
+        if state.best and state.best["step"] != state.step:
+            path = run.path / "checkpoints" / str(state.best["step"])
+            if reason := world.broadcast_object(
+                checkpoint.find_damage(path, names=[WEIGHTS]) if world.is_first else None
+            ):
+                incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
+                warn_once(training, incomplete)
+                state.best = None
+            else:
+                checkpoint.load_weights(path, learner.model)
+    scored = {(e["step"], e["split"]) for e in _read_past_evals(run, world)}
     if state.best and (state.best["step"], "eval") not in scored:
-        with timed(training, "evaluate"):
-            score(training, step=state.best["step"])
-    with setup.whole() as plain:
+        with measure_phase(training, "evaluate"):
+            run_evaluation(training, step=state.best["step"])
+    with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
         if world.is_first:
-            card = model_card(setup.config, rundir.read(run.path), state.best)
-            save_model(plain, setup.loaded.tokenizer, run.path / "model", card=card)
+            past = rundir.read_run(run.path)
+            card = redact_secrets(build_model_card(setup.config, past, state.best, model_type=plain.config.model_type))
+            target_p99 = setup.data.stream.store.summary["target_p99"]
+            decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
+            generation = decoding.as_generation_config()
+            save_model(plain, setup.loaded.tokenizer, run.path / "model", generation=generation, card=card)
     return incomplete
 
 
-def _headline(setup: Setup, state: Progression) -> str:
-    config, store = setup.config, setup.stream.store
+def _format_headline(setup: Setup, state: TrainingProgress) -> str:
+    config, learner, compute = setup.config, setup.learner, setup.learner.compute
+    devices = compute.device
+    if learner.world.size > 1:
+        kind = devices.partition(":")[0]
+        devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
     return (
-        f"{setup.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(store):,} in the set), {num_parameters(setup.model):,} parameters, "
-        f"{setup.place.precision} on {_devices(setup)}, {setup.forward.kind} forward ({setup.forward.why})"
+        f"{setup.plan.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
+        f"({len(setup.data.stream.store):,} in the set), {count_parameters(learner.model):,} parameters, "
+        f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
     )
 
 
-def _devices(setup: Setup) -> str:
-    size, device = setup.world.size, setup.place.device
-    if size == 1:
-        return device
-    return f"{size} x {device.partition(':')[0]} ({setup.config.strategy.plugin_name()})"
-
-
 @contextlib.contextmanager
-def _told(run: RunDir, progress: Progress, stop: StopRequest, world: World) -> Iterator[None]:
-    """Whatever ends the run is written into status.json before it goes on its way.
-
-    A run that is refused before it goes on keeps the state that it had.
-    """
+def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: World) -> Iterator[None]:
+    """Write how the run ended to status.json, then re-raise. A resume that was refused keeps the state before."""
     started = time.monotonic()
 
-    def tell(state: str, why: str) -> None:
-        if run.past("state", "preparing") in ("preparing", "running"):
-            run.status(state=state, why=why)
+    def write_end(state: str, why: str, **facts: object) -> None:
+        if run.get_status_value("state", "preparing") in ("preparing", "running"):
+            run.update_status(state=state, why=why, **facts)
 
     try:
-        with world.reaching_all():
+        with world.translate_disconnects():
             yield
-    except Interrupted as error:
-        tell("interrupted", str(error))
+    except InterruptedRunError as error:
+        write_end("interrupted", str(error))
         raise
-    except StopNow:
-        begun = run.past("begun", False)
-        if said := world.said_elsewhere():
-            tell("failed", said)
-        rest = f"Go on with: {resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
-        tell("interrupted", f"stopped by {stop.name}. {rest}")
-        raise Interrupted(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0) from None
+    except StopNowError:
+        begun = run.get_status_value("begun", False)
+        if reason := world.find_peer_error():
+            write_end("failed", reason)
+        rest = f"Go on with: {format_resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
+        write_end("interrupted", f"stopped by {stop.name}. {rest}")
+        raise InterruptedRunError(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0) from None
     except KeyboardInterrupt:
-        tell("interrupted", "stopped by a second signal; the last checkpoint is whole")
+        write_end("interrupted", "stopped by a second signal; the last checkpoint is whole")
         raise
     except BaseException as error:
-        stop.end()
-        words = str(error) if isinstance(error, FiveTuneError) else repr(error)
-        tell("failed", (isinstance(error, Lost) and world.said_elsewhere(seconds=5)) or words)
+        stop.ignore_signals()
+        why = str(error) if isinstance(error, FiveTuneError) else repr(error)
+        if isinstance(error, ProcessGroupError):
+            why = world.find_peer_error(seconds=5) or why
+        write_end("failed", why, nonfinite_step=error.step if isinstance(error, NumericError) else None)
         raise
-    progress.say(f"finished in {duration(time.monotonic() - started)}")
+    progress.log(f"finished in {format_time_span(time.monotonic() - started)}")

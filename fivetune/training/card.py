@@ -1,34 +1,79 @@
-"""The model card: README.md of model/, with the metadata block of the hub."""
+"""The model card: README.md of model/, with the metadata block of the hub, scores and a code example."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from fivetune.config import RunConfig
-from fivetune.rundir import best_eval
-from fivetune.types import Run
+from fivetune.rundir import find_best_own_eval
+from fivetune.rundir.records import Run
+from fivetune.tasks import head_of
+
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
+EXAMPLE = """\
+With FiveTune, which applies the run's template, label set and answer format to records:
+
+```python
+import fivetune
+
+run = fivetune.open_run("{folder}")
+print(run.predict(["{text}"])[0].prediction)
+```
+"""
+PLAIN_EXAMPLE = """\
+With transformers alone; generation_config.json holds the run's length limit, beams, penalties and suppressed tokens:
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}/model")
+model = AutoModelForSeq2SeqLM.from_pretrained("{folder}/model")
+{fix}inputs = tokenizer("{text}", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+"""
+UMT5_FIX = (
+    "model.config.tie_word_embeddings = False  # transformers 5 sets it to True for umT5 and scales the logits by it\n"
+)
+TEXT = "the text as the run's template writes it"
 
 
-def model_card(config: RunConfig, run: Run, best: dict[str, Any] | None) -> str:
-    """Markdown: what was trained from what, on what, and its scores."""
+def build_model_card(config: RunConfig, run: Run, best: JsonTable | None, *, model_type: str) -> str:
+    """Markdown: what the model was trained from and on, its scores, how to use it, the settings of the run.
+
+    Args:
+        best: the best evaluation, as in status.json.
+        model_type: the family in config.json: t5, mt5 or umt5.
+    """
     base = config.model.path or f"random weights ({config.model.config})"
     task = config.task.plugin_name()
-    metadata: dict[str, Any] = {
-        "library_name": "transformers",
-        "tags": ["fivetune", task],
-        "pipeline_tag": "text2text-generation",
-    }
+    metadata: dict[str, str | list[str]] = {"library_name": "transformers", "tags": ["fivetune", task]}
     if config.model.init == "pretrained" and base.count("/") == 1 and not base.startswith((".", "/")):
         metadata["base_model"] = base
     lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {run.name}", ""]
     lines += [f"Fine-tuned with FiveTune on the task `{task}` from {base}.", ""]
-    record = best_eval(run.evals, best)
+    record = find_best_own_eval(run.raw_evals, best)
     if record:
         lines += [f"Scores on {record['num_examples']:,} evaluation examples at step {record['step']:,}:", ""]
         lines += ["| score | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.2f} |" for name, value in record["scores"].items()]
+        lines += [f"| {name} | {format_score(name, value)} |" for name, value in record["scores"].items()]
         lines += [""]
-    lines += ["Settings of the run:", "", "```yaml", config.as_yaml().strip(), "```", ""]
+    lines += ["## Use", "", EXAMPLE.format(folder=config.run.dir, text=TEXT)]
+    if head_of(config.task) != "extractive":
+        fix = UMT5_FIX if model_type == "umt5" else ""
+        lines += [PLAIN_EXAMPLE.format(folder=config.run.dir, text=TEXT, fix=fix)]
+    lines += ["## Settings of the run", "", "```yaml", config.as_yaml().strip(), "```", ""]
     return "\n".join(lines)
+
+
+def format_score(name: str, value: float) -> str:
+    """A score for reading; a number of examples is a whole number.
+
+    >>> format_score("f1", 80.12345), format_score("HasAns_total", 600.0)
+    ('80.12', '600')
+    """
+    return f"{value:,.0f}" if name.endswith("total") else f"{value:.2f}"

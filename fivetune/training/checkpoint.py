@@ -2,23 +2,28 @@
 
     checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
 
-Written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only then are
-older ones removed. Reading takes the newest whole one; a damaged one is set aside by name, never used.
-Several processes write what one would: weights and optimizer state are whole, so that any number of them can go on.
+A checkpoint is written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only
+then are older ones removed. Reading takes the newest whole one; a damaged one is set aside by name, never used.
+state.json also holds what the checkpoint belongs to: the run's id, its settings and its data. A checkpoint holds whole
+weights and optimizer state, whatever the number of processes, so that any number of them can resume from it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import pickle
 import random
+import re
 import shutil
-import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,179 +31,325 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivetune.errors import RunDirError
+from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.errors import RunDirError, format_size
 from fivetune.model.save import replace_folder
-from fivetune.rundir import fsync_folder, write_json
-from fivetune.sharding import placed_like, whole
-from fivetune.strategies import ALONE, World
+from fivetune.rundir import write_json
+from fivetune.rundir.checksums import find_damage, write_checksums
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable, TorchState
+
+WEIGHTS = "model.safetensors"  # all that the export needs of a checkpoint
 
 
 @dataclass(slots=True)
-class Progression:
-    """How far a run is: what state.json holds.
+class TrainingProgress:
+    """How far a run is.
 
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
-        best: {"step", "metric", "score"} of the best evaluation so far.
+        best: {"step", "metric", "score", "loss"} of the best evaluation so far.
+        num_evals_without_improvement: evaluations since the last one that was better than all before.
         seconds: wall-clock seconds by phase, over all resumes.
     """
 
     step: int = 0
-    best: dict[str, Any] | None = None
+    best: JsonTable | None = None
+    num_evals_without_improvement: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointOwner:
+    """What a checkpoint belongs to; a run resumes only from its own checkpoints.
+
+    Args:
+        run_id: of the run directory, drawn when the run is created.
+        settings: the settings that a resume may not change, by dotted name.
+        data: fingerprint of the training examples.
+        forward: how losses were computed: the fields of a Forward.
+        batch_size: examples per forward pass when the checkpoint was written.
+    """
+
+    run_id: str = ""
+    settings: JsonTable = field(default_factory=dict)
+    data: str = ""
+    forward: JsonTable = field(default_factory=dict)
+    batch_size: int = 0
+
+
+NO_OWNER = CheckpointOwner()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a checkpoint holds besides the Progression: weights by name, and the content of state.pt."""
+    """Weights by name, and the content of state.pt."""
 
     weights: dict[str, Tensor]
-    state: dict[str, Any]
+    state: TorchState
 
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, world: World = ALONE) -> Snapshot:
+def take_snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World = SINGLE_PROCESS
+) -> Snapshot:
     """The state as it is now, on the host. All processes call it; it is complete in the first one."""
 
     def taken(tensor: Tensor) -> Tensor:
-        full = whole(tensor.detach())
+        full = gather_tensor(tensor.detach())
         return full.cpu().contiguous() if world.is_first else full.new_empty(0)
 
-    states = world.gather(random_states())
-    return Snapshot({name: taken(parameter) for name, parameter in model.named_parameters()}, {
-        "optimizer": _mapped(optimizer.state_dict(), taken),
-        "scaler": scaler.state_dict(),
-        "random": states[0],
-        "random_of_others": states[1:],
-    })  # fmt: skip
+    states = world.gather(get_random_states())
+    return Snapshot(
+        {name: taken(parameter) for name, parameter in model.named_parameters()},
+        {
+            "optimizer": _map_tensors(optimizer.state_dict(), taken),
+            "scaler": scaler.state_dict(),
+            "random": states[0],
+            "random_of_others": states[1:],
+        },
+    )
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+def _map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
     """A tree of dicts and lists with its tensors changed."""
     if isinstance(tree, dict):
-        return {key: _mapped(value, change) for key, value in tree.items()}
+        return {key: _map_tensors(value, change) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_mapped(value, change) for value in tree]
+        return [_map_tensors(value, change) for value in tree]
     return change(tree) if isinstance(tree, Tensor) else tree
 
 
-def write(folder: Path, taken: Snapshot, progression: Progression) -> Path:
-    """Write checkpoints/<step>. Raises RunDirError when the disk does not take it; nothing half-written stays."""
-    target = folder / str(progression.step)
-    staging = folder / f".staging-{progression.step}"
-    shutil.rmtree(staging, ignore_errors=True)
+def write_checkpoint(
+    folder: Path, taken: Snapshot, progress: TrainingProgress, owner: CheckpointOwner = NO_OWNER
+) -> Path:
+    """Write checkpoints/<step>. Raises RunDirError when the disk refuses a write; nothing half-written stays."""
+    target = folder / str(progress.step)
+    staging = folder / f".staging-{progress.step}"
     try:
+        _remove(staging)
         staging.mkdir(parents=True)
-        save_file(taken.weights, staging / "model.safetensors")
+        save_file(taken.weights, staging / WEIGHTS)
         torch.save(taken.state, staging / "state.pt")
-        write_json(staging / "state.json", asdict(progression))
-        _seal(staging)
+        write_json(staging / "state.json", {**asdict(progress), "owner": asdict(owner)})
+        write_checksums(staging)
         replace_folder(staging, target)
     except (OSError, RuntimeError, SafetensorError, RunDirError) as error:
+        kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
         raise RunDirError(
-            f"{target}: the checkpoint cannot be written: {_first_line(error)}. "
-            "Free disk space; earlier checkpoints are whole."
+            f"{target}: the checkpoint cannot be written: {_get_first_line(error)}.{_describe_space(folder, taken)} "
+            f"Free disk space. {kept}"
         ) from None
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            _remove(staging)
     return target
 
 
-def newest(folder: Path, *, report: Callable[[str], Any]) -> Path | None:
-    """The newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported."""
-    for path in sorted(folder.glob("[0-9]*"), key=_step_of, reverse=True):
-        if not path.name.isdigit():
-            continue
-        reason = damage(path)
+def _describe_space(folder: Path, taken: Snapshot) -> str:
+    """How much a checkpoint needs and how much there is, as a sentence; empty where the system does not know."""
+    tensors = [*taken.weights.values()]
+    _map_tensors(taken.state, tensors.append)
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f" It needs {format_size(needed)}, {format_size(free)} are free."
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, in numeric order: 7 comes before 14."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name, re.ASCII))
+
+
+def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) -> Path | None:
+    """The newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported.
+
+    Raises RunDirError if a damaged one cannot be renamed.
+    """
+    steps = list_steps(folder)
+    for step in reversed(steps):
+        path = folder / str(step)
+        reason = find_damage(path) or find_state_damage(path)
         if reason is None:
             return path
         aside = path.with_name(f"{path.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
-        report(f"{path}: {reason}. Set aside as {aside.name}; going back to the checkpoint before it.")
+        try:
+            _remove(aside)
+            path.rename(aside)
+        except OSError as error:
+            raise RunDirError(f"{path}: {reason}, and cannot be renamed: {error.strerror}. Remove it.") from None
+        earlier = step != steps[0]
+        left = "going back to the checkpoint before it" if earlier else "no earlier one is whole: starting over"
+        on_damage(f"{path}: {reason}. Set aside as {aside.name}; {left}.")
     return None
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if it is whole."""
-    manifest = path / "manifest.json"
+def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
+    """state.json of a checkpoint. Raises ValueError for anything that `write_checkpoint` would not have written."""
     try:
-        listed = json.loads(manifest.read_text())
-        if listed["format_version"] > FORMAT_VERSION:
-            return f"written in format {listed['format_version']}, this version reads up to {FORMAT_VERSION}"
-        for name, facts in listed["files"].items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != facts["size"] or _crc32(file) != facts["crc32"]:
-                return f"{name} is damaged (its checksum differs)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"manifest.json cannot be read ({_first_line(error)})"
+        table = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        step, best, seconds, owner = table["step"], table["best"], table["seconds"], table.get("owner", {})
+        if type(step) is not int or str(step) != path.name.removesuffix(".damaged"):
+            raise ValueError(f"step is {step!r}")
+        if best is not None and not (
+            type(best["step"]) is int and 0 < best["step"] <= step and _is_number(best["score"])
+        ):
+            raise ValueError(f"best is {best!r}")
+        if best is not None and not (best.get("loss") is None or _is_number(best["loss"])):
+            raise ValueError(f"best is {best!r}")
+        num_without_improvement = table["num_evals_without_improvement"]
+        if type(num_without_improvement) is not int or num_without_improvement < 0:
+            raise ValueError(f"num_evals_without_improvement is {num_without_improvement!r}")
+        if not all(_is_number(value) for value in seconds.values()):
+            raise ValueError(f"seconds is {seconds!r}")
+        found = CheckpointOwner(
+            run_id=str(owner.get("run_id", "")),
+            settings=dict(owner.get("settings", {})),
+            data=str(owner.get("data", "")),
+            forward=dict(owner.get("forward", {})),
+            batch_size=int(owner.get("batch_size", 0)),
+        )
+        return TrainingProgress(step, best, num_without_improvement, seconds), found
+    except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
+
+
+def find_state_damage(path: Path) -> str | None:
+    """What is wrong with the content of state.json, whose checksum is right; None if nothing is."""
+    try:
+        read_state(path)
+    except ValueError as error:
+        return f"state.json is damaged ({_get_first_line(error)})"
     return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Copy the weights of a checkpoint into the model."""
-    weights = load_file(path / "model.safetensors")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(placed_like(weights[name], parameter))
+    """Copy the weights of a checkpoint into the model.
+
+    Raises RunDirError if they cannot be read, or belong to another model.
+    """
+    file = path / WEIGHTS
+    try:
+        weights = load_file(file)
+    except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
+        raise RunDirError(
+            f"{file}: cannot be loaded: {_get_first_line(error)}. Free memory and resume; the checkpoint stays."
+        ) from None
+    try:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(shard_like(weights[name], parameter))
+    except (KeyError, RuntimeError) as error:
+        raise _build_mismatch_error(path, error) from None
 
 
-def restore(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, world: World = ALONE
-) -> Progression:
-    """Bring everything back to where it was. Raises RunDirError if the checkpoint is of another model.
+def _build_mismatch_error(path: Path, error: Exception) -> RunDirError:
+    return RunDirError(f"{path}: is of another model or optimizer: {_get_first_line(error)}. Start a new run.")
 
-    A process that the run did not have when it was saved goes on with random numbers of its own.
+
+def restore_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    world: World = SINGLE_PROCESS,
+) -> TrainingProgress:
+    """Restore weights, optimizer, scaler and random states. Raises RunDirError if the checkpoint is of another model.
+
+    A rank that the run did not have when the checkpoint was written keeps its own random state.
     """
     try:
-        load_weights(path, model)
+        progress, _ = read_state(path)
+    except ValueError as error:
+        raise RunDirError(f"{path}: state.json is damaged ({_get_first_line(error)}). Remove the folder.") from None
+    load_weights(path, model)
+    try:
         state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:
+        raise RunDirError(
+            f"{path}/state.pt: holds objects other than tensors and plain values, which FiveTune never writes and "
+            "does not load. Remove the folder and resume from an earlier checkpoint."
+        ) from None
+    except (OSError, MemoryError, EOFError) as error:
+        raise RunDirError(f"{path}/state.pt: cannot be loaded: {_get_first_line(error)}. Free memory.") from None
+    except RuntimeError as error:
+        raise _build_mismatch_error(path, error) from None
+    try:
         _load_optimizer(optimizer, state["optimizer"])
-    except (KeyError, IndexError, ValueError, RuntimeError) as error:
-        raise RunDirError(f"{path}: is of another model or optimizer: {_first_line(error)}. Start a new run.") from None
-    scaler.load_state_dict(state["scaler"])
-    states = [state["random"], *state.get("random_of_others", ())]
-    if world.rank < len(states):
-        set_random_states(states[world.rank])
-    facts = json.loads((path / "state.json").read_text())
-    return Progression(**{name: facts[name] for name in Progression.__slots__ if name in facts})
+        scaler.load_state_dict(state["scaler"])
+        states = [state["random"], *state.get("random_of_others", ())]
+        if world.rank < len(states):
+            set_random_states(states[world.rank])
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise _build_mismatch_error(path, error) from None
+    return progress
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: TorchState) -> None:
     """Load a whole state, of which each process keeps the part that belongs to its part of the weights."""
     if getattr(optimizer, "keeps_whole_state", False):
         optimizer.load_state_dict(saved)
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     placed = {
-        number: _mapped(state, partial(placed_like, other=parameters[number]))
+        number: _map_tensors(state, partial(shard_like, other=parameters[number]))
         for number, state in saved["state"].items()
     }
     optimizer.load_state_dict({**saved, "state": placed})
 
 
-def rotate(folder: Path, *, keep: int, best_step: int | None) -> None:
-    """Remove old checkpoints but the newest `keep` and the best, and what a killed process left half-written."""
-    for leftover in (*folder.glob(".staging-*"), *folder.glob(".*.old")):
-        shutil.rmtree(leftover, ignore_errors=True)
-    steps = sorted(_step_of(p) for p in folder.glob("[0-9]*") if p.name.isdigit())
-    for step in steps[:-keep]:
-        if step != best_step:
-            shutil.rmtree(folder / str(step))
+def remove_old_checkpoints(
+    folder: Path, *, keep: int, best_step: int | None, on_failure: Callable[[str], object] | None = None
+) -> None:
+    """Remove all checkpoints but the newest `keep` and the best, and what a killed process left half-written.
+
+    A folder that cannot be removed is reported and stays: the run can go on without its space.
+    """
+    outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step != best_step]
+    for path in (*folder.glob(".staging-*"), *folder.glob(".*.old"), *outdated):
+        try:
+            _remove(path)
+        except OSError as error:
+            if on_failure:
+                on_failure(f"{path}: cannot be removed: {error.strerror or error}. The run goes on; remove it by hand.")
 
 
-def link_best(run: Path, step: int) -> None:
-    """Point `best` at a checkpoint."""
+def update_best_link(run: Path, step: int) -> None:
+    """Point the symbolic link `best` at a checkpoint. Raises RunDirError if the system refuses."""
     link = run / f".best.{os.getpid()}"
-    link.unlink(missing_ok=True)
-    link.symlink_to(Path("checkpoints") / str(step), target_is_directory=True)
-    link.replace(run / "best")
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path("checkpoints") / str(step), target_is_directory=True)
+        link.replace(run / "best")
+    except OSError as error:
+        with suppress(OSError):
+            link.unlink(missing_ok=True)
+        raise RunDirError(
+            f"{run}/best: cannot be pointed at checkpoints/{step}: {error.strerror}. "
+            "The run goes on: status.json names the best step too."
+        ) from None
 
 
-def random_states() -> dict[str, Any]:
+def _remove(path: Path) -> None:
+    """Remove a folder, or a symbolic link without what it points to; nothing there is fine."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def get_random_states() -> TorchState:
     """States of all random generators, in types that torch loads with weights_only."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
@@ -210,7 +361,7 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: TorchState) -> None:
     version, internal, gauss_next = states["python"]
     random.setstate((version, tuple(internal), gauss_next))
     kind, keys, position, has_gauss, gauss = states["numpy"]
@@ -222,28 +373,7 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.mps.set_rng_state(states["mps"])
 
 
-def _seal(staging: Path) -> None:
-    """Make every file durable, then write the manifest."""
-    files = {}
-    for path in sorted(staging.iterdir()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        files[path.name] = {"size": path.stat().st_size, "crc32": _crc32(path)}
-    write_json(staging / "manifest.json", {"format_version": FORMAT_VERSION, "files": files})
-    fsync_folder(staging)
-
-
-def _crc32(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name) if path.name.isdigit() else -1
-
-
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return error.strerror or "no space"
     return (str(error) or type(error).__name__).splitlines()[0]

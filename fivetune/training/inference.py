@@ -1,138 +1,272 @@
-"""A trained run, opened again to answer and to be scored.
+"""A trained run, loaded once to predict and to be evaluated.
 
-In: a run directory and overrides. Out: its model on a device, with the settings that it was trained with.
+In: a run directory and overrides. Out: predictions, or an EvalRecord, computed with the run's own settings.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
-from fivetune.config_layers import ALIASES
-from fivetune.data.store import Source, TokenStore, prepare
+from fivetune.config.aliases import ALIASES
+from fivetune.data.examples import Source
+from fivetune.data.store import TokenStore, load_or_build_store
 from fivetune.errors import ConfigError, DataError, RunDirError
-from fivetune.evaluate import Evaluator
-from fivetune.model.load import load
-from fivetune.progress import Count, uncounted
-from fivetune.tasks import head_of
-from fivetune.tasks.jsonl import Jsonl
-from fivetune.telemetry.devices import enough_memory
-from fivetune.training.mixture import alone, refuse_whole
-from fivetune.training.setup import Place, find_place, limits_of, make_evaluator, prepare_split
+from fivetune.evaluation.evaluator import Evaluator
+from fivetune.evaluation.inputs import InputRow, read_input_rows, write_records, write_texts
+from fivetune.evaluation.output import PredictedRow
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.rundir.records import EvalRecord, Prediction
+from fivetune.tasks import Task, head_of
+from fivetune.tasks.jsonl import JSONL
+from fivetune.tasks.mixture import Mixture
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.learner import ComputeConfig, choose_compute
+from fivetune.training.mixture import build_part_configs, require_single_part, select_part
+from fivetune.training.setup import build_length_limits, make_evaluator, prepare_split
+from fivetune.training.sources import check_sources
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
-FALLBACK_P99 = 64  # target length, for a run directory without data.json
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+
+NO_REASONS: Mapping[str, str] = MappingProxyType({})
+NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has set the generation cap
 HARDWARE = ("device", "train.precision", "train.num_threads")
 TRAINING_ONLY = (
     "data.train", "data.max_train_examples", "data.bucket_pool",
     "eval.every_steps", "eval.at_start", "eval.max_examples", "eval.metric",
 )  # fmt: skip
-PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """A model of a run directory, ready to generate; `step` is the one that its weights are of."""
+    """A model of a run directory, ready to predict.
 
+    Args:
+        folder: the run directory.
+        config: the run's, with the overrides and with the generation cap that its model/ was exported with.
+        step: that the weights are of.
+    """
+
+    folder: Path
     config: RunConfig
-    model: Any
-    tokenizer: Any
-    place: Place
-    target_p99: int
+    model: T5Model
+    tokenizer: PreTrainedTokenizerBase
+    compute: ComputeConfig
     step: int
 
-    def evaluator(self, *, count: Count = uncounted) -> Evaluator:
+    def __repr__(self) -> str:
+        return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
+
+    def build_evaluator(self, *, on_progress: ProgressCallback = ignore_progress) -> Evaluator:
         """How the run's task is scored on config.data.eval."""
-        store = prepare_split(self.config, self.tokenizer, "eval", count=count)
+        store = prepare_split(self.config, self.tokenizer, "eval", on_progress=on_progress)
         if store is None:
             raise DataError("data.eval: no data to evaluate on. Add --data.eval FILE.")
-        return make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
+        return self._make_evaluator(store)
 
-    def answers(
-        self, *, source: str | None, texts: Sequence[str] | None, count: Count = uncounted
-    ) -> list[dict[str, Any]]:
-        """One line per question of `source` or per text, in their order; PREDICTED says what is in it."""
-        refuse_whole(self.config)
-        lines: dict[int, dict[str, Any]] = {}
-        with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder, enough_memory():
-            store = self._store(source, texts, Path(folder), count)
-            evaluator = make_evaluator(self.config, self.tokenizer, store, self.place, target_p99=self.target_p99)
-            evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
-            for line in evaluator.lines(self.model, progress=partial(count, "answering")):
-                lines[line["question"]] = {key: line[key] for key in PREDICTED if key in line}
-        return [lines[question] for question in sorted(lines)]
+    def predict(
+        self, inputs: Iterable[Mapping[str, object] | str], *, on_progress: ProgressCallback = ignore_progress
+    ) -> list[Prediction]:
+        """Predict for records or texts; one Prediction for each, in their order.
 
-    def _store(self, source: str | None, texts: Sequence[str] | None, folder: Path, count: Count) -> TokenStore:
-        limits = limits_of(self.config)
-        if source is not None:
-            described = Source(
-                paths=(source,), task=self.config.task, limits=limits, columns=self.config.data.columns,
-                on_bad_record=self.config.data.on_bad_record, labelled=False,
-            )  # fmt: skip
-            return prepare(described, self.tokenizer, cache=folder, progress=count)
-        empty = [str(i) for i, text in enumerate(texts or (), start=1) if not text.strip()]
-        if empty:
-            raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
-        table = folder / "texts.jsonl"
-        rundir.write_text(table, "".join(_as_line(i, text) for i, text in enumerate(texts or ())))
-        return prepare(
-            Source(paths=(str(table),), task=Jsonl(), limits=limits, labelled=False), self.tokenizer, cache=folder
+        Args:
+            inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
+                reads them.
+
+        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError where none can.
+        """
+        given = list(inputs)
+        if not given:
+            return []
+        texts = [one for one in given if isinstance(one, str)]
+        records = [one for one in given if not isinstance(one, str)]
+        if texts and records:
+            raise DataError("predict: texts and records are mixed. Give one kind.")
+        with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
+            path = Path(folder) / "inputs.jsonl"
+            if texts:
+                write_texts(path, texts)
+                return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]  # type: ignore[arg-type]
+            write_records(path, records, self.config.data.columns)
+            return [one.prediction for one in self.predict_file(path, on_progress=on_progress)]
+
+    def predict_file(
+        self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress
+    ) -> list[PredictedRow]:
+        """Predict for every record of a file, in its order; each with its columns and where it stands."""
+        require_single_part(self.config)
+        return self._predict_source(str(source), self.config.task, self.config.data.columns, on_progress)
+
+    def list_parts(self) -> dict[str, TrainedRun]:
+        """The run by the name of its task; of a mixture one for each part, by the name of the part's task."""
+        if not isinstance(self.config.task, Mixture):
+            return {self.config.task.plugin_name(): self}
+        parts = build_part_configs(self.config).values()
+        return {part.task.plugin_name(): replace(self, config=part) for part in parts}
+
+    def _predict_source(
+        self, source: str, task: Task, columns: Mapping[str, str], on_progress: ProgressCallback
+    ) -> list[PredictedRow]:
+        require_single_part(self.config)
+        rows = read_input_rows(source, task, columns)
+        described = Source(
+            paths=(source,),
+            task=task,
+            limits=build_length_limits(self.config),
+            columns=dict(columns),
+            on_bad_record="skip",
+            labelled=False,
         )
+        found: dict[str, Prediction] = {}
+        with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder, translate_oom_errors():
+            store = load_or_build_store(described, self.tokenizer, cache=Path(folder), on_progress=on_progress)
+            evaluator = self._make_evaluator(store)
+            evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
+            for _, prediction in evaluator.predict(self.model, on_progress=partial(on_progress, "answering")):
+                found[prediction.id] = prediction
+        return [PredictedRow(row, _choose_prediction(row, found)) for row in rows]
+
+    def _make_evaluator(self, store: TokenStore) -> Evaluator:
+        return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS)
+
+
+def _choose_prediction(row: InputRow, found: Mapping[str, Prediction]) -> Prediction:
+    """The prediction of a record; for a skipped one the reason."""
+    return Prediction(id=row.id, skipped=row.skipped) if row.skipped else found[row.id]
 
 
 def open_run(
-    folder: Path, overrides: Mapping[str, Any] | None = None, *, without: Mapping[str, str] = NOTHING
+    folder: str | Path, overrides: Mapping[str, object] | None = None, *, unsupported: Mapping[str, str] = NO_REASONS
 ) -> TrainedRun:
-    """Load model/ of a run.
+    """Load model/ of a run directory.
 
     Args:
-        overrides: settings that are others than in the run.
-        without: settings that have no effect for the caller, each with the reason, besides those of training.
+        overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
+        unsupported: settings that have no effect for the caller, each with the reason; those of training are known.
 
-    Raises RunDirError if the run has no model yet, ConfigError for an override without effect.
+    Raises RunDirError if the run has no model yet or its files are damaged, ConfigError for an override without effect.
     """
+    folder = Path(folder)
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
         raise RunDirError(
             f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume"
         )
-    config = alone(load_config(folder / rundir.CONFIG, overrides), overrides or ())
-    _refuse_idle(overrides or (), without)
+    config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
+    _refuse_unused_overrides(overrides or (), unsupported)
+    # The directory may be given from elsewhere than the run began: paths as typed are looked up beside machine.json.
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
+    if "data.eval" in (overrides or ()):
+        check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
+    config = _with_exported_cap(config, folder / "model")
+    compute = choose_compute(config)
+    loaded = load_model_and_tokenizer(str(folder / "model"), head=head_of(config.task))
     status = rundir.read_status(folder)
-    place = find_place(config)
-    loaded = load(str(folder / "model"), head=head_of(config.task))
     best = status.get("best") or {}
     return TrainedRun(
+        folder=folder,
         config=config,
-        model=loaded.model.to(place.device).eval(),
+        model=loaded.model.to(compute.device).eval(),
         tokenizer=loaded.tokenizer,
-        place=place,
-        target_p99=rundir.read_data(folder).get("train", {}).get("target_p99", FALLBACK_P99),
+        compute=compute,
         step=best.get("step", status.get("step", 0)),
     )
 
 
-def _refuse_idle(overrides: Iterable[str], without: Mapping[str, str]) -> None:
+def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
+    """The config with the generation cap that the run resolved from its training targets, unless one is set."""
+    if config.eval.max_new_tokens or head_of(config.task) == "extractive":
+        return config
+    path = folder / "generation_config.json"
+    try:
+        cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunDirError(
+            f"{path}: holds no max_new_tokens, the generation cap of the run. Restore the file, or give "
+            "--eval.max_new_tokens NUMBER."
+        ) from None
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})
+
+
+def predict(
+    folder: str | Path,
+    inputs: Iterable[Mapping[str, object] | str],
+    overrides: Mapping[str, object] | None = None,
+) -> list[Prediction]:
+    """Predict once with a run: `open_run(folder, overrides).predict(inputs)`. Keep the open run to predict again."""
+    return open_run(folder, overrides).predict(inputs)
+
+
+def evaluate(
+    folder: str | Path,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    split: str | None = None,
+    on_progress: ProgressCallback = ignore_progress,
+) -> EvalRecord:
+    """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
+
+    Args:
+        split: name of the predictions file; default: the data file's name.
+    """
+    trained = open_run(folder, overrides)
+    evaluator = trained.build_evaluator(on_progress=on_progress)
+    own = (rundir.read_data(folder).get("eval") or {}).get("fingerprint")
+    is_own = not overrides and evaluator.store.fingerprint == own
+    name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
+    run = rundir.RunDir.resume(folder)
+    try:
+        with translate_oom_errors():
+            record = evaluator.run(
+                trained.model,
+                step=trained.step,
+                split=name,
+                write=lambda predictions: run.write_predictions(
+                    name, trained.step, (one.as_dict() for one in predictions)
+                ),
+                on_progress=partial(on_progress, "evaluating"),
+            )
+        run.append(rundir.EVALS, record.as_dict())
+    finally:
+        run.close()
+    return record
+
+
+def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
+    """The name of an evaluation; those of the run's own evaluations only for the same data and settings.
+
+    >>> choose_split_name(None, "data/dev.json", is_own=False), choose_split_name(None, "data/eval.json", is_own=False)
+    ('dev', 'other-eval')
+    >>> (choose_split_name("eval", "data/dev.json", is_own=True),
+    ...  choose_split_name("subset", "data/dev.json", is_own=True))
+    ('eval', 'other-subset')
+    """
+    name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
+    return f"other-{name}" if name in rundir.OWN_SPLITS and not (is_own and name == "eval") else name
+
+
+def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str, str]) -> None:
     """Raise ConfigError for a setting that would change nothing."""
     for given in overrides:
         key = ALIASES.get(given.replace("-", "_"), given)
-        if key in without:
-            raise ConfigError(f"--{given}: has no effect here: {without[key]}. Leave it out.")
+        if key in unsupported:
+            raise ConfigError(f"--{given}: has no effect here: {unsupported[key]}. Leave it out.")
         used = key in HARDWARE or key.partition(".")[0] in ("data", "eval", "task")
         if not used or key in TRAINING_ONLY:
             raise ConfigError(
                 f"--{given}: has no effect here: the model is trained. Allowed: {', '.join(HARDWARE)}, and of data.*, "
                 "eval.* and task.* what decides how it answers. Leave it out."
             )
-
-
-def _as_line(index: int, text: str) -> str:
-    return json.dumps({"id": str(index), "inputs": text}, ensure_ascii=False) + "\n"

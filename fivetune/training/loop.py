@@ -1,6 +1,6 @@
 """The main loop: step, evaluate, save, in plain sight.
 
-In: a Setup, a run directory and where the run stands. Out: a trained model, records, checkpoints.
+In: a Setup, a run directory and the progress so far. Out: a trained model, records, checkpoints.
 A run stopped at any step boundary and resumed does exactly what the uninterrupted run does.
 """
 
@@ -12,40 +12,49 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fivetune.errors import ConfigError, Interrupted, RunDirError
-from fivetune.evaluate import subset
-from fivetune.metrics import higher_is_better
-from fivetune.model.flops import Flops, flops_of
+from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
+from fivetune.evaluation.evaluator import select_subset
+from fivetune.metrics import is_maximized
+from fivetune.model.flops import Flops, count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
+from fivetune.rundir.figures import FROZEN_STEPS, find_divergence, is_frozen
+from fivetune.rundir.layout import PLAN
+from fivetune.rundir.plan import Plan
+from fivetune.rundir.records import EvalRecord, StepRecord
+from fivetune.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
 from fivetune.telemetry.meter import Meter, StepTimes
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
-from fivetune.training.checkpoint import Progression
+from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
-from fivetune.training.update import Update, refuse_not_finite, update_weights
-from fivetune.types import Batch, EvalRecord, StepRecord
+from fivetune.training.update import Update, refuse_nonfinite, train_step
+from fivetune.types import Batch
 
-FROZEN_STEPS = 10  # as many identical losses in a row are reported
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
+DIVERGENCE_CHECKS = 50  # per run
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A step that was given to the device, and is written down once that has done it.
+class PendingStep:
+    """A step queued on the device; its record is written when the device has finished.
 
     Args:
-        group: its batches, for the message if it was not finite.
-        num_tokens: of inputs and targets, without padding, in all processes.
-        record: makes the StepRecord of what is known only later: loss, grad_norm, padding, times, mfu.
+        group: its batches, for the message of a non-finite step.
+        num_tokens: of inputs and targets, without padding, on all ranks.
+        make_record: builds the StepRecord from what is known only then: loss, grad_norm, padding, times, mfu.
     """
 
     step: int
@@ -54,105 +63,116 @@ class Held:
     times: StepTimes
     flops: Flops
     num_tokens: int
-    record: Callable[..., StepRecord]
+    make_record: Callable[..., StepRecord]
 
 
 @dataclass(slots=True)
 class Training:
-    """A run in progress: what is built, where it is written, how far it is.
+    """A run in progress: what it was set up with, where it is written, how far it is.
 
     Args:
-        halted: [] fp32 on the device, 1 from the first step on that was not finite, whose weights and all later ones
-            stay as they are; None where each step is looked at before it changes the weights.
-        peak_flops: of one device; None where it is not known.
-        held: steps that are not written yet, the oldest first.
+        plan: the setup's, with a smaller micro-batch once memory ran out.
+        peak_flops: of one device; None where that is unknown.
+        nonfinite_flag: from `make_nonfinite_flag`.
+        pending_steps: steps without a record yet, the oldest first.
+        losses, grad_norms: of this part of the run, by step; finite ones only.
     """
 
     setup: Setup
+    plan: Plan
     run: RunDir
     progress: Progress
-    state: Progression
+    state: TrainingProgress
     stop: StopRequest
     meter: Meter
     sampler: Sampler
     peak_flops: float | None = None
-    halted: Tensor | None = None
-    held: deque[Held] = field(default_factory=deque)
+    nonfinite_flag: Tensor | None = None
+    pending_steps: deque[PendingStep] = field(default_factory=deque)
     sinks: list[Any] = field(default_factory=list)
-    evaluated: set[int] = field(default_factory=set)
-    recent_losses: list[float] = field(default_factory=list)
+    evaluated_steps: set[int] = field(default_factory=set)
+    losses: dict[int, float] = field(default_factory=dict)
+    grad_norms: dict[int, float] = field(default_factory=dict)
     last_eval: EvalRecord | None = None
+    owner: CheckpointOwner = NO_OWNER
 
 
-class EvaluationStopped(Exception):
-    """A signal came during an evaluation; it is not recorded, and made again when the run goes on."""
+class EvaluationStoppedError(Exception):
+    """Raised when a signal interrupts an evaluation; it is repeated on resume."""
 
 
-def fit(training: Training) -> None:
-    """Train from where the state stands to the last step.
+def run_training_loop(training: Training) -> None:
+    """Train from the current step to the last one.
 
-    Raises Interrupted after a signal (the state is saved), NumericError for a loss that is not finite.
+    Raises InterruptedRunError after a signal (the state is saved), NumericError for a loss that is not finite.
     """
-    setup, state, stop = training.setup, training.state, training.stop
-    reset_peak(setup.place.device)
-    groups = setup.stream.groups(state.step, setup.num_steps)
+    setup, plan, state, stop = training.setup, training.plan, training.state, training.stop
+    reset_peak_memory(setup.learner.compute.device)
+    groups = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
     saved = state.step
-    with stop.wait():
+    with stop.defer_signals():
         while True:
-            stopping = _is_to_stop(training)
-            if evaluation_due(training) and not stopping:
-                with timed(training, "evaluate"), suppress(EvaluationStopped):
-                    evaluate(training)
+            stopping = _is_stop_requested(training)
+            if is_evaluation_due(training) and not stopping:
+                with measure_phase(training, "evaluate"), suppress(EvaluationStoppedError):
+                    evaluate_model(training)
                 saved = min(saved, state.step - 1)  # a checkpoint of this step does not know its score yet
-                stopping = _is_to_stop(training)
-            if state.step > max(saved, 0) and (checkpoint_due(training) or stopping):
-                with timed(training, "checkpoint"):
-                    save(training)
+                stopping = _is_stop_requested(training)
+            if state.step > max(saved, 0) and (is_checkpoint_due(training) or stopping):
+                with measure_phase(training, "checkpoint"):
+                    save_checkpoint(training)
                 saved = state.step
-                stopping = _is_to_stop(training)
-            if stopping and (state.step < setup.num_steps or evaluation_due(training)):
-                raise Interrupted(_goodbye(training), signum=stop.signum or 0)
-            if state.step == setup.num_steps:
+                stopping = _is_stop_requested(training)
+            if stopping and (state.step < plan.num_steps or is_evaluation_due(training)):
+                raise InterruptedRunError(_format_stop_message(training), signum=stop.signum or 0)
+            if state.step == plan.num_steps or is_stopped_early(training):
                 return
-            with timed(training, "train"):
-                train_step(training, groups)
+            with measure_phase(training, "train"):
+                run_step(training, groups)
 
 
-def _is_to_stop(training: Training) -> bool:
-    """Whether a signal came to any of the processes; all of them hear the same."""
-    signum = training.setup.world.largest(training.stop.signum or 0)
+def _is_stop_requested(training: Training) -> bool:
+    """Whether any rank received a signal; all ranks get the same answer."""
+    signum = training.setup.learner.world.all_reduce_max(training.stop.signum or 0)
     training.stop.signum = signum or training.stop.signum
     return signum > 0
 
 
-def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
-    """One optimizer step. Its record is written when the device has done it: on a CPU, at once."""
-    setup, state, meter = training.setup, training.state, training.meter
+def run_step(training: Training, groups: Iterator[list[Batch]]) -> None:
+    """One optimizer step. Its record is written when the device has finished it: on a CPU, at once."""
+    setup, learner, stream = training.setup, training.setup.learner, training.setup.data.stream
+    state, meter = training.state, training.meter
     training.sampler.step = state.step + 1
-    num_starved, batch_size = setup.stream.num_starved, setup.batch_size
+    num_starved = stream.num_starved
     meter.begin()
     started = time.perf_counter()
     group = next(groups)
     data_seconds = time.perf_counter() - started
     meter.enter("host")
-    lr = setup.lr(state.step)
-    lengths = setup.stream.lengths(state.step)
+    lr = setup.compute_lr(state.step)
+    lengths = stream.get_lengths(state.step)
     num_inputs, num_targets = (int(each.sum()) for each in lengths)
-    with enough_memory():
-        update = update_weights(
-            setup, group, lr=lr, step=state.step + 1, scored=num_targets, mark=meter.enter, halted=training.halted
-        )  # fmt: skip
+    with translate_oom_errors():
+        update = train_step(
+            learner,
+            group,
+            lr=lr,
+            step=state.step + 1,
+            batch_size=training.plan.batch_size,
+            num_scored_tokens=num_targets,
+            timer=meter.enter,
+            nonfinite_flag=training.nonfinite_flag,
+        )
     state.step += 1
-    if setup.batch_size < batch_size:
-        meter.warm_up()
-        training.run.status(batch_size=setup.batch_size)
-        warn(training, f"step {state.step}: memory ran out with {batch_size} examples in a forward pass. The step was "
-                       f"repeated with {setup.batch_size}, and so are all later ones made.")  # fmt: skip
-    if setup.graphed is not None and setup.graphed.steps.failure:
-        warn(training, "a CUDA graph could not be recorded; steps that have none are launched kernel by kernel: "
-                       f"{setup.graphed.steps.failure}")  # fmt: skip
+    if update.batch_size < training.plan.batch_size:
+        _reduce_micro_batch(training, update.batch_size)
+    if learner.graphs is not None and learner.graphs.steps.failure:
+        warn_once(
+            training,
+            f"a CUDA graph could not be recorded; steps without one launch each kernel: {learner.graphs.steps.failure}",
+        )
     logged = state.step % setup.config.train.log_every_steps == 0
-    effective = setup.config.optimizer.effective_lr(setup.optimizer) if logged or lr is None else None
+    effective = setup.config.optimizer.effective_lr(learner.optimizer) if logged or lr is None else None
     record = partial(
         StepRecord,
         step=state.step,
@@ -161,152 +181,208 @@ def train_step(training: Training, groups: Iterator[list[Batch]]) -> None:
         num_input_tokens=num_inputs,
         num_target_tokens=num_targets,
         data_seconds=data_seconds,
-        peak_bytes=peak_bytes(setup.place.device),
-        world_size=setup.world.size,
-        num_examples_seen=setup.stream.num_examples_before(state.step),
-        starved=setup.stream.num_starved > num_starved,
+        peak_bytes=get_peak_memory_bytes(learner.compute.device),
+        world_size=learner.world.size,
+        num_examples_seen=stream.count_examples_before(state.step),
+        starved=stream.num_starved > num_starved,
     )
-    flops = flops_of(setup.plain, *lengths)
-    training.held.append(Held(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record))
-    write_steps(training, wait=logged or evaluation_due(training) or checkpoint_due(training))
+    flops = count_model_flops(learner.model, *lengths)
+    training.pending_steps.append(
+        PendingStep(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record)
+    )
+    write_steps(training, wait=logged or is_evaluation_due(training) or is_checkpoint_due(training))
+
+
+def _reduce_micro_batch(training: Training, batch_size: int) -> None:
+    before = training.plan.batch_size
+    training.plan = training.plan.with_batch_size(batch_size)
+    training.run.write(PLAN, training.plan.as_dict())
+    training.meter.reset_warm_up()
+    warn_once(
+        training,
+        f"step {training.state.step}: memory ran out with {before} examples in a forward pass. The step was repeated "
+        f"with {batch_size}, and later steps use {batch_size} too.",
+    )
 
 
 def write_steps(training: Training, *, wait: bool) -> None:
-    """Write down the steps that the device has done, in their order; with `wait`, all that it was given.
+    """Write the records of the steps that the device has finished, in order; with `wait`, of all steps.
 
-    Several processes only write when they wait, so that all of them find the same errors at the same step.
+    Several processes write only when they wait, so that all of them find the same errors at the same step.
     Raises NumericError for a step that was not finite.
     """
-    held = training.held
-    alone = training.setup.world.size == 1
-    while held and (wait or (alone and held[0].times.is_done())):
-        _write_step(training, held.popleft())
+    pending = training.pending_steps
+    single_process = training.setup.learner.world.size == 1
+    while pending and (wait or (single_process and pending[0].times.is_done())):
+        _write_step(training, pending.popleft())
 
 
-def _write_step(training: Training, held: Held) -> None:
-    setup = training.setup
-    seconds, phase_seconds = held.times.read()
-    loss, norm = held.update.loss, held.update.grad_norm
-    if training.halted is not None:
-        refuse_not_finite(setup, held.group, held.step, loss, norm)
-    record = held.record(
+def _write_step(training: Training, pending: PendingStep) -> None:
+    learner = training.setup.learner
+    seconds, phase_seconds = pending.times.read()
+    loss, norm = pending.update.loss, pending.update.grad_norm
+    if training.nonfinite_flag is not None:
+        refuse_nonfinite(learner, pending.group, pending.step, loss, norm)
+    record = pending.make_record(
         loss=loss,
         grad_norm=norm if math.isfinite(norm) else None,
-        padding_fraction=1 - (held.num_tokens / held.update.num_positions),
+        padding_fraction=1 - (pending.num_tokens / pending.update.num_positions),
         step_seconds=seconds,
         phase_seconds=phase_seconds,
-        warm_up=held.times.warm_up,
-        encoder_flops=held.flops.encoder,
-        decoder_flops=held.flops.decoder,
-        mfu=held.flops.total / seconds / training.peak_flops / setup.world.size if training.peak_flops else None,
+        warm_up=pending.times.warm_up,
+        encoder_flops=pending.flops.encoder,
+        decoder_flops=pending.flops.decoder,
+        mfu=pending.flops.total / seconds / training.peak_flops / learner.world.size if training.peak_flops else None,
     )
     training.run.append(STEPS, record.as_dict())
-    training.progress.step(record, setup.num_steps)
+    training.progress.show_step(record, training.plan.num_steps)
     for sink in training.sinks:
         sink.step(record)
-    _watch_frozen_loss(training, loss)
+    _warn_of_losses(training, pending.step, loss, norm)
 
 
-def evaluate(training: Training) -> None:
-    """Evaluate where the run stands, on the subset if one is asked for; the baseline at step 0 takes all examples.
+def evaluate_model(training: Training) -> None:
+    """Evaluate at the current step, on the subset of eval.max_examples; the baseline at step 0 uses all examples.
 
-    Raises EvaluationStopped after a signal.
+    Raises EvaluationStoppedError after a signal.
     """
     setup, state = training.setup, training.state
     write_steps(training, wait=True)
-    record = score(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
-    training.evaluated.add(state.step)
-    value = record.scores[setup.metric]
-    if state.step > 0 and (state.best is None or _is_better(setup, value, state.best["score"])):
-        state.best = {"step": state.step, "metric": setup.metric, "score": value}
-    training.run.status(step=state.step, best=state.best)
+    record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
+    training.evaluated_steps.add(state.step)
+    before = state.best
+    if state.step > 0 and (before is None or _is_better_than_best(setup, record, before)):
+        if before is None or (record.scores[setup.metric], record.loss) != (before["score"], before.get("loss")):
+            state.num_evals_without_improvement = -1
+        state.best = {
+            "step": state.step,
+            "metric": setup.metric,
+            "score": record.scores[setup.metric],
+            "loss": record.loss,
+        }
+    state.num_evals_without_improvement += state.step > 0
+    training.run.update_status(step=state.step, best=state.best)
     last = training.last_eval
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
-        warn(training, f"evaluation loss is exactly the same ({record.loss}) at steps {last.step} and {state.step}: "
-                       "the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+        warn_once(
+            training,
+            f"evaluation loss is exactly the same ({record.loss}) at steps {last.step} and {state.step}: "
+            "the weights do not move. Check optimizer.lr and train.precision.",
+            kind="frozen_loss",
+        )
     training.last_eval = record
 
 
-def score(training: Training, *, step: int, limit: int | None = None) -> EvalRecord:
-    """One evaluation of the weights as they are, recorded as of `step`: split "eval", or "subset" if limited."""
-    setup = training.setup
-    assert setup.evaluator is not None
-    questions = subset(setup.evaluator.num_questions, limit)
+def run_evaluation(training: Training, *, step: int, limit: int | None = None) -> EvalRecord:
+    """Evaluate the current weights, recorded under `step`: split "eval", or "subset" if limited."""
+    setup, evaluator = training.setup, training.setup.data.evaluator
+    assert evaluator is not None
+    questions = select_subset(evaluator.num_questions, limit)
     split = "eval" if questions is None else "subset"
 
     def count(done: int, total: int) -> None:
-        training.progress.count("evaluating", done, total)
-        if training.stop.waiting and training.stop.signum:
-            raise EvaluationStopped
+        training.progress.update("evaluating", done, total)
+        if training.stop.is_deferring and training.stop.signum:
+            raise EvaluationStoppedError
 
-    with enough_memory(), setup.whole() as plain:
-        record = setup.evaluator.run(
+    with translate_oom_errors(), setup.learner.gather_model() as plain:
+        record = evaluator.run(
             plain,
             step=step,
             split=split,
             questions=questions,
-            write=lambda lines: training.run.new_predictions(split, step, lines),
-            progress=count,
-            world=setup.world,
+            write=lambda made: training.run.write_predictions(split, step, (one.as_dict() for one in made)),
+            on_progress=count,
+            world=setup.learner.world,
         )
+    record = replace(record, run_step=training.state.step)
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
         raise ConfigError(f"eval.metric: the evaluation gives no {setup.metric!r}. It gives: {known}.")
     training.run.append(EVALS, record.as_dict())
-    training.progress.evaluation(record)
+    training.progress.show_evaluation(record)
     for sink in training.sinks:
         sink.evaluation(record)
     return record
 
 
-def save(training: Training) -> None:
+def save_checkpoint(training: Training) -> None:
     """Write a checkpoint, point `best` at the best one, remove old ones."""
-    setup, state, folder = training.setup, training.state, training.run.path / "checkpoints"
+    setup, learner, state = training.setup, training.setup.learner, training.state
+    folder = training.run.path / "checkpoints"
     write_steps(training, wait=True)
-    taken = checkpoint.snapshot(setup.model, setup.optimizer, setup.scaler, setup.world)
-    if not setup.world.is_first:
+    snapshot = checkpoint.take_snapshot(learner.model, learner.optimizer, learner.scaler, learner.world)
+    if not learner.world.is_first:
         return
+    owner = replace(training.owner, batch_size=training.plan.batch_size)
     try:
-        checkpoint.write(folder, taken, state)
+        checkpoint.write_checkpoint(folder, snapshot, state, owner)
     except RunDirError as error:
         time.sleep(1)
-        training.progress.warn(f"{error} Trying once more.")
-        checkpoint.write(folder, taken, state)
+        training.progress.warn(f"{error} Retrying once.")
+        checkpoint.write_checkpoint(folder, snapshot, state, owner)
+    warn = partial(warn_once, training)
     best_step = state.best["step"] if state.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():
-        checkpoint.link_best(training.run.path, best_step)
-    checkpoint.rotate(folder, keep=setup.config.checkpoint.keep, best_step=best_step)
-    training.run.status(step=state.step, seconds_by_phase=state.seconds, num_starved_steps=setup.stream.num_starved)
+        try:
+            checkpoint.update_best_link(training.run.path, best_step)
+        except RunDirError as error:  # the link is for people; a resume does not need it
+            warn(str(error))
+    keep = setup.config.checkpoint.keep
+    checkpoint.remove_old_checkpoints(folder, keep=keep, best_step=best_step, on_failure=warn)
+    training.run.update_status(
+        step=state.step, seconds_by_phase=state.seconds, num_starved_steps=setup.data.stream.num_starved
+    )
 
 
-def evaluation_due(training: Training) -> bool:
-    """At the start if asked for, every so many steps, and at the end; once per step."""
-    setup, step = training.setup, training.state.step
-    if setup.evaluator is None or step in training.evaluated:
+def is_evaluation_due(training: Training) -> bool:
+    """At the start if eval.at_start, every `eval_every_steps`, and at the end; once per step."""
+    setup, plan, step = training.setup, training.plan, training.state.step
+    if setup.data.evaluator is None or step in training.evaluated_steps:
         return False
     if step == 0:
         return setup.config.eval.at_start
-    return step == setup.num_steps or step % setup.eval_every_steps == 0
+    return step == plan.num_steps or step % plan.eval_every_steps == 0
 
 
-def checkpoint_due(training: Training) -> bool:
-    """Every so many steps, at the end, and where the best evaluation just was."""
-    setup, state = training.setup, training.state
+def is_stopped_early(training: Training) -> bool:
+    """Whether train.early_stopping evaluations in a row were no improvement."""
+    patience = training.setup.config.train.early_stopping
+    return patience is not None and training.state.num_evals_without_improvement >= patience
+
+
+def describe_early_stop(training: Training) -> str:
+    """Why the run stopped before its last step; empty if it did not."""
+    state = training.state
+    if state.step == training.plan.num_steps or not is_stopped_early(training) or state.best is None:
+        return ""
+    return (
+        f"stopped early after step {state.step:,} of {training.plan.num_steps:,}: no evaluation was better than that "
+        f"of step {state.best['step']:,} ({state.best['metric']} {state.best['score']:.2f}) in "
+        f"{state.num_evals_without_improvement} evaluations (train.early_stopping)"
+    )
+
+
+def is_checkpoint_due(training: Training) -> bool:
+    """Every `checkpoint_every_steps`, at the end, and after the best evaluation so far."""
+    plan, state = training.plan, training.state
+    if is_stopped_early(training):
+        return True
     is_best = state.best is not None and state.best["step"] == state.step
-    return is_best or state.step == setup.num_steps or state.step % setup.checkpoint_every_steps == 0
+    return is_best or state.step == plan.num_steps or state.step % plan.checkpoint_every_steps == 0
 
 
-def warn(training: Training, message: str) -> None:
-    if training.run.warn(message):
+def warn_once(training: Training, message: str, kind: str = "") -> None:
+    if training.run.add_warning(message, kind):
         training.progress.warn(message)
 
 
 @contextmanager
-def timed(training: Training, phase: str) -> Iterator[None]:
-    """Count what happens here as `phase`, in the run's seconds and in its telemetry."""
+def measure_phase(training: Training, phase: str) -> Iterator[None]:
+    """Count the time of this block as `phase`, in the run's seconds and in its telemetry. Blocks do not nest."""
     training.sampler.phase = phase
     if phase != "train":
-        training.meter.rest()
+        training.meter.pause()
     seconds, started = training.state.seconds, time.perf_counter()
     try:
         yield
@@ -314,22 +390,51 @@ def timed(training: Training, phase: str) -> Iterator[None]:
         seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
-def _watch_frozen_loss(training: Training, loss: float) -> None:
-    training.recent_losses = [*training.recent_losses[1 - FROZEN_STEPS :], loss]
-    if len(training.recent_losses) == FROZEN_STEPS and len(set(training.recent_losses)) == 1:
-        warn(training, f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row: "
-                       "the weights do not move. Check optimizer.lr and train.precision.")  # fmt: skip
+def _warn_of_losses(training: Training, step: int, loss: float, norm: float) -> None:
+    """Warn of a loss that never changes, and once of a training that diverged."""
+    losses, norms = training.losses, training.grad_norms
+    losses[step] = loss
+    if math.isfinite(norm):
+        norms[step] = norm
+    if is_frozen([*islice(reversed(losses.values()), FROZEN_STEPS)]):
+        warn_once(
+            training,
+            f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row: "
+            "the weights do not move. Check optimizer.lr and train.precision.",
+            kind="frozen_loss",
+        )
+    if step % ceil(training.plan.num_steps / DIVERGENCE_CHECKS) or any(
+        w.kind == "diverged" for w in training.run.warnings
+    ):
+        return
+    vocab_size = training.setup.learner.model.config.vocab_size
+    if found := find_divergence(losses, norms, vocab_size=vocab_size):
+        guessing = f"; guessing has {found.guessing_loss:.3g}" if found.guessing_loss else ""
+        warn_once(
+            training,
+            f"the training diverges: after step {found.step} the loss rose from {found.lowest_loss:.3g} to "
+            f"{found.last_loss:.3g}{guessing}. Start a new run with a lower optimizer.lr or more warm-up steps.",
+            kind="diverged",
+        )
 
 
-def _is_better(setup: Setup, score: float, best: float) -> bool:
-    return score > best if higher_is_better(setup.config.task.metrics, setup.metric) else score < best
+def _is_better_than_best(setup: Setup, record: EvalRecord, best: JsonTable) -> bool:
+    """Whether a later evaluation replaces the best one: a better score; at equal scores a loss that is not higher."""
+    score = record.scores[setup.metric]
+    if score != best["score"]:
+        return score > best["score"] if is_maximized(setup.config.task.metrics, setup.metric) else score < best["score"]
+    loss = best.get("loss")
+    return record.loss is None or loss is None or record.loss <= loss
 
 
-def _goodbye(training: Training) -> str:
-    steps = f"step {training.state.step} of {training.setup.num_steps}"
+def _format_stop_message(training: Training) -> str:
+    steps = f"step {training.state.step} of {training.plan.num_steps}"
     saved = "saved" if training.state.step else "nothing to save yet"
-    return f"stopped by {training.stop.name} after {steps}; {saved}. Go on with: {resume_command(training.run.path)}"
+    return (
+        f"stopped by {training.stop.name} after {steps}; {saved}. Go on with: "
+        f"{format_resume_command(training.run.path)}"
+    )
 
 
-def resume_command(folder: Path) -> str:
+def format_resume_command(folder: Path) -> str:
     return f"fivetune train {shlex.quote(str(folder))} --resume"

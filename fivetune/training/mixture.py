@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fivetune.config import RunConfig
-from fivetune.data.mixture import Draw, JoinedStore, mixing_rates
+from fivetune.data.mixture import ConcatStore, MixtureSampler, compute_mixing_rates
 from fivetune.data.store import TokenStore
 from fivetune.errors import ConfigError
 from fivetune.tasks.mixture import Mixture
 
 
-def part_configs(config: RunConfig) -> dict[str, RunConfig]:
+def build_part_configs(config: RunConfig) -> dict[str, RunConfig]:
     """The config of each part by name: its task, its files and limits, those of `data` where it has none."""
     found = {}
     for name, part in config.task.parts.items():
@@ -25,7 +25,7 @@ def part_configs(config: RunConfig) -> dict[str, RunConfig]:
     return found
 
 
-def alone(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig:
+def select_part(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig:
     """The config of the part that task.part names; the config as it is where none is named.
 
     Args:
@@ -38,36 +38,42 @@ def alone(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig:
     if config.task.part is None:
         own = [name for name, part in config.task.parts.items() if part.eval]
         if "data.eval" in overrides and own:
-            raise ConfigError(f"--data.eval: {', '.join(own)} have files of their own. Give --task.parts.{own[0]}.eval "
-                              f"FILE, or take one part alone: --task.part {own[0]}.")  # fmt: skip
+            raise ConfigError(
+                f"--data.eval: {', '.join(own)} have files of their own. Give --task.parts.{own[0]}.eval "
+                f"FILE, or take one part alone: --task.part {own[0]}."
+            )
         return config
-    part = part_configs(config)[config.task.part]
+    part = build_part_configs(config)[config.task.part]
     if "data.eval" in overrides:
         return part.model_copy(update={"data": part.data.model_copy(update={"eval": config.data.eval})})
     return part
 
 
-def refuse_whole(config: RunConfig) -> None:
+def require_single_part(config: RunConfig) -> None:
     """Raise ConfigError for a mixture where one part is needed."""
     if isinstance(config.task, Mixture):
         parts = ", ".join(config.task.parts)
-        raise ConfigError(f"task.part: the run is a mixture of {parts}. Name the one that the inputs are for: "
-                          f"--task.part {next(iter(config.task.parts))}.")  # fmt: skip
+        raise ConfigError(
+            f"task.part: the run is a mixture of {parts}. Name the one that the inputs are for: "
+            f"--task.part {next(iter(config.task.parts))}."
+        )
 
 
-def joined(stores: Mapping[str, TokenStore | None], split: str) -> JoinedStore | None:
+def join_stores(stores: Mapping[str, TokenStore | None], split: str) -> ConcatStore | None:
     """The stores of all parts as one; None if no part has one. Raises ConfigError if only some have."""
     there = {name: store for name, store in stores.items() if store is not None}
     lacking = [name for name in stores if name not in there]
     if there and lacking:
-        raise ConfigError(f"task.parts.{lacking[0]}.{split}: no file is given, though other parts have one. Give it, "
-                          f"or data.{split} for all parts.")  # fmt: skip
-    return JoinedStore(there) if there else None
+        raise ConfigError(
+            f"task.parts.{lacking[0]}.{split}: no file is given, though other parts have one. Give it, "
+            f"or data.{split} for all parts."
+        )
+    return ConcatStore(there) if there else None
 
 
-def draw_of(config: RunConfig, store: TokenStore) -> Draw | None:
+def build_mixture_sampler(config: RunConfig, store: TokenStore) -> MixtureSampler | None:
     """Which examples each epoch of a mixture takes; None for a task of its own. The shares are noted in the summary."""
-    if not isinstance(store, JoinedStore):
+    if not isinstance(store, ConcatStore):
         return None
     task, sizes = config.task, [len(part) for part in store.parts.values()]
     if task.by == "rate":
@@ -75,9 +81,9 @@ def draw_of(config: RunConfig, store: TokenStore) -> Draw | None:
         rates = [part.rate / total for part in task.parts.values()]
     else:
         temperature = task.temperature if task.by == "temperature" else 1.0
-        rates = mixing_rates(sizes, limit=task.limit, temperature=temperature)
+        rates = compute_mixing_rates(sizes, limit=task.limit, temperature=temperature)
     num_examples = sum(min(size, task.limit or size) for size in sizes)
-    draw = Draw(sizes, rates, num_examples, seed=config.run.seed)
+    draw = MixtureSampler(sizes, rates, num_examples, seed=config.run.seed)
     for name, share in zip(store.parts, draw.shares, strict=True):
         store.summary["parts"][name] |= {"rate": share / len(draw), "num_examples_per_epoch": share}
     return draw

@@ -1,7 +1,7 @@
 """Pre-flight: everything that would fail after hours, tried on a few examples in under a minute.
 
-In: a Setup. Out: one Check per thing tried, each with pass, warn or fail and what to do. Weights, optimizer
-and random states are left as they were found.
+In: a Setup. Out: one Check per thing tried, each with pass, warn or fail and what to do. Weights, optimizer and random
+states are restored.
 """
 
 from __future__ import annotations
@@ -13,34 +13,45 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 import torch
 
 from fivetune.data.batch import PaddedBatch, collate, pad
-from fivetune.data.characters import lossy_characters
-from fivetune.data.records import is_hub_name, source_files
-from fivetune.data.store import TokenStore
-from fivetune.errors import ConfigError, EnvironmentProblem, FiveTuneError
-from fivetune.evaluate import subset
-from fivetune.model.forward import label_nats
-from fivetune.model.load import load, num_parameters
+from fivetune.data.characters import find_lossy_characters
+from fivetune.data.labels import describe_imbalance
+from fivetune.data.records import is_hub_name, list_source_files
+from fivetune.data.store import list_given_ids
+from fivetune.distributed.sharding import gather_tensor
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError
+from fivetune.evaluation.evaluator import select_subset
+from fivetune.model.forward import compute_padded_losses
+from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.progress import Progress, duration
-from fivetune.rundir import CONFIG, RunDir, occupied
-from fivetune.sharding import whole
+from fivetune.progress import Progress, format_time_span
+from fivetune.rundir import CONFIG, RunDir, find_conflict
+from fivetune.rundir.plan import Plan
+from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
-from fivetune.telemetry.devices import enough_memory, peak_bytes, reset_peak
-from fivetune.training.setup import Setup, build_optimizer, seed_everything
-from fivetune.training.update import update_weights
+from fivetune.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
+from fivetune.training.autotune.probe import restore_learner
+from fivetune.training.learner import build_optimizer
+from fivetune.training.setup import Setup
+from fivetune.training.update import train_step
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import JsonTable
 
 NUM_PROBED = 300  # examples looked at for characters
 NUM_GENERATED = 16
 UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning
+MAX_LOSSY_SHARE = 0.5  # of all characters: more cannot be learnt from
 LOST_SHARE = 0.01  # of examples that lose their answer, likewise
 MAX_RELOADED = 1_000_000_000  # parameters above which saving and reloading would take longer than a minute
 GIB = 2**30
@@ -48,62 +59,78 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was tried."""
+    """The outcome of one check.
+
+    Args:
+        error_class: what a failure is raised as.
+        batch_size: a smaller micro-batch, where the check found that the planned one does not fit into memory.
+    """
 
     name: str
     state: Literal["pass", "warn", "fail"]
     detail: str
-    kind: type[FiveTuneError] = EnvironmentProblem  # what a failure of it is raised as
+    error_class: type[FiveTuneError] = FiveTuneEnvironmentError
+    batch_size: int | None = None
 
 
-def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> None:
-    """Run all checks; warnings go to the user and the report, the first failure raises."""
-    started = time.perf_counter()
+def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan:
+    """Run all checks: warnings go to the user and the report, the first failure raises.
+
+    Returns: the plan, with a smaller micro-batch where the planned one did not fit.
+    """
+    started, plan = time.perf_counter(), setup.plan
     checks = []
-    for number, check in enumerate(checks_of(setup), start=1):
+    for number, check in enumerate(run_checks(setup), start=1):
         checks.append(check)
-        progress.count("pre-flight checks", number)
+        progress.update("pre-flight checks", number)
         if check.state == "fail":
-            raise check.kind(f"pre-flight: {check.name}: {check.detail}")
-        if check.state == "warn" and run.warn(f"{check.name}: {check.detail}"):
+            raise check.error_class(f"pre-flight: {check.name}: {check.detail}")
+        if check.state == "warn" and run.add_warning(f"{check.name}: {check.detail}", check.name):
             progress.warn(f"{check.name}: {check.detail}")
+        if check.batch_size is not None:
+            plan = plan.with_batch_size(check.batch_size)
     good = sum(check.state == "pass" for check in checks)
-    progress.say(f"pre-flight: {good} of {len(checks)} checks passed in {duration(time.perf_counter() - started)}")
+    progress.log(
+        f"pre-flight: {good} of {len(checks)} checks passed in {format_time_span(time.perf_counter() - started)}"
+    )
+    return plan
 
 
-def checks_of(setup: Setup) -> Iterator[Check]:
-    """All checks, one after the other. An error of the user's making becomes a failed check."""
-    before = {name: p.detach().to("cpu", copy=True) for name, p in setup.model.named_parameters()}
-    named = (
-        ("data", _data), ("leakage", _leakage), ("model", _model), ("characters", _characters),
-        ("truncation", _truncation), ("learning rate", _learning_rate), ("train step", _train_step),
-        ("generation", _generation), ("save and reload", _reload), ("memory", _memory), ("disk", _disk),
-    )  # fmt: skip
-    for name, check in named:
-        try:
-            yield Check(name, *check(setup))
-        except FiveTuneError as error:
-            yield Check(name, "fail", str(error), type(error))
-    with torch.no_grad():
-        for name, parameter in setup.model.named_parameters():
-            parameter.copy_(before[name])
-            parameter.grad = None  # a step that failed leaves some
-    setup.optimizer = build_optimizer(setup.config, setup.model)
-    setup.scaler = setup.place.scaler()
-    seed_everything(setup.config.run.seed)
+def run_checks(setup: Setup) -> Iterator[Check]:
+    """All checks, one after the other. A FiveTuneError becomes a failed check."""
+    checks: dict[str, Callable[[Setup], Outcome]] = {
+        "data": _check_data,
+        "leakage": _check_leakage,
+        "model": _check_model,
+        "characters": _check_characters,
+        "truncation": _check_truncation,
+        "learning rate": _check_learning_rate,
+        "train step": _check_train_step,
+        "generation": _check_generation,
+        "save and reload": _check_reload,
+        "memory": _check_memory,
+        "disk": _check_disk,
+        "cores": _check_cores,
+    }
+    rebuild = partial(build_optimizer, setup.config, setup.learner.model)
+    with restore_learner(setup.learner, rebuild) as learner:
+        trial = replace(setup, learner=learner)
+        for name, check in checks.items():
+            try:
+                yield Check(name, *check(trial))  # type: ignore[arg-type]
+            except FiveTuneError as error:
+                yield Check(name, "fail", str(error), type(error))
 
 
-Outcome = tuple[Literal["pass", "warn", "fail"], str]
+Outcome = (
+    tuple[Literal["pass", "warn", "fail"], str] | tuple[Literal["pass", "warn", "fail"], str, type[FiveTuneError], int]
+)
+"""State and detail of a check; error class and smaller batch size where there is one."""
 
 
-def _stores(setup: Setup) -> list[tuple[str, TokenStore]]:
-    stores = [("train", setup.stream.store)]
-    return [*stores, ("eval", setup.evaluator.store)] if setup.evaluator else stores
-
-
-def _data(setup: Setup) -> Outcome:
+def _check_data(setup: Setup) -> Outcome:
     parts, state = [], "pass"
-    for name, store in _stores(setup):
+    for name, store in setup.data.stores:
         facts = store.summary
         parts.append(
             f"{name}: {facts['num_read']:,} records read = {facts['num_records_kept']:,} kept + "
@@ -115,49 +142,95 @@ def _data(setup: Setup) -> Outcome:
             told = f"{first['where']}: {first['reason'].rstrip('.')}"
             parts.append(f"{facts['num_skipped_bad']:,} of them cannot be used, the first: {told}")
             state = "warn"
-    if setup.evaluator is None:
+        notes = list(_iter_data_notes(name, facts))
+        parts += notes
+        state = "warn" if notes else state
+    if division := setup.data.stream.store.summary.get("split"):
+        parts.append(
+            f"data.eval_share {division['share']:g}: {division['num_eval_records']:,} of {division['num_records']:,} "
+            f"records in {division['num_groups']:,} groups of related ones are evaluated on"
+        )
+    if setup.data.evaluator is None:
         return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
     return state, "; ".join(parts)
 
 
-def _leakage(setup: Setup) -> Outcome:
+def _iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
+    """What of the data makes scores mean something else than they seem to; of a mixture, by part."""
+    for part, one in facts.get("parts", {}).items():
+        yield from _iter_data_notes(f"{name} {part}", one)
+    if num := facts["num_unlabelled"] if "parts" not in facts else 0:
+        yield f"{name}: {num:,} records have no label (blank, or nan) and are left out"
+    if num := facts["num_blank_golds"] if "parts" not in facts else 0:
+        yield f"{name}: {num:,} records have a blank gold answer beside others, which an empty prediction matches"
+    if num := facts["num_blank_synonyms"] if "parts" not in facts else 0:
+        yield f"{name}: {num:,} records have blank synonyms among their right answers; they are dropped"
+    if uneven := describe_imbalance(facts.get("label_counts", {})):
+        yield f"{name}: {uneven}"
+
+
+def _check_leakage(setup: Setup) -> Outcome:
     """Whether a file is both learnt from and scored on, under its own name or as a copy."""
-    if setup.evaluator is None:
-        return "pass", "no data.eval that could be learnt"
-    learnt, scored = (store.summary["source"] for _, store in _stores(setup))
-    copies = (b for b in _local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _local_files(learnt)))
+    if setup.data.evaluator is None:
+        return "pass", "no data.eval that training could contain"
+    if setup.data.evaluator.store.summary.get("split"):
+        return "pass", "the evaluation records are split off those of data.train (data.eval_share)"
+    learnt, scored = (store.summary["source"] for _, store in setup.data.stores)
+    copies = (
+        b for b in _list_local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _list_local_files(learnt))
+    )
     same = [*sorted({*learnt} & {*scored}), *map(str, copies)]
     if same:
-        return "warn", f"{same[0]} is in data.train and in data.eval: the scores tell what was learnt by heart"
-    return "pass", "no file is in data.train and in data.eval"
+        return "warn", (
+            f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
+        )
+    train_ids, eval_ids = (list_given_ids(store) for _, store in setup.data.stores)
+    if shared := train_ids & eval_ids:
+        return "warn", (
+            f"{len(shared):,} of {len(eval_ids):,} ids of data.eval are in data.train, such as {min(shared)}: the same "
+            "questions, perhaps in another language"
+        )
+    return "pass", "no file and no id is in data.train and in data.eval"
 
 
-def _local_files(sources: Sequence[str]) -> list[Path]:
-    return [file for source in sources if not is_hub_name(source) for file in source_files(source)]
+def _list_local_files(sources: Sequence[str]) -> list[Path]:
+    return [file for source in sources if not is_hub_name(source) for file in list_source_files(source)]
 
 
-def _model(setup: Setup) -> Outcome:
-    kind, count = setup.plain.config.model_type, num_parameters(setup.plain)
+def _check_model(setup: Setup) -> Outcome:
+    model = setup.learner.model
+    kind, count = model.config.model_type, count_parameters(model)
     verified = "compared with its file" if setup.config.model.init == "pretrained" else "random weights"
     if setup.loaded.warnings:
         return "warn", "; ".join(setup.loaded.warnings)
     return "pass", f"{kind}, {count:,} parameters, {verified}"
 
 
-def _characters(setup: Setup) -> Outcome:
-    """Characters that the tokenizer turns into <unk> or drops, and in how many examples of each set."""
+def _check_characters(setup: Setup) -> Outcome:
+    """Characters that the tokenizer turns into <unk> or drops, and in how many examples of each set.
+
+    Raises ModelError where most characters are lost: the vocabulary is not one for this text, or not whole.
+    """
     parts, state, num_probed, spaces = [], "pass", 0, ""
-    for name, store in _stores(setup):
+    for name, store in setup.data.stores:
         step = max(1, len(store) // NUM_PROBED)
-        texts = [e.inputs + " " + e.targets for e in map(store.text, range(0, len(store), step))]
+        texts = [e.inputs + " " + e.targets for e in map(store.read_example, range(0, len(store), step))]
         num_probed += len(texts)
-        found = lossy_characters(setup.loaded.tokenizer, "".join(texts))
+        found = find_lossy_characters(setup.loaded.tokenizer, "".join(texts))
         lossy = {character for character, becomes in found.items() if not character.isspace() or becomes != " "}
         if len(lossy) < len(found):
             spaces = "; line ends and other white space become spaces"
         hit = [text for text in texts if lossy & set(text)]
         if not hit:
             continue
+        counts = Counter(character for text in texts for character in text if not character.isspace())
+        lossy_share = sum(counts[character] for character in lossy) / max(counts.total(), 1)
+        if lossy_share > MAX_LOSSY_SHARE:
+            raise ModelError(
+                f"{name}: the tokenizer does not keep {lossy_share:.0%} of the characters. Allowed is at most "
+                f"{MAX_LOSSY_SHARE:.0%}. Restore the model's tokenizer files, or use a model whose vocabulary has "
+                "these characters (ByT5 has all)."
+            )
         share = len(hit) / len(texts)
         top = Counter(c for text in hit for c in set(text) if c in lossy).most_common(8)
         shown = ", ".join(f"{c!r} ({n})" for c, n in top)
@@ -169,10 +242,10 @@ def _characters(setup: Setup) -> Outcome:
     return state, f"{'; '.join(parts)}. {advice}"
 
 
-def _truncation(setup: Setup) -> Outcome:
+def _check_truncation(setup: Setup) -> Outcome:
     parts, advice = [], set()
     extractive = [task.extractive for task in setup.config.tasks]
-    for name, store in _stores(setup):
+    for name, store in setup.data.stores:
         facts = store.summary
         clipped, lost, cut_targets = (
             facts[f"num_{what}"] for what in ("examples_clipped", "answers_lost", "clipped_targets")
@@ -198,91 +271,97 @@ def _truncation(setup: Setup) -> Outcome:
     return "warn" if advice else "pass", ". ".join(["; ".join(parts), *sorted(advice)])
 
 
-def _learning_rate(setup: Setup) -> Outcome:
-    lr = setup.optimizer.param_groups[0]["initial_lr"]
+def _check_learning_rate(setup: Setup) -> Outcome:
+    lr = setup.plan.lr
     low, high = setup.config.optimizer.lr_range
     if lr is not None and not low <= lr <= high:
         return "warn", f"optimizer.lr {lr:g} is outside {low:g} to {high:g}, where T5 fine-tuning is known to work"
-    return "pass", "the optimizer makes its own" if lr is None else f"optimizer.lr {lr:g}"
+    return "pass", "the optimizer computes its own" if lr is None else f"optimizer.lr {lr:g}"
 
 
-def _train_step(setup: Setup) -> Outcome:
-    """One optimizer step on the longest examples, so that trouble with memory shows now."""
-    lengths = setup.stream.store.inputs.lengths
-    rows = lengths.argsort()[::-1][: setup.batch_size].tolist()
-    probe = next(iter(setup.model.parameters()))
-    before = whole(probe.detach()).clone()
-    reset_peak(setup.place.device)
+def _check_train_step(setup: Setup) -> Outcome:
+    """One optimizer step on the longest examples, so that it shows now whether memory suffices."""
+    learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
+    rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
+    probe = next(iter(learner.model.parameters()))
+    before = gather_tensor(probe.detach()).clone()
+    reset_peak_memory(learner.compute.device)
     started = time.perf_counter()
-    with enough_memory():
-        update = update_weights(setup, [collate(setup.stream.store, rows)], lr=setup.lr(setup.num_steps // 2), step=0)
+    lr = setup.compute_lr(plan.num_steps // 2)
+    with translate_oom_errors():
+        update = train_step(learner, [collate(store, rows)], lr=lr, step=0, batch_size=plan.batch_size)
     seconds = time.perf_counter() - started
     if not math.isfinite(update.grad_norm):
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
-    if setup.batch_size < len(rows):
-        return "warn", f"memory ran out with {len(rows)} examples in a forward pass; {setup.batch_size} are taken now"
-    if torch.equal(before, whole(probe.detach())):
+    if update.batch_size < len(rows):
+        detail = f"memory ran out with {len(rows)} examples in a forward pass; the run uses {update.batch_size}"
+        return "warn", detail, FiveTuneEnvironmentError, update.batch_size
+    if torch.equal(before, gather_tensor(probe.detach())):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
         "pass",
-        f"loss {update.loss:.3f}, {duration(seconds)} for {len(rows)} examples of up to {lengths.max():,} tokens",
+        f"loss {update.loss:.3f}, {format_time_span(seconds)} for {len(rows)} examples of up to "
+        f"{store.inputs.lengths.max():,} tokens",
     )
 
 
-def _generation(setup: Setup) -> Outcome:
-    if setup.evaluator is None:
+def _check_generation(setup: Setup) -> Outcome:
+    evaluator = setup.data.evaluator
+    if evaluator is None:
         return "warn", "no data.eval, nothing to generate for"
-    lines: list[dict[str, Any]] = []
-    questions = subset(setup.evaluator.num_questions, NUM_GENERATED)
-    with enough_memory(), setup.whole() as plain:
-        record = setup.evaluator.run(plain, step=0, questions=questions, write=lines.extend)
+    predictions: list[Prediction] = []
+    questions = select_subset(evaluator.num_questions, NUM_GENERATED)
+    with translate_oom_errors(), setup.learner.gather_model() as plain:
+        record = evaluator.run(plain, step=0, questions=questions, write=predictions.extend)
     if setup.metric not in record.scores:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
     return (
         "pass",
-        f"{len(lines)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, "
+        f"{len(predictions)} predictions, {setup.metric} {record.scores[setup.metric]:.2f}, "
         f"cap {record.max_new_tokens} tokens",
     )
 
 
-def _reload(setup: Setup) -> Outcome:
+def _check_reload(setup: Setup) -> Outcome:
     """Save, load again, compare logits."""
-    if num_parameters(setup.model) > MAX_RELOADED:
+    learner = setup.learner
+    if count_parameters(learner.model) > MAX_RELOADED:
         return "warn", "skipped: the model is too large to be written and read in a minute"
-    with setup.whole() as plain:
-        error = setup.world.from_first(_reload_error(setup, plain) if setup.world.is_first else 0.0)
+    with learner.gather_model() as plain:
+        error = learner.world.broadcast_object(_measure_reload_error(setup, plain) if learner.world.is_first else 0.0)
     if error > 1e-5:
         return "fail", f"a saved and reloaded model differs by {error:.3g} nats. Report this with your versions"
-    return "pass", f"the reloaded model gives the same nats (largest difference {error:.1g})"
+    return "pass", f"the reloaded model gives the same token losses (largest difference {error:.1g} nats)"
 
 
-def _reload_error(setup: Setup, plain: Any) -> float:
-    batch = pad(collate(setup.stream.store, [0]), pad_id=plain.config.pad_token_id)
+def _measure_reload_error(setup: Setup, plain: T5Model) -> float:
+    batch = pad(collate(setup.data.stream.store, [0]), pad_id=plain.config.pad_token_id)
     with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
         save_model(plain, setup.loaded.tokenizer, Path(folder) / "model")
-        again = load(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
-    error = (_probe(again, batch) - _probe(plain.to("cpu"), batch)).abs().max().item()
-    plain.to(setup.place.device)
+        reloaded = load_model_and_tokenizer(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
+    error = (_compute_probe_losses(reloaded, batch) - _compute_probe_losses(plain.to("cpu"), batch)).abs().max().item()
+    plain.to(setup.learner.compute.device)
     return error
 
 
 @torch.no_grad()
-def _probe(model: Any, batch: PaddedBatch) -> torch.Tensor:
+def _compute_probe_losses(model: T5Model, batch: PaddedBatch) -> torch.Tensor:
     model.eval()
-    return label_nats(model, batch)
+    return compute_padded_losses(model, batch)
 
 
-def _memory(setup: Setup) -> Outcome:
-    """What training will take at most, from the sizes and from what the step on the longest examples took.
+def _check_memory(setup: Setup) -> Outcome:
+    """The peak memory of training, from the sizes and from the step on the longest examples.
 
-    That first step had no optimizer state yet when its activations were there; the later ones have both.
+    During that first step's forward pass the optimizer had no state yet; later ones hold activations and state.
     """
-    count = num_parameters(setup.plain)
+    device = setup.learner.compute.device
+    count = count_parameters(setup.learner.model)
     weights, gradients, state = (count * n for n in (4, 4, setup.config.optimizer.state_bytes_per_parameter))
-    rest = max((peak_bytes(setup.place.device) or 0) - weights - gradients, 0)
+    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients, 0)
     forecast = weights + gradients + state + rest
-    if setup.place.device.startswith("cuda"):
-        there = torch.cuda.get_device_properties(setup.place.device).total_memory
+    if device.startswith("cuda"):
+        there = torch.cuda.get_device_properties(device).total_memory
     else:
         there = psutil.virtual_memory().total
     text = (
@@ -294,30 +373,45 @@ def _memory(setup: Setup) -> Outcome:
     return "pass", text
 
 
-def run_directory(path: Path) -> Check:
-    """Whether a run could start in `path`. Only `fivetune check` asks: `train` has taken it before its pre-flight."""
-    name, there = "run directory", _nearest_there(path)
+def _check_cores(setup: Setup) -> Outcome:
+    """Whether other programs leave the compute threads of a CPU run a core each."""
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if setup.learner.compute.device != "cpu":
+        return "pass", f"{cores} cores; the device computes"
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on every system
+        return "pass", f"{threads} threads on {cores} cores, load unknown"
+    text = f"{threads} {'thread' if threads == 1 else 'threads'} on {cores} cores, load {load:.1f}"
+    if load <= cores:
+        return "pass", text
+    return "warn", f"{text}: other programs use the cores. Stop them, or set train.num_threads 1"
+
+
+def check_run_directory(path: Path) -> Check:
+    """Whether a run could start in `path`. For `fivetune check`: `train` owns its directory before the pre-flight."""
+    name, there = "run directory", _find_existing_parent(path)
     if not there.is_dir():
         return Check(name, "fail", f"{there} is a file. Choose another run.dir")
     if not os.access(there, os.W_OK | os.X_OK):
         return Check(name, "fail", f"{there} cannot be written. Choose another run.dir")
-    if reason := occupied(path):
+    if reason := find_conflict(path):
         return Check(name, "warn" if (path / CONFIG).is_file() else "fail", reason)
     return Check(name, "pass", f"{path} is free")
 
 
-def _nearest_there(path: Path) -> Path:
+def _find_existing_parent(path: Path) -> Path:
     """The path itself, or the nearest folder above it that exists."""
     path = path.absolute()
-    return path if path.exists() else _nearest_there(path.parent)
+    return path if path.exists() else _find_existing_parent(path.parent)
 
 
-def _disk(setup: Setup) -> Outcome:
-    """Room for the checkpoints that are kept, one more while it is written, and model/."""
+def _check_disk(setup: Setup) -> Outcome:
+    """Space for the checkpoints that are kept, one more while it is written, and model/."""
     config = setup.config
-    each = num_parameters(setup.plain) * (4 + config.optimizer.state_bytes_per_parameter)
-    needed = each * (config.checkpoint.keep + 2) + num_parameters(setup.plain) * 8
-    free = shutil.disk_usage(_nearest_there(Path(config.run.dir))).free
+    each = count_parameters(setup.learner.model) * (4 + config.optimizer.state_bytes_per_parameter)
+    needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
+    free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
     text = f"{needed / GIB:.2f} GiB for checkpoints and model, {free / GIB:.1f} GiB free"
     if free < needed:
         return "fail", f"{text}. Free space, lower checkpoint.keep, or choose another run.dir"

@@ -3,59 +3,171 @@
 from __future__ import annotations
 
 import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.model.backend import Forward
-from fivetune.rundir import CONFIG, MACHINE
+from fivetune.model.backend import Forward, ForwardKind, Parts
+from fivetune.redaction import redact_json
+from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
+from fivetune.training import checkpoint
+from fivetune.training.checkpoint import CheckpointOwner
 from fivetune.training.setup import with_batch_size
+from fivetune.values import flatten_table, get_nested
 
-FREE = (  # what may change; the number of steps too, so that a run can be made longer
+if TYPE_CHECKING:
+    from fivetune.schedules import Warmup
+    from fivetune.types import JsonTable
+
+COMPARED = ("device", "num_threads", "versions")  # of two parts of a run
+
+CHANGEABLE = (  # what may change; the number of steps too, so that a run can be made longer
     "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "data.cache_dir",
     "data.eval", "data.max_eval_examples", "train.capture", "train.log_every_steps", "train.num_threads",
-    "train.num_steps", "train.num_epochs",
+    "train.num_steps", "train.num_epochs", "train.early_stopping",
 )  # fmt: skip
 
 
-def as_begun(folder: Path, config: RunConfig) -> RunConfig:
-    """The config with the batch size that the run found when it began, where it says auto."""
-    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["train"]["batch_size"]
-    if config.train.batch_size != "auto" or before == "auto":
+def with_saved_batch_size(folder: Path, config: RunConfig) -> RunConfig:
+    """The config with the batch size that the run found when it began, where it is auto."""
+    before = get_nested(rundir.read_run_config(folder), "train", "batch_size")
+    if config.train.batch_size != "auto" or type(before) is not int or before < 1:
         return config
     return with_batch_size(config, before)
 
 
-def forward_begun(folder: Path) -> Forward | None:
-    """The forward that the run in `folder` began with; None where it did not get that far."""
-    path = folder / MACHINE
-    return Forward(**json.loads(path.read_text(encoding="utf-8"))["forward"]) if path.is_file() else None
+def read_forward(folder: Path) -> Forward | None:
+    """The forward that a run trains with: that of its newest checkpoint, else of machine.json; None if there is none.
+
+    Another forward rounds differently, so a resumed run would end with other weights.
+    """
+    owners = [owner.forward for _, owner in _iter_owners(folder)]
+    found = next(filter(None, reversed(owners)), None) or rundir.read_machine(folder).get("forward")
+    if not isinstance(found, dict) or found.get("kind") not in get_args(ForwardKind):
+        return None
+    parts = found.get("parts") if found.get("parts") in get_args(Parts) else "torch"
+    return Forward(found["kind"], str(found.get("why", "")), found.get("recompute") is True, cast("Parts", parts))
+
+
+def read_batch_size(folder: Path) -> int | None:
+    """Examples per forward pass at the newest checkpoint; None without a checkpoint."""
+    sizes = [owner.batch_size for _, owner in _iter_owners(folder) if owner.batch_size > 0]
+    return sizes[-1] if sizes else None
+
+
+def read_run_id(folder: Path) -> str:
+    """The id of a run, from machine.json or, where that is lost, from its newest checkpoint; a new one if neither."""
+    found = rundir.read_machine(folder).get("run_id")
+    ids = [owner.run_id for _, owner in _iter_owners(folder) if owner.run_id]
+    return found if isinstance(found, str) and found else ids[-1] if ids else uuid.uuid4().hex
+
+
+def describe_owner(folder: Path, config: RunConfig, data: str, forward: Forward) -> CheckpointOwner:
+    """What the checkpoints of the run in `folder` record about it; `data` is the fingerprint of its examples."""
+    flat = _flatten_sections(json.loads(json.dumps(redact_json(config.as_dict()))))
+    settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
+    return CheckpointOwner(run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward))
+
+
+def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
+    """Raise unless all whole checkpoints in `folder` belong to the run: its id, its data, its settings.
+
+    config.yaml may have been edited since they were written; the settings that count are those of the checkpoint.
+    """
+    for path, found in _iter_owners(folder):
+        if found.run_id and found.run_id != owner.run_id:
+            raise RunDirError(
+                f"{path}: belongs to another run (id {found.run_id}, this run is {owner.run_id}). "
+                "Remove it, or put the run's own checkpoint back."
+            )
+        if found.data and found.data != owner.data:
+            raise RunDirError(_describe_other_data(folder))
+        both = {key: (value, owner.settings.get(key)) for key, value in found.settings.items()}
+        if changed := {key: pair for key, pair in both.items() if pair[0] != pair[1]}:
+            raise ConfigError(
+                f"{folder}: the checkpoint of step {path.name} was trained with other settings: "
+                f"{_list_changes(changed)}. Put them back into {CONFIG}, or start a new run in another run.dir."
+            )
+
+
+def _iter_owners(folder: Path) -> Iterator[tuple[Path, CheckpointOwner]]:
+    """The checkpoints whose state.json is whole, in order of steps, with what they belong to."""
+    for step in checkpoint.list_steps(folder / "checkpoints"):
+        path = folder / "checkpoints" / str(step)
+        with suppress(ValueError):
+            if checkpoint.find_damage(path, names=("state.json",)) is None:
+                yield path, checkpoint.read_state(path)[1]
 
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:
-    """Raise ConfigError, listing what differs, if `config` would train something else than the run did so far."""
-    before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    changed = differences(before, config.as_dict())
+    """Raise ConfigError, listing the differences, if `config` would train something else than the run did so far."""
+    changed = find_changed_settings(rundir.read_run_config(folder), redact_json(config.as_dict()))
     if changed:
-        listed = "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
-            f"{folder}: the run was started with other settings: {listed}. "
+            f"{folder}: the run was started with other settings: {_list_changes(changed)}. "
             f"Resume it as it was (fivetune train {folder} --resume), or choose another run.dir."
         )
 
 
+def _list_changes(changed: dict[str, tuple[Any, Any]]) -> str:
+    return "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+
+
+def _describe_other_data(folder: Path) -> str:
+    return (
+        f"{folder}: was trained on other data (its fingerprint differs). Start a new run for new data, "
+        "or put back the files of data.train."
+    )
+
+
+def describe_lost_files(folder: Path) -> list[str]:
+    """A warning for each file that a run with a checkpoint has written and that is gone."""
+    steps = checkpoint.list_steps(folder / "checkpoints")
+    names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
+    return [
+        f"{name} is missing: it is written again, without what the run recorded in it before."
+        for name in names
+        if steps and not (folder / name).is_file()
+    ]
+
+
+def add_part(parts: Any, machine: JsonTable, *, step: int) -> tuple[list[JsonTable], list[str]]:
+    """The parts of a run with the one that begins now, and a warning if its environment differs from the last one's.
+
+    Args:
+        parts: of machine.json as the part before has written it; anything but a list counts as none.
+        machine: the facts of this part, as for machine.json.
+    """
+    before = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    part: JsonTable = {
+        "step": step,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "device": get_nested(machine, "device", "name") or get_nested(machine, "device", "kind"),
+        "num_threads": machine.get("num_threads"),
+        "versions": machine.get("versions", {}),
+    }
+    if not before:
+        return [{**part, "changed": []}], []
+    old, new = (flatten_table({name: each.get(name) for name in COMPARED}) for each in (before[-1], part))
+    keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    changed = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]
+    warning = (
+        f"from step {step:,} on the environment differs: {'; '.join(changed)}. Losses may differ in the last bits."
+    )
+    return [*before, {**part, "changed": changed}], [warning] if changed else []
+
+
 def refuse_other_data(folder: Path, fingerprint: str) -> None:
     """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
-    before = rundir.read_data(folder).get("train", {}).get("fingerprint", fingerprint)
-    if before != fingerprint:
-        raise RunDirError(
-            f"{folder}: was trained on other data (its fingerprint differs). Start a new run for new data, "
-            "or put back the files of data.train."
-        )
+    if get_nested(rundir.read_data(folder), "train", "fingerprint") not in (None, fingerprint):
+        raise RunDirError(_describe_other_data(folder))
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
@@ -67,32 +179,36 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
         )
 
 
-def changed_schedule(schedule: Any, before: int, after: int) -> str | None:
-    """What to warn of if `after` steps instead of `before` change the learning rate of steps that both have."""
+def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[str]:
+    """A warning if `after` steps instead of `before` change the learning rate of steps that both have; else none."""
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
-        return None
-    return (
+        return []
+    return [
         f"the run was started for {before:,} steps and goes on for {after:,}: schedule.name {schedule.plugin_name()} "
         "follows the new number from here, so the learning rate makes a jump that no uninterrupted run has"
-    )
+    ]
 
 
-def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tuple[object, object]]:
     """Settings that differ and matter, by dotted name.
 
-    >>> differences({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
+    >>> find_changed_settings({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
     {'run.seed': (1, 2)}
     """
     found = {}
-    for key in sorted({*_flat(before), *_flat(after)}):
-        old, new = _flat(before).get(key), _flat(after).get(key)
-        if old != new and not any(key == free or key.startswith(f"{free}.") for free in FREE):
+    for key in sorted({*_flatten_sections(before), *_flatten_sections(after)}):
+        old, new = _flatten_sections(before).get(key), _flatten_sections(after).get(key)
+        if old != new and not _is_changeable(key):
             found[key] = (old, new)
     return found
 
 
-def _flat(table: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _is_changeable(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in CHANGEABLE)
+
+
+def _flatten_sections(table: JsonTable) -> JsonTable:
+    flat: JsonTable = {}
     for section, value in table.items():
         if isinstance(value, dict):
             flat |= {f"{section}.{key}": item for key, item in value.items()}

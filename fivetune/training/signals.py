@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM: outside the loop they act at once; in it a flag is set, and it stops at the next boundary."""
+"""Signals that stop a run: outside the loop they act at once; inside it they set a flag that each step boundary reads.
+
+Ctrl-C, SIGTERM, SIGHUP (terminal closed), and SIGUSR1 and SIGUSR2 (a scheduler's warning before its time limit) all
+save a checkpoint first.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,91 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
-CAUGHT = (signal.SIGINT, signal.SIGTERM)
+from fivetune.errors import InterruptedRunError
+from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, handle_signals
 
 
-class StopNow(KeyboardInterrupt):
-    """The first signal came where there is nothing to finish. Like Ctrl-C, it passes every `except Exception`."""
+class StopNowError(KeyboardInterrupt):
+    """The first signal, received where nothing needs to be finished; like Ctrl-C it passes `except Exception`."""
 
 
 class StopRequest:
-    """While entered, the first signal is kept in `signum`; a second one acts as usual.
+    """While entered, the first signal is kept in `signum`; a second Ctrl-C or SIGTERM ends the process at once.
 
-    The first one raises StopNow, but in the block of `wait`, where `signum` is to be looked at.
-    In a thread other than the main one nothing is caught, as Python allows no handlers there.
+    The first signal raises StopNowError, except in a `defer_signals` block, whose code reads `signum`.
+    SIGHUP, SIGUSR1 and SIGUSR2 count only as first signals: a scheduler may send them to every process of a job, and
+    to some of them twice. Outside the main thread nothing is handled, because Python allows no handlers there.
 
     Args:
-        silent: another process tells the user.
+        silent: print nothing, because another rank prints.
     """
 
     def __init__(self, *, silent: bool = False) -> None:
         self._silent = silent
         self.signum: int | None = None
-        self.waiting = False
-        self._before: dict[int, Any] = {}
+        self.is_deferring = False
+        self._handlers = handle_signals(ALL_SIGNALS, self._handle_signal)
 
     def __enter__(self) -> StopRequest:
-        try:
-            self._before = {number: signal.signal(number, self._keep) for number in CAUGHT}
-        except ValueError:
-            self._before = {}
+        self._handlers.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.__exit__(None, None, None)
 
     @property
     def name(self) -> str:
         return signal.Signals(self.signum).name if self.signum else ""
 
     @contextmanager
-    def wait(self) -> Iterator[None]:
-        """Here a signal only asks to stop soon."""
-        self.waiting = True
+    def defer_signals(self) -> Iterator[None]:
+        """Inside this block the first signal only sets `signum`."""
+        self.is_deferring = True
         try:
             yield
         finally:
-            self.waiting = False
+            self.is_deferring = False
 
-    def end(self) -> None:
-        """The run ends for another reason, which is still to be told: signals are kept, and nothing comes of them."""
-        self.waiting = self._silent = True
+    def ignore_signals(self) -> None:
+        """Ignore the first signal from now on: the run ends for another reason, which is still to be written."""
+        self.is_deferring = self._silent = True
 
-    def _keep(self, signum: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        first = self.signum is None
+        if signum in STOP_SIGNALS:  # from now on these two act at once
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        elif not first:
+            return
+        # A scheduler sends SIGUSR1 first and SIGTERM at its time limit: the save that is under way goes on.
         self.signum = signum
-        for number in CAUGHT:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        if not self.waiting:
-            raise StopNow
+        if not self.is_deferring:
+            if first:
+                raise StopNowError
+            return
         if self._silent:
             return
         with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
-            os.write(2, f"{self.name} received: stopping soon; once more stops at once.\n".encode())
+            os.write(2, f"{self.name} received: stopping soon; Ctrl-C once more stops at once.\n".encode())
+
+
+@contextmanager
+def interrupt_on_signals(message: str) -> Iterator[None]:
+    """Inside this block each signal ends the work with an InterruptedRunError.
+
+    Args:
+        message: of the error; `{name}` in it becomes the name of the signal.
+    """
+    received: list[int] = []
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        raise StopNowError
+
+    try:
+        with handle_signals(ALL_SIGNALS, interrupt):
+            yield
+    except StopNowError:
+        name = signal.Signals(received[-1]).name
+        raise InterruptedRunError(message.format(name=name), signum=received[-1]) from None

@@ -1,6 +1,6 @@
 """One optimizer step: from a group of micro-batches to new weights, or to an error before any weight has changed.
 
-In: a Setup and the step's micro-batches. Out: an Update. What is computed does not depend on how the group was cut, on
+In: a Learner and the step's micro-batches. Out: an Update. The result does not depend on how the group is split, on
 how many processes share it, or on whether the host waits for the device.
 """
 
@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fivetune.data.batch import halves, pad
+from fivetune.data.batch import pad, split_batch
 from fivetune.errors import NumericError
-from fivetune.model.forward import first_bad_module, label_nats
+from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.model.memory import is_out_of_memory
 from fivetune.training import checkpoint
-from fivetune.training.setup import Setup
-from fivetune.types import Batch, Mark, unmarked
+from fivetune.training.learner import Learner
+from fivetune.types import Batch, PhaseTimer, ignore_phase
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,13 @@ class Update:
     """What one optimizer step did.
 
     Args:
-        values: [3] fp32 on the host: mean nats per token, gradient norm before clipping, positions computed. Where the
-            host did not wait for the step, they are there once the device has done it.
+        values: [3] fp32 on the host: mean loss per token (nats), gradient norm before clipping, positions computed.
+            Where the host did not wait for the step, they are valid once the device has finished it.
+        batch_size: examples per forward pass; less than requested where memory ran out.
     """
 
     values: Tensor
+    batch_size: int
 
     @property
     def loss(self) -> float:
@@ -47,155 +52,181 @@ class Update:
         return int(self.values[2])
 
 
-def halting(setup: Setup) -> Tensor | None:
-    """The flag `Training.halted`, where the device itself can leave the weights alone; None where it cannot.
+def make_nonfinite_flag(learner: Learner) -> Tensor | None:
+    """[] fp32 on the device, set to 1 at the first non-finite step; from then on no update is applied.
 
-    An optimizer that can is one with `found_inf`, as torch's fused ones are for loss scaling; over a divided model they
-    do not take it. On a CPU, looking at a value costs nothing, and with loss scaling an overflow is no error.
+    None where each step is checked on the host before it changes the weights: on a CPU, where reading a value costs
+    nothing; with loss scaling, where an overflow is no error; and with optimizers that lack torch's `found_inf`, the
+    tensor by which fused optimizers skip a step (over sharded models they do not take it).
     """
-    able = getattr(setup.optimizer, "_step_supports_amp_scaling", False) and not setup.config.strategy.sharded
-    if setup.graphed is not None:
-        return setup.graphed.halted
-    waits = not setup.place.device.startswith("cuda") or setup.scaler.is_enabled()
-    return torch.zeros((), device=setup.place.device) if able and not waits else None
+    if learner.graphs is not None:
+        return learner.graphs.nonfinite_flag
+    device = learner.compute.device
+    able = getattr(learner.optimizer, "_step_supports_amp_scaling", False) and not learner.strategy.sharded
+    waits = not device.startswith("cuda") or learner.scaler.is_enabled()
+    return torch.zeros((), device=device) if able and not waits else None
 
 
-def update_weights(
-    setup: Setup, group: list[Batch], *,
-    lr: float | None, step: int, scored: int | None = None, mark: Mark = unmarked, halted: Tensor | None = None,
-) -> Update:  # fmt: skip
-    """One optimizer step over the micro-batches of a group, and of those that the other processes have.
+def train_step(
+    learner: Learner,
+    group: list[Batch],
+    *,
+    lr: float | None,
+    step: int,
+    batch_size: int | None = None,
+    num_scored_tokens: int | None = None,
+    timer: PhaseTimer = ignore_phase,
+    nonfinite_flag: Tensor | None = None,
+) -> Update:
+    """One optimizer step over the micro-batches of a group, and of those of the other ranks.
 
-    loss = sum of nats of all scored tokens / number of scored tokens of the whole group, so that any way of
-    cutting the group into micro-batches, and among processes, gives the same gradient (the mean of means does not).
-    Where memory runs out on the way to the gradient, `setup.batch_size` is halved and the step begins again.
+    loss = sum of the losses of all scored tokens / number of scored tokens of all ranks: any split of the group gives
+    the same gradient (a mean of means does not). Where memory runs out, micro-batches are halved and the step retried.
 
     Args:
-        scored: tokens in the micro-batches of all processes; if None, each process has the same group.
-        mark: told which phase begins.
-        halted: see Training; with it the host does not wait for the device, and who reads the values has to look
-            whether they are finite.
-
-    Raises NumericError before the weights are touched, unless `halted` is given.
+        batch_size: examples per forward pass at most; default: as the group is.
+        num_scored_tokens: of all ranks; if None, each rank has the same group.
+        nonfinite_flag: lets the host run ahead; whoever reads the values then calls `refuse_nonfinite`. Without it
+            a NumericError is raised before the weights change.
     """
-    strategy, world = setup.config.strategy, setup.world
-    scored = scored or world.size * sum(batch.num_target_tokens for batch in group)
-    if setup.graphed is not None:
-        return _replayed(setup, group, lr, mark)
-    sums = _fitting(setup, group, lambda parts: _gradients(setup, parts, scored, mark))
+    model, compute, strategy, world = learner.model, learner.compute, learner.strategy, learner.world
+    batch_size = batch_size or max(len(batch.ids) for batch in group)
+    num_scored_tokens = num_scored_tokens or world.size * sum(batch.num_target_tokens for batch in group)
+    if learner.graphs is not None:
+        return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer)
+
+    def compute_gradients(micro_batches: list[Batch]) -> Tensor:
+        model.train()
+        sums = torch.zeros(2, device=compute.device)  # of the loss, of the positions computed
+        for batch in micro_batches:
+            timer("host")
+            with compute.make_autocast():
+                losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
+                loss = losses.sum() / num_scored_tokens
+                if batch.is_filler:  # another rank learns from it
+                    loss = 0 * loss
+            timer("backward")
+            learner.scaler.scale(loss).backward()
+            sums[0] += loss.detach()
+            sums[1] += num_positions
+        return sums
+
+    sums, batch_size = _run_with_oom_retry(learner, group, batch_size, compute_gradients)
     if world.size > 1:
-        if not strategy.sharded:  # else it is a part of forward and backward
-            mark("exchange")
-        strategy.exchange(setup.model, world)
-        world.add_up(sums)
-    mark("optimizer")
-    setup.scaler.unscale_(setup.optimizer)
-    norm = strategy.clip(setup.model, setup.config.train.max_grad_norm)
+        if not strategy.sharded:  # else forward and backward have done it
+            timer("exchange")
+        strategy.reduce_gradients(model, world)
+        world.all_reduce_sum(sums)
+    timer("optimizer")
+    learner.scaler.unscale_(learner.optimizer)  # before clipping: max_grad_norm bounds the true gradient
+    norm = strategy.clip(model, learner.max_grad_norm)
     values = torch.stack([sums[0], norm, sums[1]])
-    if halted is None:
+    if nonfinite_flag is None:
         values = values.cpu()
-        refuse_not_finite(setup, group, step, *values[:2].tolist())
-    else:
-        setup.optimizer.found_inf = halted.logical_or_(~values.isfinite().all())  # type: ignore[attr-defined]
+        refuse_nonfinite(learner, group, step, *values[:2].tolist())
+    values = _apply_gradients(learner, values, lr, nonfinite_flag)
+    timer("host")
+    return Update(values, batch_size)
+
+
+def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfinite_flag: Tensor | None) -> Tensor:
+    """Change the weights; with a flag, only if all steps so far are finite. Returns: the values, on the host."""
+    optimizer, scaler = learner.optimizer, learner.scaler
+    if nonfinite_flag is not None:
+        optimizer.found_inf = nonfinite_flag.logical_or_(~values.isfinite().all())  # type: ignore[attr-defined]
         values = values.to("cpu", non_blocking=True)
-    if lr is not None:
-        for param_group in setup.optimizer.param_groups:
-            param_group["lr"] = lr
-    setup.scaler.step(setup.optimizer)
-    setup.scaler.update()
-    setup.optimizer.zero_grad(set_to_none=True)
-    mark("host")
-    return Update(values)
+    _set_lr(optimizer, lr)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return values
 
 
-def refuse_not_finite(setup: Setup, group: list[Batch], step: int, loss: float, norm: float) -> None:
-    """Raise NumericError unless both values are finite; a norm that loss scaling made too large is none of its."""
-    fp16_overflow = setup.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
+def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> None:
+    """Raise NumericError unless loss and norm are finite; with loss scaling a norm that overflowed is no error."""
+    fp16_overflow = learner.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
     if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
-        raise NumericError(_explain_not_finite(setup, group, step, loss, norm))
+        raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)
 
 
-def _replayed(setup: Setup, group: list[Batch], lr: float | None, mark: Mark) -> Update:
-    """The step by graphs. One launch holds all its phases: it is counted as forward."""
-    assert lr is not None
-    for param_group in setup.optimizer.param_groups:
-        param_group["lr"] = lr
-    mark("forward")
-    values = _fitting(setup, group, lambda parts: setup.graphed.update(parts, lr=lr))
-    mark("host")
-    return Update(values)
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
+    if lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
 
 
-def _fitting(setup: Setup, group: list[Batch], run: Callable[[list[Batch]], Tensor]) -> Tensor:
-    """What `run` gives for a group, cut to `setup.batch_size`, which is halved until memory is enough everywhere.
+def _replay_graphs(
+    learner: Learner, group: list[Batch], *, lr: float | None, batch_size: int, timer: PhaseTimer
+) -> Update:
+    """The step by CUDA graphs. One launch holds all its phases: it is counted as forward."""
+    assert lr is not None and learner.graphs is not None
+    graphs = learner.graphs
+    _set_lr(learner.optimizer, lr)
+    timer("forward")
+    values, batch_size = _run_with_oom_retry(learner, group, batch_size, lambda parts: graphs.update(parts, lr=lr))
+    timer("host")
+    return Update(values, batch_size)
 
-    `run` is begun again with other parts, so it has changed nothing but gradients when memory runs out.
+
+def _run_with_oom_retry(
+    learner: Learner, group: list[Batch], batch_size: int, run: Callable[[list[Batch]], Tensor]
+) -> tuple[Tensor, int]:
+    """Run `run` on the group in micro-batches of `batch_size`; on OOM halve that on all ranks and retry.
+
+    `run` may change nothing but gradients. Gradients and random states are reset before a retry, so that the step that
+    fits is the one that would have run with the smaller size from the start. Returns: the result, and the batch size.
     """
-    before = checkpoint.random_states()
-    if setup.config.strategy.sharded and setup.world.size > 1:  # the others wait inside of theirs
-        return run(group)
+    before = checkpoint.get_random_states()
+    if learner.strategy.sharded and learner.world.size > 1:  # the other ranks wait inside their forward pass
+        return run(group), batch_size
     while True:
-        while any(len(batch.ids) > setup.batch_size for batch in group):
-            group = [half for batch in group for half in _cut(batch, setup.batch_size)]
-        sums, failed, too_many = None, None, 0
+        while any(len(batch.ids) > batch_size for batch in group):
+            group = [half for batch in group for half in _split_if_larger(batch, batch_size)]
+        result, failed, too_many = None, None, 0
         try:
-            sums = run(group)
+            result = run(group)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             failed, too_many = error, max(len(batch.ids) for batch in group)
-        too_many = setup.world.largest(too_many)
-        if sums is not None and not too_many:
-            return sums
+        too_many = learner.world.all_reduce_max(too_many)
+        if result is not None and not too_many:
+            return result, batch_size
         if too_many == 1:
             raise failed or MemoryError("another process has no room for one example.")
-        setup.batch_size = -(-too_many // 2)
-        setup.optimizer.zero_grad(set_to_none=True)
-        if setup.graphed is not None:
-            setup.graphed.forget()
+        batch_size = -(-too_many // 2)
+        learner.optimizer.zero_grad(set_to_none=True)
+        if learner.graphs is not None:
+            learner.graphs.forget()
         checkpoint.set_random_states(before)
 
 
-def _cut(batch: Batch, size: int) -> tuple[Batch, ...]:
-    return halves(batch) if len(batch.ids) > size else (batch,)
+def _split_if_larger(batch: Batch, size: int) -> tuple[Batch, ...]:
+    return split_batch(batch) if len(batch.ids) > size else (batch,)
 
 
-def _gradients(setup: Setup, group: list[Batch], scored: int, mark: Mark) -> Tensor:
-    """Leave the gradient of this process's part of the loss in the parameters; [that part, positions computed]."""
-    setup.model.train()
-    sums = torch.zeros(2, device=setup.place.device)
-    for batch in group:
-        mark("host")
-        with setup.place.autocast():
-            each, positions = setup.forward.nats(setup.model, batch, device=setup.place.device, mark=mark)
-            loss = each.sum() / scored
-            if batch.is_lent:
-                loss = 0 * loss
-        mark("backward")
-        setup.scaler.scale(loss).backward()
-        sums[0] += loss.detach()
-        sums[1] += positions
-    return sums
-
-
-def _explain_not_finite(setup: Setup, group: list[Batch], step: int, loss: float, norm: float) -> str:
-    """Find the micro-batch and the module where the first value that is not finite comes from."""
+def _explain_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> str:
+    """Name the micro-batch and the module of the first non-finite value."""
     what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
-    with setup.whole() as plain:
-        found = setup.world.gather(_first_not_finite(setup, plain, group))
+    with learner.gather_model() as plain:
+        found = learner.world.gather(_find_first_nonfinite(learner, plain, group))
     ids, place = next(filter(None, found), (group[0].ids, "the backward pass"))
-    shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-    advice = "T5 overflows in fp16: use train.precision bf16 or fp32." if setup.place.precision == "fp16" else (
-        "Lower optimizer.lr or add schedule.warmup_steps; look at these examples.")  # fmt: skip
-    return f"step {step}: {what}, first in {place}; examples {shown}. The weights were not touched. {advice}"
+    listed = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+    change = "a lower optimizer.lr or with schedule.warmup_steps"
+    if learner.compute.precision == "fp16":
+        change = "train.precision bf16 or fp32 (T5 overflows in fp16)"
+    return (
+        f"step {step}: {what}, first in {place}; examples {listed}. The weights were not changed. Look at "
+        f"these examples, and start a new run (another run.dir) with {change}: --resume would repeat this step."
+    )
 
 
-def _first_not_finite(setup: Setup, plain: Any, group: list[Batch]) -> tuple[tuple[str, ...], str] | None:
-    """The examples and the module where the forward pass stops being finite; None where it does not."""
+def _find_first_nonfinite(learner: Learner, plain: T5Model, group: list[Batch]) -> tuple[tuple[str, ...], str] | None:
+    """The examples and the module of the first non-finite value of a forward pass; None if all are finite."""
     plain.eval()
     for batch in group:
-        padded = pad(batch, pad_id=plain.config.pad_token_id).to(setup.place.device)
-        with torch.no_grad(), setup.place.autocast():
-            if not label_nats(plain, padded).isfinite().all():
-                return batch.ids, first_bad_module(plain, padded)
+        padded = pad(batch, pad_id=plain.config.pad_token_id).to(learner.compute.device)
+        with torch.no_grad(), learner.compute.make_autocast():
+            if not compute_padded_losses(plain, padded).isfinite().all():
+                return batch.ids, find_nonfinite_module(plain, padded)
     return None

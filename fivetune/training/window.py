@@ -1,8 +1,8 @@
 """A window of real training steps under torch.profiler: what `fivetune profile` records.
 
-In: a config, how many steps. Out: a trace file (Chrome's JSON format, gzip) and what the same steps took without the
-profiler. Nothing is evaluated or saved; the steps are those of a run: its data, order, forward, optimizer and seeds,
-but launched kernel by kernel where the run would replay CUDA graphs.
+In: a config, a number of steps. Out: a trace file (Chrome's JSON format, gzip) and the time of the same steps without
+the profiler. Nothing is evaluated or saved; the steps are those of a run: its data, order, forward, optimizer and
+seeds, but with each kernel launched where the run would replay CUDA graphs.
 """
 
 from __future__ import annotations
@@ -20,38 +20,39 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.progress import Count, uncounted
-from fivetune.telemetry.chrome import PREFIX
-from fivetune.telemetry.devices import enough_memory
+from fivetune.profiling.chrome import RANGE_PREFIX
+from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.autotune.probe import synchronize
 from fivetune.training.setup import Setup, set_up
-from fivetune.training.update import halting, update_weights
-from fivetune.types import Mark, unmarked
+from fivetune.training.update import make_nonfinite_flag, train_step
+from fivetune.types import PhaseTimer, ignore_phase
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """What is known beside the trace.
+class ProfiledSteps:
+    """What the trace does not hold.
 
     Args:
-        plain_step_seconds: mean of the steps of the window, taken before it without the profiler.
-        parts: bytes of the weights and of the optimizer's state.
-        about: model, device and precision in a sentence.
+        plain_step_seconds: mean time of the same steps without the profiler.
+        bytes_by_part: of the weights and of the optimizer's state.
+        description: model, device and precision in a sentence.
     """
 
     plain_step_seconds: float
-    parts: dict[str, int]
-    about: str
+    bytes_by_part: dict[str, int]
+    description: str
 
 
-class Ranges:
-    """A Mark that makes each phase a named range of the trace; a new phase ends the one before."""
+class TraceRanges:
+    """A PhaseTimer that makes each phase a named range of the trace; a new phase ends the one before."""
 
     def __init__(self) -> None:
         self._open: AbstractContextManager[object] | None = None
 
     def __call__(self, phase: str) -> None:
         self.close()
-        self._open = record_function(PREFIX + phase)
+        self._open = record_function(RANGE_PREFIX + phase)
         self._open.__enter__()
 
     def close(self) -> None:
@@ -60,10 +61,10 @@ class Ranges:
             self._open = None
 
 
-def record_window(
-    config: RunConfig, path: Path, *, num_steps: int, num_warm_up: int, count: Count = uncounted
-) -> Window:
-    """Warm up, take the steps without the profiler, take them again with it, write the trace to `path` (.json.gz).
+def profile_steps(
+    config: RunConfig, path: Path, *, num_steps: int, num_warm_up: int, on_progress: ProgressCallback = ignore_progress
+) -> ProfiledSteps:
+    """Warm up, run the steps without the profiler, repeat them with it, and write the trace to `path` (.json.gz).
 
     Args:
         num_steps, num_warm_up: at least 1.
@@ -71,60 +72,76 @@ def record_window(
     Raises ConfigError for a strategy of several processes, RunDirError where the trace cannot be written.
     """
     if config.strategy.plugin_name() != "single":
-        raise ConfigError(f"strategy: {config.strategy.plugin_name()} takes several processes, a profile looks at one. "
-                          "Add --strategy.name single --launch.nproc 1.")  # fmt: skip
-    setup = set_up(config.model_copy(update={"data": config.data.model_copy(update={"eval": ()})}), count=count)
-    halted = halting(setup)
-    _take(setup, range(num_warm_up), halted)
+        raise ConfigError(
+            f"strategy: {config.strategy.plugin_name()} takes several processes, a profile looks at one. "
+            "Add --strategy.name single --launch.nproc 1."
+        )
+    setup = set_up(
+        config.model_copy(update={"data": config.data.model_copy(update={"eval": (), "eval_share": None})}),
+        on_progress=on_progress,
+    )
+    flag = make_nonfinite_flag(setup.learner)
+    _run_steps(setup, range(num_warm_up), flag)
     steps = range(num_warm_up - 1, num_warm_up + num_steps)  # the first one is not measured
     stamps: list[float] = []
 
     def stamp() -> None:
-        _wait(setup)
+        synchronize(setup.learner.compute.device)
         stamps.append(time.perf_counter())
 
-    _take(setup, steps, halted, after=lambda step: stamp() if step in (steps[0], steps[-1]) else None)
-    recorded = _record(setup, steps, halted)
-    _export(recorded, path)
-    return Window((stamps[-1] - stamps[0]) / num_steps, _parts(setup), _about(setup))
+    _run_steps(setup, steps, flag, on_step_end=lambda step: stamp() if step in (steps[0], steps[-1]) else None)
+    recorded = _record_profile(setup, steps, flag)
+    _write_trace(recorded, path)
+    return ProfiledSteps((stamps[-1] - stamps[0]) / num_steps, _count_state_bytes(setup), _describe_setup(setup))
 
 
-def _take(
-    setup: Setup, steps: range, halted: Tensor | None, *,
-    mark: Mark = unmarked, after: Callable[[int], None] = lambda step: None,
-) -> None:  # fmt: skip
-    """Training steps of the given numbers, as the loop takes them; past the run's end its data and rate go on."""
-    groups = setup.stream.groups(steps.start, steps.stop)
+def _run_steps(
+    setup: Setup,
+    steps: range,
+    nonfinite_flag: Tensor | None,
+    *,
+    timer: PhaseTimer = ignore_phase,
+    on_step_end: Callable[[int], None] = lambda step: None,
+) -> None:
+    """Training steps of the given numbers, as the loop runs them; past the run's end, data and last rate continue."""
+    groups = setup.data.stream.iter_micro_batches(steps.start, steps.stop)
+    batch_size = setup.plan.batch_size
     for step in steps:
-        mark("data")
+        timer("data")
         group = next(groups)
-        mark("host")
-        with enough_memory():
-            update_weights(
-                setup, group, lr=setup.lr(min(step, setup.num_steps - 1)), step=step + 1, mark=mark, halted=halted
-            )
-        after(step)
+        timer("host")
+        with translate_oom_errors():
+            batch_size = train_step(
+                setup.learner,
+                group,
+                lr=setup.compute_lr(min(step, setup.plan.num_steps - 1)),
+                step=step + 1,
+                batch_size=batch_size,
+                timer=timer,
+                nonfinite_flag=nonfinite_flag,
+            ).batch_size
+        on_step_end(step)
 
 
-def _record(setup: Setup, steps: range, halted: Tensor | None) -> profile:
-    """The steps under the profiler; the first one warms it up and is not kept."""
+def _record_profile(setup: Setup, steps: range, nonfinite_flag: Tensor | None) -> profile:
+    """The steps under the profiler; the first one warms it up and is dropped."""
     activities = [ProfilerActivity.CPU]
-    if setup.place.device.startswith("cuda"):
+    if setup.learner.compute.device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)
-    ranges, order = Ranges(), schedule(wait=0, warmup=1, active=len(steps) - 1, repeat=1)
+    ranges, order = TraceRanges(), schedule(wait=0, warmup=1, active=len(steps) - 1, repeat=1)
     with profile(activities=activities, schedule=order, profile_memory=True, acc_events=True) as recorded:
 
         def after(step: int) -> None:
             ranges.close()
             recorded.step()
 
-        _take(setup, steps, halted, mark=ranges, after=after)
+        _run_steps(setup, steps, nonfinite_flag, timer=ranges, on_step_end=after)
     return recorded
 
 
-def _export(recorded: profile, path: Path) -> None:
-    """The trace is there whole or not at all."""
-    staging = path.with_name(f".{path.name}")  # its ending says that it is to be packed
+def _write_trace(recorded: profile, path: Path) -> None:
+    """Write the trace, whole or not at all."""
+    staging = path.with_name(f".{path.name}")  # the suffix makes torch compress it
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         recorded.export_chrome_trace(str(staging))
@@ -135,26 +152,21 @@ def _export(recorded: profile, path: Path) -> None:
         ) from None
 
 
-def _wait(setup: Setup) -> None:
-    if setup.place.device.startswith("cuda"):
-        torch.cuda.synchronize(setup.place.device)
-
-
-def _parts(setup: Setup) -> dict[str, int]:
-    state = (value for values in setup.optimizer.state.values() for value in values.values())
+def _count_state_bytes(setup: Setup) -> dict[str, int]:
+    state = (value for values in setup.learner.optimizer.state.values() for value in values.values())
     return {
-        "weights": _num_bytes(chain(setup.model.parameters(), setup.model.buffers())),
-        "optimizer state": _num_bytes(value for value in state if isinstance(value, Tensor)),
+        "weights": _count_bytes(chain(setup.learner.model.parameters(), setup.learner.model.buffers())),
+        "optimizer state": _count_bytes(value for value in state if isinstance(value, Tensor)),
     }
 
 
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
+def _count_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
 
 
-def _about(setup: Setup) -> str:
-    where = setup.place.device
+def _describe_setup(setup: Setup) -> str:
+    compute, where = setup.learner.compute, setup.learner.compute.device
     if where.startswith("cuda"):
         where = f"{torch.cuda.get_device_name(where)} ({where})"
     examples = setup.config.train.examples_per_step
-    return f"{setup.place.precision} on {where}, {setup.forward.kind} forward, {examples} examples a step"
+    return f"{compute.precision} on {where}, {setup.learner.forward.kind} forward, {examples} examples a step"

@@ -1,0 +1,143 @@
+"""The configuration of a run: files and overrides in, one frozen and checked RunConfig out.
+
+Layers, later ones win: the field defaults, `base:` files, the file itself, dotted overrides. Every value
+remembers where it came from, so that an error can name file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fivetune import plugins
+from fivetune.config.aliases import ALIASES
+from fivetune.config.layers import PLUGIN_SECTIONS, Layers, read_file
+from fivetune.config.recipes import find_recipe, is_run_directory
+from fivetune.config.search import SearchDimension
+from fivetune.config.sections import RunConfig
+from fivetune.errors import ConfigError, suggest_names
+
+__all__ = ["RunConfig", "describe_error", "load_config", "load_layers", "load_task"]
+
+
+def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None = None) -> RunConfig:
+    """Read a recipe (a file or a dict), apply dotted overrides, check everything.
+
+    Args:
+        source: path of a YAML or JSON file, name of a shipped recipe, a run directory (its config.yaml, with
+            `run.dir` where it is now), or a nested dict.
+        overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
+
+    Raises ConfigError with file, line and the nearest allowed names.
+    """
+    layers, name = load_layers(source, overrides)
+    config = _validate_layers(layers)
+    folder = config.run.dir.replace("{recipe}", name)
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+
+
+def load_layers(
+    source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None
+) -> tuple[Layers, str]:
+    """A recipe's settings with their origins, and its name."""
+    layers = Layers()
+    if isinstance(source, Mapping):
+        layers.add_table(source, where="the given dict")
+        name = "run"
+    else:
+        path = find_recipe(source)
+        for table in read_file(path):
+            layers.add(table)
+        name = path.stem
+        if is_run_directory(source):
+            _refuse_partial_config(path, layers)
+            layers.add_table({"run": {"dir": str(source)}}, where=str(source))
+            name = Path(source).resolve().name
+    layers.add_overrides(overrides or {})
+    return layers, name
+
+
+def _refuse_partial_config(path: Path, layers: Layers) -> None:
+    """Raise ConfigError for a run's config.yaml that lacks a section: a run writes them all, so its end is lost."""
+    missing = [section for section in RunConfig.model_fields if section not in layers.to_dict()]
+    if missing:
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        raise ConfigError(
+            f"{path}:{num_lines}: the file is cut off: {', '.join(missing)} missing. A run's config.yaml holds every "
+            "section. Restore the file, or start a new run from its recipe."
+        )
+
+
+def _validate_layers(layers: Layers) -> RunConfig:
+    try:
+        return RunConfig.model_validate(layers.to_dict())
+    except ValidationError as error:
+        raise ConfigError("\n".join(describe_error(e, layers) for e in error.errors())) from None
+
+
+def load_task(name: str, options: Mapping[str, object]) -> Any:
+    """A task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
+    plugin = plugins.load_plugin("tasks", name)
+    try:
+        return plugin.model_validate(dict(options))
+    except ValidationError as error:
+        layers = Layers()
+        layers.add_table({"task": {"name": name, **options}}, where="task")
+        located = [{**e, "loc": ("task", *e["loc"])} for e in error.errors()]
+        raise ConfigError("\n".join(describe_error(e, layers) for e in located)) from None
+
+
+def describe_error(error: Any, layers: Layers) -> str:
+    """One pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
+    path = tuple(str(part) for part in error["loc"])
+    key = ".".join(path)
+    where = layers.find_origin(path)
+    if error["type"] == "extra_forbidden":
+        near = _suggest_settings(path[0], layers) if len(path) == 1 else ""
+        return f"{where}: {key} is not a setting. {near or suggest_names(path[-1], _list_field_names(path, layers))}"
+    message = error["msg"].removeprefix("Value error, ")
+    if not path:  # a rule between sections: its message begins with the key
+        return f"{layers.find_origin(tuple(message.partition(' ')[0].split('.')))}: {message.rstrip('.')}."
+    if where not in (key, f"--{key}"):
+        where = f"{where}: {key}"
+    if error["type"] == "string_pattern_mismatch" and key in RunConfig.model_fields:
+        return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
+    given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
+    return f"{where}: {message.rstrip('.')}{given}."
+
+
+def _suggest_settings(name: str, layers: Layers) -> str:
+    """For a name at the top level: the dotted settings that end in it, or transformers' name that is nearest to it.
+
+    An empty text where one of the sections is as near.
+    """
+    name = name.replace("-", "_")
+    sections = list(RunConfig.model_fields)
+    dotted = [f"{section}.{name}" for section in sections if name in _list_field_names((section, name), layers)]
+    if dotted:
+        return f"Did you mean {' or '.join(dotted)}?"
+    near = get_close_matches(name, [*sections, *ALIASES], n=1, cutoff=0.75)
+    if near and near[0] in ALIASES:
+        return f"Did you mean {near[0]} (transformers' name of {ALIASES[near[0]]})?"
+    return ""
+
+
+def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
+    """The settings that are allowed where `path` is not."""
+    if len(path) == 1:
+        return list(RunConfig.model_fields)
+    section = path[0]
+    if path[:2] == ("search", "over"):
+        return list(SearchDimension.model_fields)
+    if section in PLUGIN_SECTIONS:
+        name = layers.to_dict().get(section, {}).get("name")
+        if name is None and section != "task":
+            name = RunConfig.get_default_plugin(section)
+        return ["name", *(plugins.load_plugin(PLUGIN_SECTIONS[section], name).model_fields if name else ())]
+    return list(getattr(RunConfig.model_fields[section].annotation, "model_fields", ()))

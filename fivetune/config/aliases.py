@@ -1,0 +1,272 @@
+"""The names of transformers' example scripts and TrainingArguments, translated into settings.
+
+In: one argument and its value. Out: the settings that it stands for. Every argument of Seq2SeqTrainingArguments and of
+the question-answering scripts is in one of four tables: it has a setting, it describes what FiveTune does anyway, it
+changes no result, or it has no counterpart, and the message names what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fivetune.errors import ConfigError
+from fivetune.types import JsonTable
+
+ALIASES: dict[str, str] = {
+    # model
+    "model_name_or_path": "model.path",
+    "config_name": "model.config",
+    "tokenizer_name": "model.tokenizer",
+    "model_revision": "model.revision",
+    # data
+    "train_file": "data.train",
+    "validation_file": "data.eval",
+    "validation_split_percentage": "data.eval_share",
+    "max_source_length": "data.max_input_tokens",
+    "max_seq_length": "data.max_input_tokens",
+    "max_target_length": "data.max_target_tokens",
+    "max_answer_length": "data.max_target_tokens",
+    "doc_stride": "data.window_overlap",
+    "max_train_samples": "data.max_train_examples",
+    "max_eval_samples": "data.max_eval_examples",
+    "question_column": "data.columns.question",
+    "context_column": "data.columns.context",
+    "answer_column": "data.columns.answer",
+    "cache_dir": "data.cache_dir",
+    "version_2_with_negative": "task.name",
+    # training
+    "output_dir": "run.dir",
+    "seed": "run.seed",
+    "per_device_train_batch_size": "train.batch_size",
+    "auto_find_batch_size": "train.batch_size",
+    "num_train_epochs": "train.num_epochs",
+    "max_steps": "train.num_steps",
+    "early_stopping_patience": "train.early_stopping",
+    "max_grad_norm": "train.max_grad_norm",
+    "logging_steps": "train.log_every_steps",
+    "bf16": "train.precision",
+    "gradient_checkpointing": "train.recompute",
+    "activation_checkpointing": "train.recompute",
+    "use_cpu": "device",
+    "ddp_timeout": "launch.timeout_minutes",
+    # optimizer and schedule
+    "learning_rate": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "adam_beta1": "optimizer.beta1",
+    "adam_beta2": "optimizer.beta2",
+    "adam_epsilon": "optimizer.eps",
+    "optim": "optimizer.name",
+    "adafactor": "optimizer.name",
+    "warmup_steps": "schedule.warmup_steps",
+    "warmup_ratio": "schedule.warmup_fraction",
+    "lr_scheduler_type": "schedule.name",
+    # evaluation, checkpoints, trackers
+    "per_device_eval_batch_size": "eval.batch_size",
+    "eval_steps": "eval.every_steps",
+    "eval_on_start": "eval.at_start",
+    "metric_for_best_model": "eval.metric",
+    "generation_max_length": "eval.max_new_tokens",
+    "val_max_target_length": "eval.max_new_tokens",
+    "val_max_answer_length": "eval.max_new_tokens",
+    "num_beams": "eval.num_beams",
+    "generation_num_beams": "eval.num_beams",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "report_to": "report.sinks",
+}
+
+ANOTHER_DEFAULT = object()  # the value equals the default of the argument: the setting is unchanged
+
+VALUE_ALIASES: dict[str, dict[str | float, object]] = {
+    "version_2_with_negative": {True: "squad_v2", False: "squad"},
+    "auto_find_batch_size": {True: "auto", False: ANOTHER_DEFAULT},
+    "max_steps": {-1: ANOTHER_DEFAULT},
+    "max_grad_norm": {0: None},
+    "bf16": {True: "bf16", False: ANOTHER_DEFAULT},
+    "use_cpu": {True: "cpu", False: ANOTHER_DEFAULT},
+    "adafactor": {True: "adafactor", False: ANOTHER_DEFAULT},
+    "warmup_steps": {0: ANOTHER_DEFAULT},
+    "warmup_ratio": {0: ANOTHER_DEFAULT},
+    "optim": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"},
+    "lr_scheduler_type": {"constant_with_warmup": "constant"},
+    "metric_for_best_model": {"exact_match": "exact"},
+    "report_to": {"none": [], "all": ["tensorboard", "wandb", "mlflow"]},
+}
+
+UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values, which are what FiveTune does
+    "do_train": ((True,), "fivetune train always trains. To score only: fivetune evaluate RUN --data.eval FILE."),
+    "do_eval": ((True,), "Without data.eval nothing is evaluated: leave it out."),
+    "do_predict": ((False,), "After training: fivetune predict RUN --input FILE."),
+    "predict_with_generate": ((True,), "Evaluation always generates; leave it out."),
+    "load_best_model_at_end": ((True,), "model/ always holds the best checkpoint; leave it out."),
+    "greater_is_better": ((True,), "Each metric states its direction; leave it out."),
+    "eval_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
+    "evaluation_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
+    "save_strategy": (("steps",), "Set checkpoint.every_steps."),
+    "fp16": ((False,), "Set train.precision: fp16 (T5 overflows in fp16; bf16 or fp32 is what you want)."),
+    "bf16_full_eval": ((False,), "Evaluation computes in train.precision."),
+    "fp16_full_eval": ((False,), "Evaluation computes in train.precision."),
+    "pad_to_max_length": ((False,), "Batches are not padded; train.forward: buckets computes fixed sizes."),
+    "ignore_pad_token_for_loss": ((True,), "Padding is never part of the loss; leave it out."),
+    "average_tokens_across_devices": ((True,), "The loss is divided by the tokens of all devices; leave it out."),
+    "use_fast_tokenizer": ((True,), "Tokenizers are always the fast ones; leave it out."),
+    "use_slow_tokenizer": ((False,), "Tokenizers are always the fast ones; leave it out."),
+    "group_by_length": ((True,), "Examples of like length share a batch; data.bucket_pool: 1 draws at random."),
+    "label_smoothing_factor": ((0,), "Label smoothing is not offered; the loss is plain cross-entropy."),
+    "push_to_hub": ((False,), "Nothing is uploaded. Afterwards: hf upload NAME RUN/model."),
+    "torch_compile": ((False,), "torch.compile is not offered; train.capture replays steps as CUDA graphs instead."),
+    "dataloader_drop_last": ((False,), "No example is dropped; leave it out."),
+    "null_score_diff_threshold": ((0,), "fivetune score finds the best threshold; the report shows its curve."),
+    "prediction_loss_only": ((False,), "Evaluation always generates; leave it out."),
+    "trust_remote_code": ((False,), "Code from a model's repository is never run."),
+    "ignore_data_skip": ((False,), "A resumed run continues at its place in the data."),
+    "gradient_accumulation_steps": ((), "Set train.global_batch_size: accumulation is derived from it."),
+}
+
+# Workers, logging, memory, uploads: no result depends on them, so any value is accepted.
+NO_EFFECT = frozenset({
+    "preprocessing_num_workers", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
+    "dataloader_in_order", "overwrite_cache", "disable_tqdm", "log_level", "log_level_replica",
+    "log_on_each_node", "logging_strategy", "logging_first_step", "logging_nan_inf_filter", "skip_memory_metrics",
+    "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object", "batch_eval_metrics",
+    "save_on_each_node", "save_only_model", "torch_empty_cache_steps", "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "local_rank", "remove_unused_columns",
+    "include_num_input_tokens_seen", "include_for_metrics", "label_names", "length_column_name",
+    "sortish_sampler", "restore_callback_states_from_checkpoint", "hub_token", "hub_private_repo", "hub_model_id",
+    "hub_strategy", "hub_always_push", "hub_revision", "use_cache", "gradient_checkpointing_kwargs",
+    "activation_checkpointing_kwargs", "low_cpu_mem_usage", "n_best_size", "token", "use_auth_token",
+})  # fmt: skip
+
+NO_EQUIVALENT: dict[str, str] = {
+    "source_prefix": "Put the prefix into task.template.",
+    "resume_from_checkpoint": "Write fivetune train RUN --resume.",
+    "overwrite_output_dir": "Write --overwrite, which moves the old run aside.",
+    "test_file": "After training: fivetune evaluate RUN --data.eval FILE.",
+    "max_predict_samples": "After training: fivetune evaluate RUN --data.eval FILE --data.max_eval_examples N.",
+    "run_name": "The run is named after run.dir; report.title is the heading of its report.",
+    "project": "Trackers name the project themselves, by variables such as WANDB_PROJECT.",
+    "text_column": "Name it in the template of task jsonl: --task.inputs 'summarize: {text}'.",
+    "summary_column": "Name it in the template of task jsonl: --task.targets '{summary}'.",
+    "early_stopping_threshold": "Any improvement counts: set train.early_stopping alone.",
+    "lora": "Adapters (LoRA) are not offered; Adafactor and train.recompute keep full fine-tuning small.",
+    "use_lora": "Adapters (LoRA) are not offered; Adafactor and train.recompute keep full fine-tuning small.",
+    "use_peft": "Adapters (LoRA) are not offered; Adafactor and train.recompute keep full fine-tuning small.",
+    "freeze_encoder": "Freezing parts is not offered; all weights are trained.",
+    "freeze_embeds": "Freezing parts is not offered; all weights are trained.",
+    "load_in_8bit": "Quantised weights are not offered; train.precision: bf16 and train.recompute save memory.",
+    "load_in_4bit": "Quantised weights are not offered; train.precision: bf16 and train.recompute save memory.",
+    "fsdp": "Set strategy.name: fsdp.",
+    "fsdp_config": "Set strategy.name: fsdp.",
+    "ddp_backend": "Set strategy.name: ddp; NCCL on GPUs and gloo on CPUs are chosen by the device.",
+    "deepspeed": "DeepSpeed is not offered; strategy.name: fsdp shards weights and optimizer.",
+    "parallelism_config": "Set strategy.name and launch.nproc.",
+    "accelerator_config": "Set strategy.name, launch.nproc and train.precision.",
+    "data_seed": "run.seed seeds weights, data order and dropout alike.",
+    "full_determinism": "Runs on a CPU are deterministic; on a GPU train.forward and the kernels decide.",
+    "eval_delay": "Set eval.at_start: false and eval.every_steps.",
+    "generation_config": "Set eval.num_beams, eval.max_new_tokens, eval.length_penalty and so on.",
+    "lr_scheduler_kwargs": "Set the options of the schedule: schedule.final_fraction and so on.",
+    "optim_args": "Set the options of the optimizer: optimizer.beta1 and so on.",
+    "optim_target_modules": "One optimizer trains all weights.",
+    "neftune_noise_alpha": "Noise on the embeddings is not offered; model.dropout regularises.",
+    "use_liger_kernel": "FiveTune has kernels of its own for T5 (train.forward).",
+    "liger_kernel_config": "FiveTune has kernels of its own for T5 (train.forward).",
+    "torch_compile_backend": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
+    "torch_compile_mode": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
+    "tf32": "Set train.precision; fp32 stays full fp32.",
+    "train_sampling_strategy": "Set data.bucket_pool: 1 draws at random, more batches examples of like length.",
+    "enable_jit_checkpoint": "SIGTERM and Ctrl-C always save before they stop; leave it out.",
+    "debug": "fivetune check makes all checks; fivetune profile shows a few steps in detail.",
+    "trackio_space_id": "Trackers are tensorboard, wandb and mlflow: report.sinks.",
+    "trackio_bucket_id": "Trackers are tensorboard, wandb and mlflow: report.sinks.",
+    "trackio_static_space_id": "Trackers are tensorboard, wandb and mlflow: report.sinks.",
+}
+
+DATASETS = {  # names that the hub once had without their owner
+    "squad": "rajpurkar/squad",
+    "squad_v2": "rajpurkar/squad_v2",
+    "cnn_dailymail": "abisee/cnn_dailymail",
+    "xsum": "EdinburghNLP/xsum",
+    "samsum": "Samsung/samsum",
+}
+_COMPOSED = {"dataset_name", "dataset_config_name"}
+_SWITCHES = {"gradient_checkpointing", "activation_checkpointing", "eval_on_start", "version_2_with_negative"}
+_SWITCHES |= {"auto_find_batch_size", "bf16", "use_cpu", "adafactor"}
+
+
+def is_known(name: str) -> bool:
+    """Whether a name is one of transformers' arguments."""
+    return any(name in table for table in (ALIASES, UNCHANGED, NO_EFFECT, NO_EQUIVALENT, _COMPOSED))
+
+
+def needs_no_value(name: str) -> bool:
+    """Whether transformers takes an argument without a value, or FiveTune answers it whatever its value is.
+
+    >>> needs_no_value("do_train"), needs_no_value("learning_rate")
+    (True, False)
+    """
+    return name in _SWITCHES or any(name in table for table in (UNCHANGED, NO_EFFECT, NO_EQUIVALENT))
+
+
+def translate_argument(name: str, value: object, *, where: str, beside: Mapping[str, object]) -> JsonTable:
+    """The settings that one of transformers' arguments stands for; none if it changes nothing.
+
+    Args:
+        where: place of the argument, for the message.
+        beside: all arguments of the same file or command line, by name.
+
+    Raises ConfigError for an argument or a value without a counterpart, with what to do instead.
+
+    >>> translate_argument("learning_rate", 1e-3, where="--learning_rate", beside={})
+    {'optimizer.lr': 0.001}
+    >>> translate_argument("doc_stride", 64, where="--doc_stride", beside={})
+    {'data.window_overlap': 64, 'data.overlong': 'windows'}
+    >>> translate_argument("predict_with_generate", True, where="--predict_with_generate", beside={})
+    {}
+    """
+    if name in NO_EFFECT:
+        return {}
+    if name in UNCHANGED and value in UNCHANGED[name][0]:
+        return {}
+    advice = UNCHANGED[name][1] if name in UNCHANGED else NO_EQUIVALENT.get(name)
+    if advice:
+        raise ConfigError(f"{where}: {name} has no setting of its own here. {advice}")
+    if name in _COMPOSED:
+        return _translate_dataset(name, value, where=where, beside=beside)
+    if name == "doc_stride":
+        return {ALIASES[name]: value, "data.overlong": "windows"}
+    if name in ("question_column", "context_column", "answer_column"):
+        own = ALIASES[name].rpartition(".")[2]
+        return {} if value in (own, f"{own}s") else {ALIASES[name]: value}
+    if name == "validation_split_percentage" and isinstance(value, int | float):
+        return {ALIASES[name]: value / 100}
+    if name == "ddp_timeout" and isinstance(value, int | float):
+        return {ALIASES[name]: value / 60}
+    if name == "warmup_steps" and isinstance(value, float) and 0 < value < 1:
+        return {"schedule.warmup_fraction": value}
+    if name == "metric_for_best_model" and isinstance(value, str):
+        value = value.removeprefix("eval_")
+    if isinstance(value, str | int | float):
+        value = VALUE_ALIASES.get(name, {}).get(value, value)
+    if value is ANOTHER_DEFAULT:
+        return {}
+    if name == "report_to" and isinstance(value, str):
+        value = [value]
+    return {ALIASES[name]: value}
+
+
+def _translate_dataset(name: str, value: object, *, where: str, beside: Mapping[str, object]) -> JsonTable:
+    """A data set of the hub: its splits `train` and `validation`, in the form org/name:config:split."""
+    if name == "dataset_config_name":
+        if "dataset_name" in beside:
+            return {}
+        raise ConfigError(f"{where}: {value!r} needs dataset_name. Or write data.train: org/name:{value}:train.")
+    source = DATASETS.get(str(value), str(value))
+    if "/" not in source:
+        raise ConfigError(
+            f"{where}: {value!r} has no owner. Names of the hub have the form org/name. Write "
+            f"--dataset_name org/{value}."
+        )
+    config = beside.get("dataset_config_name") or ""
+    return {"data.train": f"{source}:{config}:train", "data.eval": f"{source}:{config}:validation"}

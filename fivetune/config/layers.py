@@ -1,0 +1,361 @@
+"""Reads settings: YAML files and dotted overrides in, one table of values with their origins out.
+
+YAML is read by the rules of version 1.2: `1e-4` and `1_000` are numbers, only true and false are booleans (`no` is
+a word). A repeated key is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from fivetune.config.aliases import is_known, needs_no_value, translate_argument
+from fivetune.config.recipes import find_shipped_recipe, list_recipe_names
+from fivetune.errors import ConfigError, suggest_names
+from fivetune.types import JsonTable
+
+PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
+EXCLUSIVE = {  # a later layer that sets one removes the other
+    "train.num_steps": "train.num_epochs",
+    "train.num_epochs": "train.num_steps",
+    "schedule.warmup_steps": "schedule.warmup_fraction",
+    "schedule.warmup_fraction": "schedule.warmup_steps",
+}
+
+
+MAX_DEPTH = 100  # levels of nested tables and lists in a file
+
+
+class Setting(NamedTuple):
+    """One value, its path in the table, and where it was written."""
+
+    path: tuple[str, ...]
+    value: object
+    where: str
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the numbers and booleans of YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":int", ":float", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF")
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), "-+0123456789"
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf)|\.(?:nan|NaN))$"
+    ),
+    "-+0123456789.",
+)
+
+
+def parse_value(text: str) -> object:
+    """A value from the command line, read as YAML reads it.
+
+    >>> parse_value("1e-4"), parse_value("1_000"), parse_value("true"), parse_value("null"), parse_value("no")
+    (0.0001, 1000, True, None, 'no')
+    >>> parse_value("question: {question}"), parse_value("file #1.json")  # no table, no comment
+    ('question: {question}', 'file #1.json')
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return text
+    if text[node.end_mark.index if node else 0 :].strip():  # YAML takes the rest for a comment
+        return text
+    if isinstance(value, Mapping):  # a template such as {question}, unless it is the empty table
+        return {} if not value else text
+    return value
+
+
+def parse_table(value: object) -> object:
+    """The table that a text from the command line denotes; any other value unchanged.
+
+    >>> parse_table("{HQ: high, LQ: low}"), parse_table("high")
+    ({'HQ': 'high', 'LQ': 'low'}, 'high')
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        table = yaml.load(value, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return value
+    return table if isinstance(table, Mapping) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes each text that this loader or a YAML 1.1 reader would not read as text."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Loader.yaml_implicit_resolvers.get(first, ())]
+    for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+}
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Unicode's line breaks would be read back as spaces; double quotes escape them."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def as_yaml(table: Mapping[str, object]) -> str:
+    """A table as YAML that reads back equal.
+
+    >>> as_yaml({"lr": 1e-05, "answer": "no", "revision": "1e3"})
+    "lr: 1.0e-05\\nanswer: 'no'\\nrevision: '1e3'\\n"
+    """
+    return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def read_file(path: Path) -> list[list[Setting]]:
+    """The settings of a file, those of its `base:` first. Raises ConfigError with line and column."""
+    return _read_chain(path, seen=())
+
+
+def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: base files form a circle. Take one `base:` out.")
+    settings = read_settings(path)
+    bases = [s for s in settings if s.path == ("base",)]
+    own = [s for s in settings if s.path != ("base",)]
+    if not bases:
+        return [own]
+    base = _find_base(bases[0], folder=path.parent)
+    return [*_read_chain(base, (*seen, path.resolve())), own]
+
+
+def _find_base(base: Setting, *, folder: Path) -> Path:
+    """The file that `base:` names: beside the recipe, from the working directory, or a shipped recipe."""
+    name = str(base.value)
+    found = next((path for path in (folder / name, Path(name)) if path.is_file()), None) or find_shipped_recipe(name)
+    if found is None:
+        siblings = [path.name for path in folder.glob("*.y*ml") if path != Path(base.where.rpartition(":")[0])]
+        near = suggest_names(name, [*siblings, *list_recipe_names()])
+        raise ConfigError(f"{base.where}: base {name!r} is neither a file nor a shipped recipe. {near}")
+    return found
+
+
+def read_settings(path: Path) -> list[Setting]:
+    """The settings of one file, down to the second level of its tables. Raises ConfigError with the place."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        _refuse_deep_nesting(text, path)
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise _make_yaml_error(error, path) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text. Save the file as UTF-8.") from None
+    if root is None:
+        raise ConfigError(f"{path}: the file is empty. A recipe needs at least model and task.")
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}: a recipe is a table of sections, not a {root.id}.")
+    return list(_parse_settings(root, path, ()))
+
+
+def _refuse_deep_nesting(text: str, path: Path) -> None:
+    """Raise ConfigError beyond MAX_DEPTH levels; YAML's composer would exhaust Python's stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise ConfigError(
+                f"{path}:{line}: nested more than {MAX_DEPTH} levels deep. A recipe needs four. Correct it."
+            )
+
+
+def _make_yaml_error(error: yaml.YAMLError, path: Path) -> ConfigError:
+    """The ConfigError of a YAML error, with line and column where it has them."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.")
+    mark = error.problem_mark
+    place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+    return ConfigError(f"{place}: not valid YAML: {error.problem}.")
+
+
+def _construct_value(node: yaml.Node, path: Path) -> object:
+    """The value of a node. Raises ConfigError for a tag that is not plain data (`!!python/...`) or does not fit."""
+    try:
+        return _Loader("").construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        raise _make_yaml_error(error, path) from None
+    except (ValueError, AttributeError) as error:  # !!int word, !!timestamp word, a number of 5,000 digits
+        place = f"{path}:{node.start_mark.line + 1}"
+        raise ConfigError(f"{place}: not valid YAML: {node.tag} does not fit the value ({error}).") from None
+
+
+def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) -> Iterator[Setting]:
+    seen: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{line}: the name of a setting is a word, not a {key_node.id}.")
+        if key in seen:
+            raise ConfigError(
+                f"{path}:{line}: {'.'.join((*above, key))} is repeated (first in line {seen[key]}). Keep one."
+            )
+        seen[key] = line
+        if isinstance(value_node, yaml.MappingNode) and not above:
+            yield Setting((key,), {}, f"{path}:{line}")
+            yield from _parse_settings(value_node, path, (key,))
+        else:
+            yield Setting((*above, key), _construct_value(value_node, path), f"{path}:{line}")
+
+
+class Layers:
+    """Layers of settings: the last value of a path wins and keeps its origin."""
+
+    def __init__(self) -> None:
+        self._settings: dict[tuple[str, ...], Setting] = {}
+        self._headers: dict[str, str] = {}  # sections and where they begin
+
+    def add(self, settings: list[Setting]) -> None:
+        """Add the settings of one file as the topmost layer."""
+        pairs = list(_translate(settings))
+        _refuse_contradictions(pairs)
+        for setting in sorted((meant for _, meant in pairs), key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
+            self._put(setting)  # a plugin's name before its options: the name removes those of the previous plugin
+
+    def add_table(self, table: Mapping[str, object], *, where: str) -> None:
+        """Add a nested dict as the topmost layer."""
+        flat: list[Setting] = []
+        for section, value in table.items():
+            if isinstance(value, Mapping):
+                flat.append(Setting((section,), {}, where))
+                flat.extend(Setting((section, key), item, where) for key, item in value.items())
+            else:
+                flat.append(Setting((section,), value, where))
+        self.add(flat)
+
+    def add_overrides(self, overrides: Mapping[str, object]) -> None:
+        """Add dotted overrides as the topmost layer."""
+        self.add([Setting(tuple(key.split(".")), value, f"--{key}") for key, value in overrides.items()])
+
+    def to_dict(self) -> JsonTable:
+        """All settings as a nested dict."""
+        table: JsonTable = {section: {} for section in self._headers}
+        for path, setting in self._settings.items():
+            inner = table
+            for part in path[:-1]:
+                below = inner.get(part, {})
+                inner[part] = below = dict(below) if isinstance(below, Mapping) else {}
+                inner = below
+            inner[path[-1]] = setting.value
+        return table
+
+    def find_origin(self, path: tuple[str, ...]) -> str:
+        """The place where the value at `path`, or the nearest one above it, was written."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._settings:
+                return self._settings[path[:length]].where
+        if path and path[0] in self._headers:
+            return self._headers[path[0]]
+        wheres = [*self._headers.values(), *(s.where for s in self._settings.values())]
+        return wheres[-1].rpartition(":")[0] or wheres[-1] if wheres else "config"
+
+    def _put(self, setting: Setting) -> None:
+        path = setting.path
+        if len(path) == 1 and setting.value in ({}, None):
+            self._headers[path[0]] = setting.where
+            return
+        if path[0] in PLUGIN_SECTIONS and (len(path) == 1 or path[1] == "name"):
+            self._forget_options(path[0], setting.value)
+        rival = EXCLUSIVE.get(".".join(path))
+        if rival and setting.value is not None:
+            before = self._settings.get(tuple(rival.split(".")))
+            if before is not None and _get_layer(before) != _get_layer(setting):
+                del self._settings[before.path]
+        path = _resolve_path(setting)
+        self._settings[path] = setting._replace(path=path)
+
+    def _forget_options(self, section: str, name: object) -> None:
+        """Remove the options of the previous plugin: they do not fit another one."""
+        current = self._settings.get((section, "name"))
+        if current is not None and current.value != name:
+            for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
+                del self._settings[path]
+
+
+def _resolve_path(setting: Setting) -> tuple[str, ...]:
+    """The path of a value; of `optimizer: adamw` it is optimizer.name."""
+    path = setting.path
+    is_name = len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_SECTIONS
+    return (path[0], "name") if is_name else path
+
+
+def _refuse_contradictions(pairs: list[tuple[Setting, Setting]]) -> None:
+    """Refuse two names of one setting (learning_rate, optimizer.lr) with different values in one layer."""
+    seen: dict[tuple[str, ...], tuple[str, Setting]] = {}
+    for original, setting in pairs:
+        path, name = _resolve_path(setting), ".".join(original.path)
+        if len(path) == 1 and setting.value in ({}, None):
+            continue
+        other, before = seen.setdefault(path, (name, setting))
+        if before is not setting and before.value != setting.value:
+            raise ConfigError(
+                f"{setting.where}: {name} is {setting.value!r}, but {other} ({before.where}) is {before.value!r}, "
+                "and both name the same setting. Keep one."
+            )
+
+
+def _get_layer(setting: Setting) -> str:
+    """The layer that a setting belongs to: its file, the command line, the given dict."""
+    return "--" if setting.where.startswith("--") else setting.where.rpartition(":")[0]
+
+
+def _translate(settings: list[Setting]) -> Iterator[tuple[Setting, Setting]]:
+    """Yield each setting as written, with the setting that it means: transformers' names are translated."""
+    named = {s.path[0].replace("-", "_"): s for s in settings if len(s.path) == 1}
+    beside = {name: setting.value for name, setting in named.items()}
+    for setting in settings:
+        name = setting.path[0].replace("-", "_")
+        if len(setting.path) > 1 or not is_known(name):
+            yield setting, setting
+            continue
+        for key, value in translate_argument(name, setting.value, where=setting.where, beside=beside).items():
+            yield setting, Setting(tuple(key.split(".")), value, setting.where)
+
+
+def parse_overrides(words: list[str]) -> JsonTable:
+    """Dotted flags of a command line as a dict.
+
+    >>> parse_overrides(["--optimizer.lr", "1e-3", "--data.train", "a.json", "b.json", "--device=cpu"])
+    {'optimizer.lr': 0.001, 'data.train': ['a.json', 'b.json'], 'device': 'cpu'}
+    """
+    found: dict[str, list[str]] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            key, equals, value = word[2:].partition("=")
+            if key in found:
+                raise ConfigError(f"--{key} is given twice. Keep one.")
+            found[key] = [value] if equals else []
+        elif not key:
+            raise ConfigError(f"{word!r} is neither a setting nor a value. Write --section.key VALUE.")
+        else:
+            found[key].append(word)
+    return {key: _parse_values(key, values) for key, values in found.items()}
+
+
+def _parse_values(key: str, values: list[str]) -> object:
+    if not values:
+        if needs_no_value(key.replace("-", "_")):
+            return True
+        raise ConfigError(f"--{key} has no value. Write --{key} VALUE.")
+    return parse_value(values[0]) if len(values) == 1 else [parse_value(v) for v in values]

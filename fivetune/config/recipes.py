@@ -1,0 +1,49 @@
+"""The shipped recipes: where they are, their names, and the file that a name or a path means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fivetune.errors import ConfigError, suggest_names
+
+SWEEPS = "compare"  # folder of the shipped sweeps among the recipes
+
+
+def is_run_directory(source: str | Path) -> bool:
+    """Whether a source is a run directory, not a folder that happens to have a recipe's name."""
+    return (Path(source) / "config.yaml").is_file()
+
+
+def find_recipes_folder() -> Path:
+    """The recipes beside the sources in a checkout, or inside the installed package."""
+    inside = Path(__file__).parents[1] / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+def list_recipe_names() -> list[str]:
+    """Names of the shipped recipes, as `fivetune train` takes them."""
+    folder = find_recipes_folder()
+    found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
+    return sorted(str(name) for name in found if name.parts[0] != SWEEPS)
+
+
+def find_shipped_recipe(name: str) -> Path | None:
+    """The file of a shipped recipe, its name with or without .yaml and the folder recipes/; None if there is none.
+
+    >>> find_shipped_recipe("recipes/squad_v2.yaml") == find_shipped_recipe("squad_v2"), find_shipped_recipe("squad_v3")
+    (True, None)
+    """
+    path = find_recipes_folder() / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
+    return path if path.is_file() else None
+
+
+def find_recipe(source: str | Path) -> Path:
+    """A path as given, or the shipped recipe of that name. Raises ConfigError with the nearest names."""
+    path = Path(source)
+    if is_run_directory(path):
+        return path / "config.yaml"
+    found = path if path.is_file() else find_shipped_recipe(str(source))
+    if found is not None:
+        return found
+    siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    raise ConfigError(f"{source}: no such recipe. {suggest_names(str(source), [*siblings, *list_recipe_names()])}")

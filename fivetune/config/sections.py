@@ -1,0 +1,427 @@
+"""The sections of a recipe: one frozen pydantic model each, and RunConfig, which holds them all.
+
+In: nested plain values. Out: checked settings. A field's description is its documentation (docs/config.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
+
+from fivetune import plugins
+from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
+from fivetune.config.search import SearchSection
+from fivetune.errors import suggest_names
+from fivetune.plugins import Options
+from fivetune.types import JsonTable
+
+
+def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Options:
+    """Turn `{name: adafactor, lr: 1e-3}` or `adafactor` into the options of that plugin."""
+    if isinstance(value, Options):
+        return value
+    table = {"name": value} if isinstance(value, str) else dict(value or {})
+    name = table.pop("name", default)
+    if not isinstance(name, str):
+        given = f", has {', '.join(table)}" if table else ""
+        raise ValueError(f"needs a name{given}. {suggest_names('', plugins.list_plugins(kind))}")
+    return plugins.load_plugin(kind, name).model_validate(table)
+
+
+def _make_plugin_field(kind: str, default: str | None = None) -> Any:
+    """Annotation of a section that names a plugin and carries its options."""
+    field = Field(default_factory=lambda: plugins.load_plugin(kind, default)()) if default else Field()
+    return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_parse_plugin, kind, default)), field]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+def _check_count_or_auto(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f"Input should be a valid integer of at least 1, or auto, not {value!r}")
+
+
+PositiveIntOrAuto = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_check_count_or_auto)]
+Table = BeforeValidator(parse_table)
+Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class RunSection(_Section):
+    """The run directory and the seed."""
+
+    dir: str = Field(default="runs/{recipe}", description="run directory; {recipe} is the file's name")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="seed of new weights, data order and dropout")
+
+
+class ModelSection(_Section):
+    """The model that is fine-tuned."""
+
+    path: str | None = Field(default=None, description="local folder, hub name, or t5-nano (part of the package)")
+    config: str | None = Field(default=None, description="folder or config.json to build from, with init: random")
+    tokenizer: str | None = Field(default=None, description="folder or hub name; default: the model's own")
+    init: Literal["pretrained", "random"] = Field(
+        default="pretrained", description="load the weights, or initialise them randomly"
+    )
+    revision: str | None = Field(default=None, description="commit or tag on the hub")
+    dropout: Fraction | None = Field(
+        default=0.1, description="dropout rate in training; null keeps the checkpoint's (0 in v1.1 and mT5)"
+    )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ModelSection:
+        if self.init == "pretrained" and not self.path:
+            raise ValueError("path is missing. Give model.path, or model.init: random with model.config")
+        if self.init == "random" and not (self.config or self.path):
+            raise ValueError("init: random needs model.config (a folder or a config.json)")
+        return self
+
+
+class DataSection(_Section):
+    """The data files and their tokenisation."""
+
+    train: Sources = Field(default=(), description="training files, folders or hub names (org/name:config:split)")
+    eval: Sources = Field(default=(), description="evaluation files, folders or hub names")
+    eval_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="where eval is empty: share of the training records that is evaluated on instead; records that "
+        "share inputs, context or question stay on one side, labels keep their shares",
+    )
+    eval_seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="seed of eval_share's draw: runs of other run.seed are scored on the same records"
+    )
+    group_column: str | None = Field(
+        default=None, description="records with the same value of this column stay on one side of eval_share"
+    )
+    columns: Annotated[dict[str, str], Table] = Field(
+        default={}, description="column that the task reads: column in the file; a nested one is dotted (info.topic)"
+    )
+    on_bad_record: Literal["fail", "skip"] = Field(
+        default="fail", description="stop at a bad record, or skip and count it"
+    )
+    max_input_tokens: PositiveInt | None = Field(
+        default=512, description="longest input, end token included; null: no limit"
+    )
+    max_target_tokens: PositiveInt | None = Field(
+        default=128, description="longest target, end token included; null: no limit"
+    )
+    overlong: Literal["truncate", "head_tail", "windows"] = Field(
+        default="truncate",
+        description="truncate cuts the end of an over-long context, head_tail its middle; windows reads all of it in "
+        "overlapping windows (extractive tasks only); the question is never cut",
+    )
+    window_overlap: Annotated[int, Field(ge=0)] = Field(
+        default=128, description="tokens shared by two consecutive windows"
+    )
+    max_train_examples: PositiveInt | None = Field(
+        default=None, description="read only the first N records; a record can give several examples, or none"
+    )
+    max_eval_examples: PositiveInt | None = Field(default=None, description="read only the first N records")
+    bucket_pool: PositiveInt = Field(
+        default=8,
+        description="number of global batches that are sorted by length together; 1 draws each batch at random",
+    )
+    cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
+
+
+class TrainSection(_Section):
+    """Length of the training, batch sizes and how a step is computed."""
+
+    num_steps: PositiveInt | None = Field(default=None, description="optimizer steps; excludes num_epochs")
+    num_epochs: float | None = Field(
+        default=None, gt=0, description="passes over the data; default 3 without num_steps"
+    )
+    batch_size: PositiveIntOrAuto = Field(
+        default=8,
+        description="examples per forward pass and device (micro-batch); auto: the largest divisor of "
+        "global_batch_size that fits into memory, measured at the start",
+    )
+    global_batch_size: PositiveInt | None = Field(
+        default=None,
+        description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
+    )
+    forward: Literal["auto", "flat", "padded", "buckets"] = Field(
+        default="auto",
+        description="flat computes real tokens only; padded a padded rectangle; buckets rectangles of fixed sizes; "
+        "auto: by device, printed at the start",
+    )
+    capture: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="replay steps as CUDA graphs; auto: if they agree with launched kernels and are faster, measured "
+        "at the start; on: refuse to train without them",
+    )
+    recompute: bool = Field(
+        default=False, description="recompute activations in the backward pass: less memory, a third slower"
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="clip the gradient norm; null: no clipping"
+    )
+    early_stopping: PositiveInt | None = Field(
+        default=None,
+        description="stop after so many evaluations in a row without a better one (better score; at equal scores a "
+        "lower loss); null: off",
+    )
+    log_every_steps: PositiveInt = Field(default=10, description="steps between two progress lines outside a terminal")
+    num_threads: PositiveInt | None = Field(
+        default=None,
+        description="CPU threads of each process; default: OMP_NUM_THREADS, else its share of the cores",
+    )
+
+    @model_validator(mode="after")
+    def _check_one_length(self) -> TrainSection:
+        if self.num_steps and self.num_epochs:
+            raise ValueError("num_steps and num_epochs are both given. Keep one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_auto_batch_size(self) -> TrainSection:
+        if self.batch_size == "auto" and not self.global_batch_size:
+            raise ValueError(
+                "batch_size auto needs global_batch_size, of which it takes the largest part that fits. "
+                "Add it (128 in the T5 paper), or give batch_size a number"
+            )
+        return self
+
+    @property
+    def examples_per_step(self) -> int:
+        if self.global_batch_size:
+            return self.global_batch_size
+        assert self.batch_size != "auto"
+        return self.batch_size
+
+
+class EvalSection(_Section):
+    """When and how the model is evaluated: by generation, or by scoring labels."""
+
+    every_steps: PositiveInt | None = Field(
+        default=None, description="steps between two evaluations; default: ten evaluations per run"
+    )
+    at_start: bool = Field(default=True, description="evaluate before the first step: the baseline of the report")
+    batch_size: PositiveInt = Field(default=64, description="examples per generation batch")
+    max_examples: PositiveInt | None = Field(
+        default=None, description="size of the subset during training; the last evaluation takes all"
+    )
+    suppress_sentinels: bool = Field(default=True, description="never generate <extra_id_N>")
+    max_new_tokens: PositiveInt | None = Field(
+        default=None, description="most tokens of an answer; default: 99th percentile of the targets plus a margin"
+    )
+    min_new_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="fewest tokens of an answer before the end token"
+    )
+    num_beams: PositiveInt = Field(default=1, description="beams of the beam search; 1: greedy search")
+    num_candidates: PositiveInt = Field(
+        default=1, description="answers kept per input, at most num_beams; 5 for ranked answers such as BioASQ's"
+    )
+    length_penalty: float = Field(
+        default=1.0, description="beam search: above 0 favours long answers, below 0 short ones"
+    )
+    repetition_penalty: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="above 1 makes tokens that were already generated less likely"
+    )
+    score_labels: bool = Field(
+        default=True, description="label tasks: score the labels in one decoder step; false: generate free text"
+    )
+    metric: str | None = Field(default=None, description="score that chooses the best checkpoint; default: the task's")
+
+    @model_validator(mode="after")
+    def _check_num_beams(self) -> EvalSection:
+        if self.num_candidates > self.num_beams:
+            raise ValueError(f"num_candidates {self.num_candidates} needs as many beams, num_beams is {self.num_beams}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_new_tokens(self) -> EvalSection:
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}. "
+                "Lower it, or raise max_new_tokens"
+            )
+        return self
+
+
+class CheckpointSection(_Section):
+    """When checkpoints are saved and how many are kept."""
+
+    every_steps: PositiveInt | None = Field(
+        default=None, description="steps between two checkpoints; default: at each evaluation"
+    )
+    keep: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="number of newest checkpoints kept, in addition to the best"
+    )
+
+
+class TelemetrySection(_Section):
+    """Sampling of the machine: docs/telemetry.md."""
+
+    every_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="seconds between two samples of processors, memory, disk, network and GPUs; 0: off"
+    )
+
+
+class ReportSection(_Section):
+    """The report and the trackers."""
+
+    title: str | None = Field(default=None, description="title of report.html; default: the run's name")
+    beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are baselines")
+    expected: Annotated[dict[str, float], Table] = Field(
+        default={}, description="published scores, shown beside the run's: {f1: 92.08}"
+    )
+    expected_model: str | None = Field(
+        default=None, description="model of the published scores; another one than `model.path` is not compared with"
+    )
+    expected_examples: PositiveInt | None = Field(
+        default=None,
+        description="examples that the published scores average; a run with another number is not compared with them",
+    )
+    sinks: tuple[str, ...] = Field(
+        default=(), description="trackers that receive every record: tensorboard, wandb, mlflow"
+    )
+
+    @model_validator(mode="after")
+    def _check_sinks(self) -> ReportSection:
+        for name in self.sinks:
+            if name not in plugins.list_plugins("sinks"):
+                raise ValueError(f"sinks: there is no {name!r}. {suggest_names(name, plugins.list_plugins('sinks'))}")
+        return self
+
+
+class LaunchSection(_Section):
+    """How processes are started: docs/parallel.md."""
+
+    nproc: PositiveInt = Field(
+        default=1,
+        description="processes on this machine, one per device; more than 1 needs strategy.name ddp or fsdp",
+    )
+    timeout_minutes: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="longest time that a process waits for another one"
+    )
+
+
+class RunConfig(_Section):
+    """All settings of a run. Field descriptions are the documentation (docs/config.md)."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    task: _make_plugin_field("tasks")  # type: ignore[valid-type]
+    data: DataSection = DataSection()
+    optimizer: _make_plugin_field("optimizers", "adafactor")  # type: ignore[valid-type]
+    schedule: _make_plugin_field("schedules", "constant")  # type: ignore[valid-type]
+    train: TrainSection = TrainSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    report: ReportSection = ReportSection()
+    search: SearchSection = SearchSection()
+    strategy: _make_plugin_field("strategies", "single")  # type: ignore[valid-type]
+    launch: LaunchSection = LaunchSection()
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"
+    )
+
+    @model_validator(mode="after")
+    def _check_micro_batches(self) -> RunConfig:
+        total, micro = self.train.global_batch_size, self.train.batch_size
+        if total and micro != "auto" and total % micro:
+            raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> RunConfig:
+        num = self.launch.nproc
+        if num == 1:
+            return self
+        name = self.strategy.plugin_name()
+        if not self.strategy.supports_multiple:
+            raise ValueError(
+                f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} has "
+                "one. Use ddp, or fsdp where the model does not fit into one device"
+            )
+        if self.train.examples_per_step % num:
+            key = "global_batch_size" if self.train.global_batch_size else "batch_size"
+            raise ValueError(
+                f"train.{key} {self.train.examples_per_step} is not a multiple of launch.nproc {num}, "
+                "whose processes share every global batch"
+            )
+        if self.device == "mps" or ":" in self.device:
+            raise ValueError(f"device {self.device} is one device, launch.nproc is {num}. Use auto, cuda or cpu")
+        obstacle = self.strategy.explain_incompatibility(
+            optimizer=self.optimizer.plugin_name(),
+            precision=self.train.precision,
+            forward=self.train.forward,
+            batch_size=self.train.batch_size,
+        )
+        if obstacle:
+            raise ValueError(obstacle)
+        return self
+
+    @model_validator(mode="after")
+    def _check_single_lr_source(self) -> RunConfig:
+        """An optimizer with a learning rate of its own has no rate for a schedule to multiply."""
+        if not getattr(self.optimizer, "relative_step", False):
+            return self
+        warmup = next((n for n in ("warmup_steps", "warmup_fraction") if getattr(self.schedule, n, None)), None)
+        name = self.schedule.plugin_name()
+        if name != "constant" or warmup:
+            key, value = ("name", name) if name != "constant" else (warmup, getattr(self.schedule, str(warmup)))
+            raise ValueError(
+                f"schedule.{key} {value} has no effect with optimizer.relative_step, which makes its own "
+                "rate. Drop one of them (warmup_init is its warm-up)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> RunConfig:
+        for task in self.tasks:
+            if self.data.overlong == "windows" and not task.extractive:
+                raise ValueError(
+                    f"data.overlong windows reads a context in pieces; task {task.plugin_name()} "
+                    "takes no answer from one. Use truncate or head_tail"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> RunConfig:
+        """The checkpoint is chosen by a score of the task, neither a count nor a threshold."""
+        name = self.eval.metric
+        if name is None:
+            return self
+        part = getattr(self.task, "part", None)
+        task = self.task.parts[part].task if part else self.task
+        allowed = task.list_selectable_scores()
+        if name not in allowed:
+            raise ValueError(
+                f"eval.metric {name!r} is no score that chooses a checkpoint. {suggest_names(name, allowed)}"
+            )
+        return self
+
+    @property
+    def tasks(self) -> list[Any]:
+        """The task, or the tasks of a mixture's parts."""
+        return [part.task for part in getattr(self.task, "parts", {}).values()] or [self.task]
+
+    @classmethod
+    def get_default_plugin(cls, section: str) -> str:
+        """Name of the default plugin of a section."""
+        return cls.model_fields[section].get_default(call_default_factory=True).plugin_name()
+
+    def as_dict(self) -> JsonTable:
+        """Plain values, plugins as tables with their name; reading it back gives an equal config."""
+        table = self.model_dump(mode="json")
+        for section in PLUGIN_SECTIONS:
+            table[section] = {"name": getattr(self, section).plugin_name(), **table[section]}
+        return table
+
+    def as_yaml(self) -> str:
+        return as_yaml(self.as_dict())

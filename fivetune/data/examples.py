@@ -1,0 +1,192 @@
+"""Records of a source into the task's examples, with a count of everything that becomes none.
+
+In: a Source. Out: TextExamples; counts of what was read, kept, left out, skipped and cut, as data.json shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+
+from fivetune.data.encode import LengthLimits
+from fivetune.data.records import BadRecord, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.split import EvalSplit, SplitResult, split_records
+from fivetune.errors import DataError, MissingLabelError, RecordError
+from fivetune.metrics import Scorer, rewards_blank
+from fivetune.tasks import DROPPED_SYNONYMS, Task
+from fivetune.types import JsonTable, RawRecord, TextExample, TokenExample
+
+MAX_SKIPS_KEPT = 50  # skipped records that are named; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a store is made from, apart from the tokenizer."""
+
+    paths: tuple[str, ...]
+    task: Task
+    limits: LengthLimits
+    columns: dict[str, str] = field(default_factory=dict)
+    on_bad_record: str = "fail"
+    max_examples: int | None = None
+    for_training: bool = False
+    labelled: bool = True
+    split: EvalSplit | None = None  # of `paths`, which side is read; max_examples is then counted on that side
+
+
+class ReadCounts:
+    """What was read, kept, skipped and cut, as data.json shows it."""
+
+    OF_READING = (
+        *("num_read", "num_records_kept", "num_skipped", "num_skipped_bad", "skips", "first_bad"),
+        *("num_unlabelled", "num_blank_golds", "num_blank_synonyms", "label_counts", "split"),
+    )
+
+    def __init__(self) -> None:
+        self.num_read = self.num_records_kept = self.num_skipped = self.num_skipped_bad = 0
+        self.num_unlabelled = 0  # records left out for want of a label
+        self.num_blank_golds = 0  # records with a blank gold answer beside others that an empty prediction matches
+        self.num_blank_synonyms = 0  # records whose blank synonyms were dropped
+        self.label_counts: dict[str, int] = {}  # label tasks: records of each gold label
+        self.split: JsonTable | None = None  # how data.eval_share divided the training records
+        self.num_kept = 0  # examples that the task made of the records kept
+        self.num_cut_into_windows = self.num_windows = 0  # over-long ones of these, and what became of them
+        self.num_not_learnt = 0  # examples, or windows of them, that give no target
+        self.num_examples_clipped = self.num_clipped_input_tokens = 0
+        self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
+        self.skips: list[dict[str, str]] = []
+        self.first_bad: dict[str, str] | None = None
+
+    def skip(self, bad: BadRecord) -> None:
+        """Count a record that cannot be used."""
+        self.num_skipped_bad += 1
+        named = {"where": bad.where, "reason": bad.reason}
+        self.first_bad = self.first_bad or named
+        self._record_skip(named, is_news=True)
+
+    def leave_out(self, where: str, reason: str) -> None:
+        """Count a record of which the task makes no example on purpose; the first for a reason is named."""
+        is_news = all(reason != skip["reason"] for skip in self.skips)
+        self._record_skip({"where": where, "reason": reason}, is_news=is_news)
+
+    def _record_skip(self, named: dict[str, str], *, is_news: bool) -> None:
+        self.num_read += 1
+        self.num_skipped += 1
+        if is_news and len(self.skips) < MAX_SKIPS_KEPT:
+            self.skips.append(named)
+
+    @property
+    def of_tokenising(self) -> dict[str, int]:
+        """The counts that do not come from reading."""
+        return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
+
+    def keep(self, examples: Sequence[TextExample], *, counts_labels: bool, scorer: Scorer) -> None:
+        """Count a record that gives examples, by its label where answers are labels."""
+        self.num_read += 1
+        self.num_records_kept += 1
+        golds = examples[0].references
+        self.num_blank_golds += rewards_blank(scorer, golds)
+        self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
+        if counts_labels and golds:
+            self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
+
+    def add_windows(self, examples: Sequence[TextExample]) -> None:
+        """Count the windows among the examples, and the questions that were cut into them."""
+        numbers = [example.meta["window"][0] for example in examples if "window" in example.meta]
+        self.num_windows += len(numbers)
+        self.num_cut_into_windows += numbers.count(1)
+
+    def add(self, tokens: TokenExample, unknown: int | None) -> None:
+        """Count what the limits and the vocabulary cost an example."""
+        self.num_examples_clipped += tokens.num_clipped_inputs > 0
+        self.num_clipped_input_tokens += tokens.num_clipped_inputs
+        self.num_clipped_targets += tokens.num_clipped_targets > 0
+        self.num_answers_lost += tokens.answer_clipped
+        self.num_unknown_tokens += sum(token == unknown for token in tokens.input_ids)
+
+
+def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
+    """The task's examples, bad records raised or counted; of a split source those of its side only."""
+    side = source.split.side if source.split else ""
+    on_bad = (counts.skip if side != "eval" else _ignore) if source.on_bad_record == "skip" else None
+    divided = _split_source(source) if source.split else None
+    if divided and source.split:
+        counts.split = divided.as_dict(source.split)
+    task, scorer = source.task, Scorer(source.task.metrics)
+    counts_labels = task.labels is not None
+    num_kept = 0
+    try:
+        for record in _iter_records(source, on_bad):
+            if divided and not divided.is_on_side(record, side):
+                continue
+            if divided and num_kept == source.max_examples:
+                return
+            try:
+                converted = task.to_text(record, labelled=source.labelled)
+            except MissingLabelError as error:
+                counts.leave_out(record.where, error.reason)
+                counts.num_unlabelled += 1
+                continue
+            except DataError as error:
+                if on_bad is None:
+                    raise
+                on_bad(as_bad_record(error, record))
+                continue
+            if not converted:
+                counts.leave_out(record.where, f"left out by task {task.plugin_name()}")
+                continue
+            several = converted if isinstance(converted, tuple) else (converted,)
+            counts.keep(several, counts_labels=counts_labels, scorer=scorer)
+            num_kept += 1
+            yield from several
+    except RecordError as error:
+        if not error.skippable:
+            raise
+        raise DataError(describe_bad_record(error.where, error.reason)) from None
+
+
+def _iter_records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iterator[RawRecord]:
+    """The records of all paths with unique ids, up to the number that is read or split."""
+
+    def read() -> Iterator[RawRecord]:
+        for path in source.paths:
+            yield from read_records(path, columns=source.columns, require_columns=source.labelled, on_bad=on_bad)
+
+    limit = source.split.max_records if source.split else source.max_examples
+    return islice(refuse_duplicate_ids(read(), on_bad=on_bad), limit)
+
+
+def _split_source(source: Source) -> SplitResult:
+    """The division of all usable records of a split source; the bad ones are reported where examples are made."""
+    assert source.split is not None
+
+    def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
+        for record in _iter_records(source, _ignore):
+            with suppress(DataError):
+                if converted := source.task.to_text(record):
+                    yield record, converted if isinstance(converted, tuple) else (converted,)
+
+    return split_records(convert(), source.split, by_label=source.task.labels is not None)
+
+
+def _ignore(bad: BadRecord) -> None:
+    """Count nothing: the training side counts bad records."""
+
+
+def describe_bad_record(where: str, reason: str) -> str:
+    """The message for a record that stops a run, with the setting that leaves it out."""
+    return f"{where}: {reason} To leave such records out, set data.on_bad_record: skip."
+
+
+def describe_empty_store(source: Source, counts: ReadCounts) -> str:
+    """The message for a source of which no example is left."""
+    why = ""
+    if counts.skips:
+        first = counts.skips[0]
+        why += f"The first: {first['where']}: {first['reason'].rstrip('.')}. "
+    if counts.num_not_learnt:
+        why += f"{counts.num_not_learnt:,} without their answer in the context: there is nothing to learn from them. "
+    records = "1 record" if counts.num_read == 1 else f"{counts.num_read:,} records"
+    return f"{', '.join(source.paths)}: no example is left of {records}. {why}Check task.name and data.columns."

@@ -1,0 +1,156 @@
+"""An evaluation set split off the training records: seeded, related records on one side, labels in proportion.
+
+In: the records with the examples that the task makes of them. Out: the ids of those that are evaluated on.
+
+Records are related if they share a value of the group column, their inputs, their context or their question: related
+ones form a group, which goes to one side as a whole. A context or question that more records share than the evaluation
+set may hold is no relation: it would put everything on one side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+import numpy as np
+
+from fivetune.data.duplicates import normalize_text
+from fivetune.errors import DataError
+from fivetune.types import JsonTable, RawRecord, TextExample
+
+Converted = tuple[RawRecord, Sequence[TextExample]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSplit:
+    """Which side of a split a store holds.
+
+    Args:
+        share: of the records, above 0 and below 1, that are evaluated on.
+        seed: of the draw; not the run's, so that runs of several seeds are scored on the same records.
+        group_column: records with the same value of this column stay on one side.
+        max_records: only the first so many records are split.
+    """
+
+    side: Literal["train", "eval"]
+    share: float
+    seed: int = 0
+    group_column: str | None = None
+    max_records: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """`eval_ids` are hashes of the ids on the evaluation side; the counts are those of data.json."""
+
+    eval_ids: frozenset[int]
+    num_records: int
+    num_groups: int
+
+    def is_on_side(self, record: RawRecord, side: str) -> bool:
+        """Whether a record belongs to the side "train" or "eval"."""
+        return (hash_text(str(record.fields["id"])) in self.eval_ids) == (side == "eval")
+
+    def as_dict(self, split: EvalSplit) -> JsonTable:
+        return {
+            "share": split.share,
+            "seed": split.seed,
+            "group_column": split.group_column,
+            "num_records": self.num_records,
+            "num_groups": self.num_groups,
+            "num_eval_records": len(self.eval_ids),
+        }
+
+
+def hash_text(text: str) -> int:
+    """The first 8 bytes of a text's BLAKE2b hash, the same in every process."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label: bool) -> SplitResult:
+    """Choose the evaluation side of some records. Raises DataError if one side would be empty.
+
+    Args:
+        by_label: draw `share` of the records of each label, where answers are labels.
+    """
+    ids: list[int] = []
+    labels: list[str] = []
+    relations: list[list[tuple[int, bool]]] = []
+    for record, examples in converted:
+        ids.append(hash_text(str(record.fields["id"])))
+        labels.append(examples[0].references[0] if by_label and examples[0].references else "")
+        relations.append(list(_iter_relations(record, examples, split.group_column)))
+    groups = _join_related(relations, max_shared=max(2, round(split.share * len(ids))))
+    chosen = _draw_groups(groups, labels, split)
+    if not chosen or len(chosen) == len(ids):
+        raise DataError(
+            f"data.eval_share: {split.share:g} of {len(ids):,} records in {len(groups):,} groups of related ones "
+            "leaves one side empty. Records that share inputs, context, question or data.group_column stay together. "
+            "Give another share, or data.eval."
+        )
+    return SplitResult(frozenset(ids[row] for row in chosen), len(ids), len(groups))
+
+
+def _iter_relations(
+    record: RawRecord, examples: Sequence[TextExample], group_column: str | None
+) -> Iterator[tuple[int, bool]]:
+    """Hashes of what a record may share with others, each with whether any number of records may share it."""
+    if group_column is not None:
+        if group_column not in record.fields:
+            raise DataError(
+                f"{record.where}: there is no column {group_column!r}, which data.group_column names. "
+                f"Columns: {', '.join(map(str, record.fields))}. Correct data.group_column."
+            )
+        yield hash_text(f"group {record.fields[group_column]}"), True
+    for example in examples:
+        yield hash_text(f"inputs {normalize_text(example.inputs)}"), True
+        if context := normalize_text(example.inputs[slice(*example.clippable)]):
+            yield hash_text(f"context {context}"), False
+        if question := normalize_text(str(example.meta.get("question") or "")):
+            yield hash_text(f"question {question}"), False
+
+
+def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: int) -> list[list[int]]:
+    """Rows of each group of related records, in the order of their first rows (union-find).
+
+    >>> _join_related([[(1, True)], [(2, True)], [(1, True), (3, False)], [(3, False)]], max_shared=2)
+    [[0, 2, 3], [1]]
+    """
+    counts = Counter(key for own in relations for key, _ in dict(own).items())
+    parents = list(range(len(relations)))
+
+    def find_root(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = parents[parents[row]]
+            row = parents[row]
+        return row
+
+    first: dict[int, int] = {}
+    for row, own in enumerate(relations):
+        for key, binds_any in own:
+            if binds_any or counts[key] <= max_shared:
+                one, other = sorted((find_root(first.setdefault(key, row)), find_root(row)))
+                parents[other] = one
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row in range(len(relations)):
+        groups[find_root(row)].append(row)
+    return list(groups.values())
+
+
+def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> list[int]:
+    """Rows of the evaluation side: of each label, groups in a seeded order until their share is met."""
+    strata: dict[str, list[Sequence[int]]] = defaultdict(list)
+    for rows in groups:
+        strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)
+    chosen: list[int] = []
+    for number, label in enumerate(sorted(strata)):
+        members = strata[label]
+        wanted, num_taken = split.share * sum(map(len, members)), 0
+        for place in np.random.default_rng([split.seed, number]).permutation(len(members)):
+            if num_taken + len(members[place]) / 2 <= wanted:  # closer to the share with this group than without
+                chosen += members[place]
+                num_taken += len(members[place])
+    return chosen

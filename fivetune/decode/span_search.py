@@ -1,0 +1,99 @@
+"""Extractive answers: the best span of the context, or none.
+
+In: a model with a span head and the encoded inputs of a store. Out: one SpanAnswer per example, in length order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fivetune.data.batch import PaddedBatch, collate, pad
+from fivetune.data.store import TokenStore
+from fivetune.model.span_head import compute_span_logits
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+NUM_ENDS = 20  # likeliest first and last tokens that are combined (transformers' n_best_size)
+MAX_SPAN_TOKENS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class SpanAnswer:
+    """The spans that the model predicts for one example.
+
+    Args:
+        row: of the store.
+        spans: (first position, last position, log-odds against no answer), the best first.
+        target_loss: -log p of the positions of the answer.
+    """
+
+    row: int
+    spans: tuple[tuple[int, int, float], ...]
+    target_loss: float
+
+
+@torch.no_grad()
+def extract_spans(
+    model: T5Model,
+    store: TokenStore,
+    rows: Sequence[int],
+    batches: Sequence[Sequence[int]],
+    *,
+    context_of: Callable[[int], range],
+    num_candidates: int,
+    device: str,
+    autocast: Autocast,
+) -> Iterator[SpanAnswer]:
+    """Spans for `rows` of a store, streaming.
+
+    Args:
+        batches: positions in `rows` that are answered together.
+        context_of: the positions of a row's inputs that an answer may lie in.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        for positions in batches:
+            chosen = [rows[p] for p in positions]
+            batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
+            with autocast():
+                logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
+            nats = _compute_target_losses(logits, batch)
+            for row, one, nat in zip(chosen, logits.cpu(), nats, strict=True):
+                yield SpanAnswer(row, find_best_spans(one, context_of(row), num_candidates), nat)
+    finally:
+        model.train(was_training)
+
+
+def find_best_spans(logits: Tensor, context: range, num: int) -> tuple[tuple[int, int, float], ...]:
+    """The best spans of one input, each with its log-odds against position 0, which stands for no answer.
+
+    score = start[i] + end[j] - start[0] - end[0], i <= j < i + 60, both in the context
+
+    >>> find_best_spans(torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]), range(1, 3), 1)
+    ((1, 2, 5.0),)
+    """
+    starts, ends = logits[:, 0].numpy(), logits[:, 1].numpy()
+    null = float(starts[0] + ends[0])
+    inside = np.array(context, dtype=np.int64)
+    found = [
+        (int(i), int(j), float(starts[i] + ends[j]) - null)
+        for i in inside[np.argsort(-starts[inside])[:NUM_ENDS]]
+        for j in inside[np.argsort(-ends[inside])[:NUM_ENDS]]
+        if i <= j < i + MAX_SPAN_TOKENS
+    ]
+    return tuple(sorted(found, key=lambda span: -span[2])[:num])
+
+
+def _compute_target_losses(logits: Tensor, batch: PaddedBatch) -> list[float]:
+    logp = logits.log_softmax(1)
+    chosen = logp.gather(1, batch.labels[:, None, :].clamp(min=0)).squeeze(1)
+    return (-chosen.sum(1)).tolist()

@@ -1,0 +1,100 @@
+"""What each accelerator did while a run trained, one set of figures per device.
+
+In: TelemetryRecords in the order of time. Out: DeviceUse per device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fivetune.rundir.figures import IDLE_UTILISATION, DeviceSeries, list_device_series, select_training_samples
+from fivetune.rundir.records import DeviceSample, TelemetryRecord
+
+FAULT_REASONS = ("thermal", "slowdown", "brake")
+"""Parts of the names of NVML's clock reasons that indicate a fault: heat or the power supply. Idleness, clocks set by
+a user, and the power limit, which a busy device is meant to reach, are not faults."""
+
+MIN_SAMPLES = 5
+"""Samples below which a device or a process counts as unknown: the first samples cover the time before the training."""
+
+BUSY_SHARE = 0.1
+"""A device is busy if it was active in more than this share of the samples; one at the start or the end may be due to
+another program."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """One accelerator over the training; what its driver does not report is None.
+
+    Args:
+        is_used: False if another program alone uses the device.
+        utilisation, memory_busy: means (0-1).
+        active_share: share of the samples with more than IDLE_UTILISATION.
+        memory_share: peak of used over total memory (0-1).
+        throttled_share: share of the samples in which heat or the power supply lowered the clock.
+        clock_loss: by which share the clock was below its maximum in these samples.
+        reasons: the driver's names of the causes.
+    """
+
+    index: int
+    name: str | None
+    is_used: bool
+    utilisation: float | None
+    active_share: float | None
+    memory_busy: float | None
+    memory_share: float | None
+    throttled_share: float | None
+    clock_loss: float | None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        return (self.active_share or 0.0) > BUSY_SHARE
+
+
+def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, ...]:
+    """The accelerators of all nodes, over the training, with MIN_SAMPLES samples or more.
+
+    A device that another program alone keeps busy is left out. An idle device without a process of the run stays: it
+    may be one that was requested and is not used.
+    """
+    series = list_device_series(select_training_samples(telemetry))
+    found = [_summarise_device(device) for device in series if len(device.samples) >= MIN_SAMPLES]
+    return tuple(device for device in found if device.is_used or not device.is_busy)
+
+
+def _summarise_device(device: DeviceSeries) -> DeviceUse:
+    samples = device.samples
+    known = [sample for sample in samples if sample.throttle_reasons is not None]
+    throttled = [sample for sample in known if _find_fault_reasons(sample)]
+    clocks = _select_clocks(samples)
+    throttled_clocks = _select_clocks(throttled)
+    utilisations = [sample.utilisation for sample in samples if sample.utilisation is not None]
+    traffic = [sample.memory_busy for sample in samples if sample.memory_busy is not None]
+    memory = [
+        sample.memory_used_bytes / sample.memory_total_bytes
+        for sample in samples
+        if sample.memory_used_bytes is not None and sample.memory_total_bytes
+    ]
+    return DeviceUse(
+        index=device.index,
+        name=device.name,
+        is_used=device.is_used,
+        utilisation=fmean(utilisations) if utilisations else None,
+        active_share=fmean(value > IDLE_UTILISATION for value in utilisations) if utilisations else None,
+        memory_busy=fmean(traffic) if traffic else None,
+        memory_share=max(memory, default=None),
+        throttled_share=len(throttled) / len(known) if known else None,
+        clock_loss=1 - fmean(throttled_clocks) / max(clocks) if throttled_clocks else None,
+        reasons=tuple(sorted({reason for sample in throttled for reason in _find_fault_reasons(sample)})),
+    )
+
+
+def _select_clocks(samples: Sequence[DeviceSample]) -> list[float]:
+    return [sample.sm_clock_mhz for sample in samples if sample.sm_clock_mhz]
+
+
+def _find_fault_reasons(sample: DeviceSample) -> list[str]:
+    return [reason for reason in sample.throttle_reasons or () if any(part in reason.lower() for part in FAULT_REASONS)]

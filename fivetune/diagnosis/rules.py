@@ -1,0 +1,170 @@
+"""The list of rules that judge a run, and their order.
+
+In: RunStats, or a Run. Out: Verdicts, most important first; and the rules that were not checked, by missing data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fivetune.diagnosis import faults, learning, speed
+from fivetune.diagnosis.device_use import DeviceUse
+from fivetune.diagnosis.stats import MIN_STEPS, RunStats, collect_run_stats
+from fivetune.rundir.records import Run
+from fivetune.types import Verdict
+
+WRONG, LEARNT, AT_RISK, DISTURBED, SLOW = range(5)
+"""Kinds of rules, worst first: invalid results, a model that learnt the wrong thing, a run that may fail, times that
+other programs distort, wasted time."""
+
+LOG_ADVICE = {
+    "idle_device": "Start one process per device, or request one device only.",
+    "host_bound": "Record the times of data loading, host, forward and backward: they show what the device waits for.",
+    "memory_bandwidth_bound": "Use 16-bit values or fused kernels.",
+    "memory_full": "Use smaller batches.",
+}
+"""Advice on another tool's log, where FiveTune's settings do not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Data that a rule needs.
+
+    Args:
+        description: what it is, for the list of rules that were not checked.
+        is_known: whether the records contain it.
+        applies: whether the run can have it at all; a CPU run has no device clocks.
+    """
+
+    description: str
+    is_known: Callable[[RunStats], bool]
+    applies: Callable[[RunStats], bool] = lambda stats: True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong with a run.
+
+    Args:
+        check: gives the verdict, or None if nothing is wrong or data is missing.
+        requirements: the data that the check needs.
+    """
+
+    check: Callable[[RunStats], Verdict | None]
+    kind: int
+    requirements: tuple[Requirement, ...] = ()
+
+
+def _has_accelerator(stats: RunStats) -> bool:
+    return stats.device_kind != "cpu"
+
+
+def _make_device_predicate(get: Callable[[DeviceUse], float | None]) -> Callable[[RunStats], bool]:
+    """Whether any device reports a figure."""
+    return lambda stats: any(get(device) is not None for device in stats.devices)
+
+
+STEP_RECORDS = Requirement("step records", lambda e: bool(e.train_loss) or e.nonfinite_step is not None)
+STEP_TIMES = Requirement(f"times of {MIN_STEPS} steps after the warm-up", lambda e: e.times is not None)
+PHASE_TIMES = Requirement("times of the steps by phase", lambda e: e.times is not None and e.times.host is not None)
+FIXED_COST = Requirement(
+    "the fixed cost of a pass (steps of different lengths, steady times)", speed.is_fixed_cost_known
+)
+HOST_LOAD = Requirement(
+    "busy cores of the host and of the run", lambda e: e.host_load is not None, lambda e: e.device_kind == "cpu"
+)
+COMMUNICATION_TIME = Requirement(
+    "the time of the all-reduce of gradients",
+    lambda e: e.times is not None and e.times.exchange is not None,
+    lambda e: (e.world_size or 1) > 1,
+)
+REQUESTED_DEVICES = Requirement(
+    "the number of requested devices (--devices N)",
+    lambda e: e.devices_requested is not None,
+    lambda e: _has_accelerator(e) or (e.world_size or 1) > 1,
+)
+EVALUATIONS = Requirement("two evaluations", lambda e: len(e.evals) > 1)
+LABEL_COUNTS = Requirement("the number of labels of the data", lambda e: e.scored_ratio is not None)
+LABEL_RATES = Requirement(
+    "the share of the most frequent predicted label",
+    lambda e: any("one_label" in record.rates for record in e.evals),
+    lambda e: any("left_label_set" in record.rates for record in e.evals),
+)
+MEMORY_USE = Requirement("memory in use and its size", lambda e: speed.compute_memory_share(e)[0] is not None)
+UTILISATION = Requirement(
+    "utilisation of the devices", _make_device_predicate(lambda device: device.utilisation), _has_accelerator
+)
+MEMORY_TRAFFIC = Requirement(
+    "the time in which device memory is read or written",
+    _make_device_predicate(lambda device: device.memory_busy),
+    _has_accelerator,
+)
+THROTTLING = Requirement(
+    "why the clocks of the devices are lowered",
+    _make_device_predicate(lambda device: device.throttled_share),
+    _has_accelerator,
+)
+WORKER_ACTIVITY = Requirement(
+    "the activity of each device or process", lambda e: bool(e.devices) or len(e.ranks) > 1, REQUESTED_DEVICES.applies
+)
+
+RULES = (
+    Rule(faults.check_not_finite, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_overflow, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_world_size, WRONG, (STEP_RECORDS, REQUESTED_DEVICES)),
+    Rule(faults.check_idle_device, WRONG, (REQUESTED_DEVICES, WORKER_ACTIVITY)),
+    Rule(faults.check_updates_below_precision, WRONG, (STEP_RECORDS,)),
+    Rule(faults.check_frozen, WRONG, (EVALUATIONS,)),
+    Rule(faults.check_padded_labels, WRONG, (STEP_RECORDS, LABEL_COUNTS)),
+    Rule(learning.check_diverged, LEARNT, (STEP_RECORDS,)),
+    Rule(learning.check_majority_label, LEARNT, (LABEL_RATES,)),
+    Rule(learning.check_abstention, LEARNT, (EVALUATIONS,)),
+    Rule(learning.check_over_fitting, LEARNT, (EVALUATIONS,)),
+    Rule(speed.check_memory_full, AT_RISK, (MEMORY_USE,)),
+    Rule(speed.check_shared_cores, DISTURBED, (HOST_LOAD,)),
+    Rule(speed.check_input_bound, SLOW, (STEP_TIMES,)),
+    Rule(speed.check_host_bound, SLOW, (PHASE_TIMES,)),
+    Rule(speed.check_waiting_device, SLOW, (UTILISATION,)),
+    Rule(speed.check_launch_bound, SLOW, (FIXED_COST,)),
+    Rule(speed.check_padding_bound, SLOW, (STEP_TIMES,)),
+    Rule(speed.check_communication_bound, SLOW, (COMMUNICATION_TIME,)),
+    Rule(speed.check_evaluation_bound, SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_checkpoint_bound, SLOW, (STEP_RECORDS,)),
+    Rule(speed.check_throttled, SLOW, (THROTTLING,)),
+    Rule(speed.check_memory_bandwidth_bound, SLOW, (MEMORY_TRAFFIC,)),
+    Rule(speed.check_memory_empty, SLOW, (MEMORY_USE,)),
+)
+
+
+def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
+    """All verdicts, most important first: by kind, then by gain, then in the order of RULES."""
+    found = [(rule.kind, verdict) for rule in RULES if (verdict := rule.check(stats)) is not None]
+    ranked = (verdict for _, verdict in sorted(found, key=lambda pair: (pair[0], -(pair[1].gain or 0.0))))
+    if not stats.is_log:
+        return tuple(ranked)
+    return tuple(replace(v, change={}, gain=None, advice=LOG_ADVICE.get(v.rule, v.advice)) for v in ranked)
+
+
+def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Verdict, ...]:
+    """The verdicts on a run directory that was read back, finished or in progress.
+
+    Args:
+        devices_requested: number of devices that the user wanted, if the recipe does not contain it.
+    """
+    return diagnose(collect_run_stats(run, devices_requested=devices_requested))
+
+
+def list_missing_data(stats: RunStats) -> dict[str, tuple[str, ...]]:
+    """Missing data, each with the rules that were not checked for lack of it.
+
+    A rule whose verdict another check has given is left out: low utilisation is reported as host_bound too.
+    """
+    given = {verdict.rule for verdict in diagnose(stats)}
+    missing: dict[str, list[str]] = {}
+    for rule in RULES:
+        name = rule.check.__name__.removeprefix("check_")
+        unknown = next((need for need in rule.requirements if not need.is_known(stats)), None)
+        if unknown and name not in given and all(need.applies(stats) for need in rule.requirements):
+            missing.setdefault(unknown.description, []).append(name)
+    return {description: tuple(rules) for description, rules in missing.items()}

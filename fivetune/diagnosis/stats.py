@@ -1,0 +1,474 @@
+"""Named figures of a run: speed, numbers and learning, as its records give them.
+
+In: a Run, or the TelemetryRecords of another tool's log. Out: RunStats; what the records do not contain is None.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from fivetune import plugins
+from fivetune.analysis.bootstrap import compute_wilson_interval
+from fivetune.diagnosis.device_use import MIN_SAMPLES, DeviceUse, summarise_devices
+from fivetune.errors import ConfigError
+from fivetune.metrics import is_maximized, list_score_names
+from fivetune.rundir.figures import (
+    HostLoad,
+    compute_host_load,
+    compute_mfu,
+    compute_padding_share,
+    compute_peak_bytes,
+    compute_phase_shares,
+    compute_process_cores,
+    count_positions,
+    count_tokens,
+    find_longest_freeze,
+    select_comparable_evals,
+    select_steady_steps,
+    select_training_samples,
+)
+from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
+
+MIN_STEPS = 10
+"""Steady steps below which times are no evidence: one delayed step would be a tenth of them."""
+
+MIN_SPREAD = 1.2
+"""Ratio of long to short steps (in tokens) below which the cost of a token cannot be estimated."""
+
+NUM_NEIGHBOURS = 3
+"""Following steps that each step is compared with: a machine hardly changes its speed in so few."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeBreakdown:
+    """Where the time of the steady steps goes.
+
+    Args:
+        num_steps: number of steady steps.
+        step_seconds: mean of a step.
+        shares: share of the steps' time by phase (0-1), the phases that were measured; "data" always is.
+        starved: share of the steps whose batch was not ready.
+        padding: share of padding among the computed positions.
+        fixed_cost_share: share of forward and backward (0-1) that does not depend on the number of tokens: lower end,
+            estimate and upper end, one standard error apart.
+        tokens: mean number of tokens in a step, padding not counted.
+    """
+
+    num_steps: int
+    step_seconds: float
+    shares: Mapping[str, float]
+    starved: float
+    padding: float
+    fixed_cost_share: tuple[float, float, float] | None
+    tokens: float
+
+    @property
+    def compute_share(self) -> float:
+        """Share of the steps' time in forward and backward."""
+        return sum(self.shares.get(phase, 0.0) for phase in ("forward", "backward")) or 1 - self.shares["data"]
+
+    @property
+    def fixed_step_share(self) -> float | None:
+        """Share of the steps' time in forward and backward that does not depend on the number of tokens."""
+        return self.compute_share * self.fixed_cost_share[1] if self.fixed_cost_share else None
+
+    @property
+    def host(self) -> float | None:
+        return self.shares.get("host")
+
+    @property
+    def exchange(self) -> float | None:
+        return self.shares.get("exchange")
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Evaluations or checkpoints between the first and the last step; those at the start and the end are left out.
+
+    Args:
+        share: share (0-1) of the time of steps and interruptions.
+        every_steps: interval in steps.
+        seconds: mean duration of one.
+        per_step: number of interruptions per step.
+    """
+
+    share: float
+    every_steps: int
+    seconds: float
+    per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """All figures that the rules use.
+
+    Args:
+        is_log: another tool's log, so that nothing is known about settings and steps.
+        config: the run's settings; {} of a log.
+        state: finished, running, failed ... and why; None of a log.
+        num_inactive_samples: samples of a log in which no device was active, and which no figure includes.
+        devices_requested: number of devices that the user requested.
+        world_size: processes that trained together, as they counted themselves.
+        device_kind: cpu, cuda, mps.
+        forward: flat, padded, buckets.
+        vocab_size: rows of the output layer; ln of it is the loss of guessing.
+        nonfinite_step, num_nonfinite: first step whose loss or gradient was not finite, and number of such steps.
+        skipped_share: share of the steps whose gradient overflowed, so that the update was skipped.
+        freeze: length and first step of the longest stretch of exactly equal losses.
+        peak_lr: largest step that the optimizer took, parameter scaling included.
+        grad_norm: median over the steps.
+        scored_ratio: scored labels per example, divided by the labels per example of the data.
+        padded_length: length of all targets, if they are exactly as long as the limit though none was cut.
+        evals: evaluations of the same examples, in order.
+        best_eval: the evaluation of the exported weights; None before the first after step 0.
+        metric, higher_is_better: the score that picks the exported weights.
+        train_loss, grad_norms: by step, finite ones.
+        peak_bytes, memory_bytes: peak and size of the memory of the device; of the host for a CPU run.
+        batch_size_now: examples per forward pass if it was lowered during the run.
+        mfu: mean share of the device's peak (0-1).
+        devices: accelerators; () for a CPU run.
+        ranks: mean number of busy cores by rank, of ranks with MIN_SAMPLES samples.
+        host_load: busy cores of the host, the run's own and others'.
+    """
+
+    is_log: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    state: str | None = None
+    num_inactive_samples: int = 0
+    devices_requested: int | None = None
+    world_size: int | None = None
+    device_kind: str | None = None
+    precision: str | None = None
+    weights: str | None = None
+    num_parameters: int | None = None
+    num_threads: int | None = None
+    forward: str | None = None
+    vocab_size: int | None = None
+    times: StepTimeBreakdown | None = None
+    evaluations: Interruption | None = None
+    checkpoints: Interruption | None = None
+    nonfinite_step: int | None = None
+    num_nonfinite: int = 0
+    skipped_share: float | None = None
+    freeze: tuple[int, int] | None = None
+    peak_lr: float | None = None
+    grad_norm: float | None = None
+    scored_ratio: float | None = None
+    padded_length: int | None = None
+    evals: Sequence[EvalRecord] = ()
+    best_eval: EvalRecord | None = None
+    metric: str | None = None
+    higher_is_better: bool = True
+    train_loss: Mapping[int, float] = field(default_factory=dict[int, float])
+    grad_norms: Mapping[int, float] = field(default_factory=dict[int, float])
+    peak_bytes: int | None = None
+    memory_bytes: int | None = None
+    batch_size_now: int | None = None
+    mfu: float | None = None
+    devices: Sequence[DeviceUse] = ()
+    ranks: Mapping[int, float] = field(default_factory=dict[int, float])
+    host_load: HostLoad | None = None
+
+    def get_setting(self, key: str) -> Any:
+        """A setting by its dotted key; None if the run has none.
+
+        >>> RunStats(config={"train": {"batch_size": 8}}).get_setting("train.batch_size")
+        8
+        """
+        return _get_setting(self.config, key)
+
+    @property
+    def examples_per_step(self) -> int | None:
+        """Examples in an optimizer step, over all devices."""
+        size = self.get_setting("train.global_batch_size") or self.get_setting("train.batch_size")
+        return size if isinstance(size, int) else None
+
+    @property
+    def num_passes(self) -> int | None:
+        """Forward passes of one device in an optimizer step."""
+        size, total = self.get_setting("train.batch_size"), self.examples_per_step
+        return -(-total // (size * (self.world_size or 1))) if isinstance(size, int) and total else None
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update sums the gradients of several passes."""
+        return (self.num_passes or 1) > 1
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Mean number of tokens in a forward pass, padding not counted."""
+        if self.times is None or not self.num_passes:
+            return None
+        return self.times.tokens / self.num_passes / (self.world_size or 1)
+
+
+def collect_log_stats(records: Sequence[TelemetryRecord], *, devices_requested: int | None = None) -> RunStats:
+    """The figures of another tool's log: devices only, because it has no steps."""
+    num_inactive = len(records) - len(select_training_samples(records))
+    devices = summarise_devices(records)
+    return RunStats(
+        is_log=True, devices_requested=devices_requested, devices=devices, num_inactive_samples=num_inactive
+    )
+
+
+def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunStats:
+    """The figures of a run, finished or in progress."""
+    run = replace(run, config=run.config or {})
+    steps, machine, status = run.steps, run.machine, run.status
+    kind, metric = machine.device.kind, status.best.metric if status.best else None
+    nonfinite = [step.step for step in steps if step.loss is None]
+    if status.nonfinite_step is not None:
+        nonfinite.append(status.nonfinite_step)
+    norms = {step.step: step.grad_norm for step in steps if step.grad_norm is not None}
+    return RunStats(
+        config=run.config,
+        state=": ".join(filter(None, (status.state, status.why))) or None,
+        devices_requested=devices_requested or _get_requested_nproc(_get_setting(run.config, "launch.nproc")),
+        world_size=steps[-1].world_size if steps else None,
+        device_kind=kind,
+        precision=machine.precision,
+        weights=machine.weights,
+        num_parameters=machine.num_parameters,
+        num_threads=machine.num_threads,
+        forward=machine.forward.kind,
+        vocab_size=machine.vocab_size,
+        times=compute_time_breakdown(steps),
+        evaluations=_measure_evaluations(run),
+        checkpoints=_measure_checkpoints(run),
+        nonfinite_step=min(nonfinite, default=None),
+        num_nonfinite=len(set(nonfinite)),
+        skipped_share=fmean(step.grad_norm is None for step in steps) if steps else None,
+        freeze=find_longest_freeze(steps) if steps else None,
+        peak_lr=_find_peak_lr(steps),
+        grad_norm=median(norms.values()) if norms else None,
+        scored_ratio=_compute_scored_ratio(run),
+        padded_length=_find_padded_length(run),
+        evals=select_comparable_evals(run.evals),
+        best_eval=_find_exported_eval(run),
+        metric=metric,
+        higher_is_better=metric is None or is_metric_maximized(run.config, metric),
+        train_loss={step.step: step.loss for step in steps if step.loss is not None},
+        grad_norms=norms,
+        peak_bytes=compute_peak_bytes(steps),
+        # A CPU run can use the memory of the host; of an accelerator without a known size, nothing is known.
+        memory_bytes=machine.device.memory_bytes or (machine.host.memory_bytes if kind == "cpu" else None),
+        batch_size_now=_find_lowered_batch_size(run),
+        mfu=compute_mfu(steps),
+        devices=() if kind == "cpu" else summarise_devices(run.telemetry),
+        ranks=_measure_busy_cores(run.telemetry),
+        host_load=_measure_host_load(run.telemetry),
+    )
+
+
+def _get_setting(config: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    table: Mapping[str, Any] | None = config.get(section)
+    return table.get(name) if isinstance(table, Mapping) else None
+
+
+# --- the steps ---
+
+
+def compute_time_breakdown(steps: Sequence[StepRecord]) -> StepTimeBreakdown | None:
+    """Where the steps' time goes; None with fewer than MIN_STEPS steady steps."""
+    steady = select_steady_steps(steps)
+    shares = compute_phase_shares(steps)
+    if len(steady) < MIN_STEPS or not shares:
+        return None
+    positions = [count_positions(step) for step in steady]
+    return StepTimeBreakdown(
+        num_steps=len(steady),
+        step_seconds=fmean(step.step_seconds for step in steady),
+        shares=shares,
+        starved=fmean(step.starved for step in steady),
+        padding=compute_padding_share(steady) or 0.0,
+        fixed_cost_share=_estimate_fixed_cost_share(positions, [_get_compute_seconds(step) for step in steady]),
+        tokens=fmean(map(count_tokens, steady)),
+    )
+
+
+def _estimate_fixed_cost_share(
+    positions: Sequence[float], seconds: Sequence[float]
+) -> tuple[float, float, float] | None:
+    """The share of a pass's time that does not depend on its number of positions: lower end, estimate, upper end.
+
+    The elasticity of time in positions, from pairs of neighbouring steps: 1 if all time is computing; what is missing
+    to 1 is paid per pass (kernel launches). Attention grows faster than linearly, so the share may be estimated too
+    low, never too high. Comparing neighbours only makes the estimate robust against a machine that changes its speed,
+    and the median over pairs, weighted by their difference in positions, against moments of other load. The ends are
+    one standard error away. None where lengths are too similar, or times vary so much that any share is possible.
+    """
+    if len(positions) < 2 * MIN_STEPS:
+        return None
+    eighths = quantiles(positions, n=8)
+    if eighths[-1] < MIN_SPREAD * eighths[0]:
+        return None
+    pairs: list[tuple[float, float]] = []
+    for apart in range(1, NUM_NEIGHBOURS + 1):
+        for few, many, short, long in zip(positions, positions[apart:], seconds, seconds[apart:], strict=False):
+            if few != many:
+                longer = (many - few) / (many + few)
+                pairs.append((1 - (long - short) / (long + short) / longer, abs(longer)))
+    error = 0.5 / math.sqrt(len(positions) / 2)  # in ranks: of a median, over pairs without a common step
+    low, estimate, high = (_compute_weighted_quantile(pairs, 0.5 + offset) for offset in (-error, 0.0, error))
+    if high - low >= 1:
+        return None
+    return max(0.0, low), min(1.0, max(0.0, estimate)), min(1.0, high)
+
+
+def _compute_weighted_quantile(pairs: Sequence[tuple[float, float]], rank: float) -> float:
+    """The value below which a share `rank` (0-1) of the weight lies.
+
+    >>> _compute_weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 4.0)], 0.5)
+    2.0
+    """
+    values, weights = zip(*sorted(pairs), strict=True)
+    below = list(accumulate(weights))
+    return values[bisect_left(below, rank * below[-1])]
+
+
+def _get_compute_seconds(step: StepRecord) -> float:
+    if "backward" in step.phase_seconds:
+        return step.phase_seconds.get("forward", 0.0) + step.phase_seconds["backward"]
+    return step.step_seconds - step.data_seconds
+
+
+def _find_peak_lr(steps: Sequence[StepRecord]) -> float | None:
+    """The largest effective step; the largest learning rate where the optimizer does not report its step."""
+    effective = [step.effective_lr for step in steps if step.effective_lr is not None]
+    return max(effective or [step.lr for step in steps], default=None)
+
+
+def _compute_scored_ratio(run: Run) -> float | None:
+    """Labels that an example was scored on over those that it has; None for mixtures, which draw unevenly.
+
+    A flat forward computes what its batches hold: positions beyond the tokens of the data were added later and are
+    scored as labels. This does not hold on accelerators, where CUDA graphs round lengths up, nor in several processes,
+    which run filler batches.
+    """
+    data, steps = run.data.train, run.steps
+    if data is None or not data.num_target_tokens or not data.num_examples or data.parts:
+        return None
+    if not steps or steps[0].step != 1 or not steps[-1].num_examples_seen:
+        return None
+    scored: float = sum(step.num_target_tokens for step in steps)
+    is_flat_on_cpu = run.machine.forward.kind == "flat" and run.machine.device.kind == "cpu"
+    if is_flat_on_cpu and all(step.world_size == 1 for step in steps):
+        scored += sum(map(count_positions, steps)) - sum(map(count_tokens, steps))
+    return scored / steps[-1].num_examples_seen / (data.num_target_tokens / data.num_examples)
+
+
+def _find_padded_length(run: Run) -> int | None:
+    """The length of the targets, if all of them are as long as the limit though none was cut; else None."""
+    data = run.data.train
+    if data is None or not data.max_target_tokens or not data.num_examples or data.parts:
+        return None
+    if data.num_clipped_targets != 0 or data.num_target_tokens != data.max_target_tokens * data.num_examples:
+        return None
+    return data.max_target_tokens
+
+
+# --- evaluations and checkpoints ---
+
+
+def _measure_evaluations(run: Run) -> Interruption | None:
+    """Evaluations after the first step and before the last one; None without any.
+
+    `run_step` decides: the evaluation of the exported weights on all examples carries the best step's number, but is
+    made after the last step.
+    """
+    last = run.status.num_steps or math.inf
+    between = [record for record in run.evals if record.run_step is not None and 0 < record.run_step < last]
+    if not between:
+        return None
+    every = run.plan.eval_every_steps if run.plan else between[0].step
+    return _build_interruption(run.steps, len(between), fmean(record.seconds for record in between), every)
+
+
+def _measure_checkpoints(run: Run) -> Interruption | None:
+    """Checkpoints before the last one. The phase's time also holds the export of the weights, which counts as one."""
+    seconds, done = run.status.seconds_by_phase.get("checkpoint"), run.status.step
+    every = run.plan.checkpoint_every_steps if run.plan else None
+    if not (seconds and every) or done <= every:
+        return None
+    num_between = (done - 1) // every
+    return _build_interruption(run.steps, num_between, seconds / (num_between + 2), every)
+
+
+def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, every_steps: int) -> Interruption | None:
+    training = sum(step.step_seconds for step in steps)
+    if not training:
+        return None
+    return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
+
+
+def _find_exported_eval(run: Run) -> EvalRecord | None:
+    """The evaluation that picks the exported weights: that of the best step, on the whole set if there is one."""
+    best = run.status.best
+    if best is None:
+        return None
+    records = [record for record in run.evals if record.step == best.step and best.metric in record.scores]
+    return max(records, key=lambda record: record.split == "eval", default=None)
+
+
+def load_run_task(config: Mapping[str, Any]) -> Any:
+    """The task of a run with its options; None if this version does not understand them."""
+    table: dict[str, Any] = dict(config.get("task") or {})
+    try:
+        return plugins.load_plugin("tasks", table.pop("name", "")).model_validate(table)
+    except (ValueError, ConfigError):
+        return None
+
+
+def is_metric_maximized(config: Mapping[str, Any], metric: str) -> bool:
+    """Whether a higher value of a score is better, by the metrics of the run's task; True where that is unknown."""
+    task = load_run_task(config)
+    return is_maximized(task.metrics, metric) if task and metric in list_score_names(task.metrics) else True
+
+
+def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float]:
+    """95 % interval of a score in points: the recorded bootstrap interval, else Wilson's of a share."""
+    if metric in record.intervals:
+        return record.intervals[metric]
+    share = min(1.0, max(0.0, record.scores[metric] / 100))
+    low, high = compute_wilson_interval(share, max(1, record.num_examples))
+    return 100 * low, 100 * high
+
+
+# --- machine ---
+
+
+def _measure_busy_cores(telemetry: Sequence[TelemetryRecord]) -> dict[int, float]:
+    """Mean busy cores by rank, of the ranks with MIN_SAMPLES samples or more."""
+    sampled = [record.rank for record in select_training_samples(telemetry) if record.process_cores is not None]
+    return {r: cores for r, cores in compute_process_cores(telemetry).items() if sampled.count(r) >= MIN_SAMPLES}
+
+
+def _measure_host_load(telemetry: Sequence[TelemetryRecord]) -> HostLoad | None:
+    sampled = [record for record in select_training_samples(telemetry) if record.core_utilisation and record.rank == 0]
+    return compute_host_load(telemetry) if len(sampled) >= MIN_SAMPLES else None
+
+
+def _find_lowered_batch_size(run: Run) -> int | None:
+    requested, now = _get_setting(run.config, "train.batch_size"), run.plan.batch_size if run.plan else None
+    return now if isinstance(requested, int) and now is not None and now < requested else None
+
+
+def _get_requested_nproc(nproc: Any) -> int | None:
+    """launch.nproc above 1; 1, the default, leaves the number to an outside launcher."""
+    return nproc if isinstance(nproc, int) and nproc > 1 else None
+
+
+def format_share(share: float) -> str:
+    """A share (0-1) as per cent.
+
+    >>> format_share(0.314), format_share(0.0049)
+    ('31 %', '0.5 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.02 or not share else f"{100 * share:.1g} %"

@@ -1,0 +1,1 @@
+"""The ranks of a run: collectives, error propagation, sharded tensors."""

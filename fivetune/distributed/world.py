@@ -1,0 +1,283 @@
+"""The ranks of a run: collectives of objects and gradients, and errors that are reported once.
+
+In: the environment that torchrun sets. Out: a World; `connect` joins the process group. With one process every method
+is a no-op and torch.distributed is never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from fivetune.errors import (
+    ConfigError,
+    FiveTuneEnvironmentError,
+    FiveTuneError,
+    InterruptedRunError,
+    ReportedByOtherRankError,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.distributed_c10d import PrefixStore
+
+T = TypeVar("T")
+PEER_ERROR_WAIT_SECONDS = 5.0  # to wait for the error message of a rank that was lost
+DISCONNECT_WORDS = ("onnection", "NCCL", "gloo", "imed out", "process group", "Process group")
+
+
+class ProcessGroupError(FiveTuneEnvironmentError):
+    """Another rank ended, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks of a run: `rank` of `size`. Rank 0 writes the run directory and prints.
+
+    Args:
+        local_rank: rank among the processes of this machine; the number of its device.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    _store: PrefixStore | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> World:
+        """The world that torchrun's environment variables describe; a single process without them.
+
+        >>> World.from_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+        World(rank=1, size=2, local_rank=1)
+        """
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        if not all(environ.get(name, "").isdecimal() for name in names):
+            return cls()
+        rank, size, local_rank = (int(environ[name]) for name in names)
+        return cls(rank, size, local_rank)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @contextmanager
+    def connect(self, *, cuda: bool, timeout_minutes: float) -> Iterator[World]:
+        """Join the process group inside the block.
+
+        Raises ProcessGroupError if the ranks do not find each other.
+        """
+        if self.size == 1:
+            yield self
+            return
+        import torch
+        from torch import distributed
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        timeout = timedelta(minutes=timeout_minutes)
+        if cuda:
+            torch.cuda.set_device(self.local_rank)
+        with self.translate_disconnects():
+            every, rank, size = next(rendezvous("env://", timeout=timeout))
+            number = every.add(f"fivetune-connections-of-{rank}", 1)  # its store outlives connections
+            store = PrefixStore(f"fivetune-{number}", every)
+            backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+            distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        try:
+            yield replace(self, _store=store)
+        finally:
+            distributed.destroy_process_group()
+
+    def gather(self, value: T) -> list[T]:
+        """All-gather: the values of all ranks in order, on every rank."""
+        if self.size == 1:
+            return [value]
+        from torch import distributed
+
+        found: list[T] = [value] * self.size
+        distributed.all_gather_object(found, value)
+        return found
+
+    def broadcast_object(self, value: T) -> T:
+        """Broadcast: the value of rank 0, on every rank."""
+        if self.size == 1:
+            return value
+        from torch import distributed
+
+        held: list[T] = [value]
+        distributed.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        """All-reduce (sum) a tensor in place."""
+        if self.size == 1:
+            return
+        from torch import distributed
+
+        distributed.all_reduce(tensor)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast the tensors of rank 0 in place."""
+        if self.size == 1:
+            return
+        from torch import distributed
+
+        for tensor in tensors:
+            distributed.broadcast(tensor.detach(), src=0)
+
+    def all_reduce_max(self, number: int) -> int:
+        """All-reduce (max) a number."""
+        if self.size == 1:
+            return number
+        import torch
+        from torch import distributed
+
+        held = torch.tensor([number])
+        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
+        return int(held)
+
+    def run_on_all(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` on every rank; returns all results. If it raises on one rank, it raises on all."""
+        mine, error = None, None
+        try:
+            mine = work()
+        except Exception as raised:
+            if self.size == 1:
+                raise
+            error = raised
+        found = self.gather((mine, error))
+        if error:
+            raise error
+        for _, raised in found:
+            if raised:
+                raise raised
+        return [value for value, _ in found]  # type: ignore[misc]
+
+    @contextmanager
+    def run_rank_zero_first(self, key: str) -> Iterator[None]:
+        """Run the block on rank 0 while the others wait without a time limit, then on the others.
+
+        Args:
+            key: name of the block, unique in a run.
+        """
+        while self._store and self.rank and not self._store.check([key]):
+            if self._store.check(["told"]):
+                raise ProcessGroupError(_DISCONNECTED)
+            time.sleep(0.1)
+        yield
+        if self._store and self.is_first:
+            self._store.set(key, "done")
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called it."""
+        self.gather(None)
+
+    @contextmanager
+    def translate_disconnects(self) -> Iterator[None]:
+        """Raise ProcessGroupError for a lost connection, here or inside torch."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not any(word in str(error) for word in DISCONNECT_WORDS):
+                raise
+            raise ProcessGroupError(_DISCONNECTED) from error
+
+    @contextmanager
+    def report_errors_once(self) -> Iterator[None]:
+        """Print an error once; the other ranks exit silently with its code."""
+        try:
+            with self.translate_disconnects():
+                yield
+        except FiveTuneError as error:
+            resolved = self._resolve_error(error)
+            if resolved is error:
+                raise
+            raise resolved from error
+
+    def find_peer_error(self, *, seconds: float = 0.0) -> str | None:
+        """The error message of another rank, waiting up to `seconds` for it; None if there is none."""
+        if self._store is None:
+            return None
+        end = time.monotonic() + seconds
+        with suppress(RuntimeError):  # the launcher may be gone
+            while not self._store.check(["told"]):
+                if time.monotonic() >= end:
+                    return None
+                time.sleep(0.1)
+            rank, _, words = self._store.get("told").decode().split("\n", 2)
+            return f"process {rank}: {words}"
+        return None
+
+    def _resolve_error(self, error: FiveTuneError) -> FiveTuneError:
+        """The error that this rank raises: a silent one where another rank has reported the same."""
+        if self._store is None:  # not connected: it comes in all of them
+            return error if self.is_first else ReportedByOtherRankError(error.exit_code)
+        if isinstance(error, InterruptedRunError) and not self.is_first:  # they agreed to stop
+            return ReportedByOtherRankError(error.exit_code)
+        if isinstance(error, ProcessGroupError):
+            self.find_peer_error(seconds=PEER_ERROR_WAIT_SECONDS)
+        mine = f"{self.rank}\n{error.exit_code}\n{error}"
+        try:
+            rank, code, text = self._store.compare_set("told", "", mine).decode().split("\n", 2)
+        except RuntimeError:  # the launcher is gone
+            return error
+        if int(rank) == self.rank:
+            return error
+        if text == str(error) or isinstance(error, ProcessGroupError | InterruptedRunError):
+            return ReportedByOtherRankError(int(code))
+        return type(error)(f"process {self.rank}: {error}")
+
+
+SINGLE_PROCESS = World()
+
+_DISCONNECTED = (
+    "launch: another process of this run ended, or did not answer in time (launch.timeout_minutes). "
+    "Its own message, if it could print one, gives the reason; a killed process has none (memory?). "
+    "The checkpoints are whole: go on with --resume."
+)
+
+
+def refuse_wrong_world_size(world: World, requested: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError unless the world has the size that launch.nproc and SLURM request.
+
+    >>> refuse_wrong_world_size(World(), requested=2, environ={})
+    Traceback (most recent call last):
+    fivetune.errors.ConfigError: launch.nproc: world size 1, 2 devices asked. ...
+    """
+    if world.size != requested:
+        advice = (
+            "The command fivetune train starts the processes itself; from Python, or with a launcher of your own, "
+            f"start {requested} with: torchrun --standalone --nproc-per-node {requested} -m fivetune train ..."
+            if world.size == 1
+            else f"Set launch.nproc to {world.size}, or start {requested} processes."
+        )
+        raise ConfigError(
+            f"launch.nproc: world size {world.size}, {requested} {_name_devices(requested)} asked. {advice}"
+        )
+    tasks = environ.get("SLURM_NTASKS", "")
+    if tasks.isdecimal() and int(tasks) > 1 and int(tasks) != world.size:
+        raise ConfigError(
+            f"launch.nproc: world size {world.size}, {tasks} tasks asked of SLURM (SLURM_NTASKS): the "
+            f"others would idle, or train the same. Ask for one task, and for {tasks} processes with "
+            f"--launch.nproc {tasks} --strategy.name ddp."
+        )
+
+
+def refuse_shared_devices(num_devices: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError where torchrun has started more processes on this machine than it has CUDA devices."""
+    processes = environ.get("LOCAL_WORLD_SIZE", "1")
+    if processes.isdecimal() and int(processes) > num_devices:
+        raise ConfigError(
+            f"launch.nproc: {processes} processes on this machine, which has {num_devices} CUDA "
+            f"{_name_devices(num_devices)}. Each needs one of its own: lower launch.nproc to {num_devices}, "
+            "or add --device cpu."
+        )
+
+
+def _name_devices(number: int) -> str:
+    return "device" if number == 1 else "devices"

@@ -1,0 +1,206 @@
+"""Answer the passages of a prepared set: by generated text, by the likeliest label, or by a span of the context.
+
+In: a model, rows of a TokenStore. Out: (row, Prediction), streamed in the order of decoding: longest inputs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import exp
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from fivetune.data.encode import LengthLimits, compute_encoded_offsets
+from fivetune.data.spans import Offsets, extract_span_text, find_context_positions
+from fivetune.data.store import TokenStore
+from fivetune.decode import Decoding, GeneratedAnswer, generate, group_by_length, to_text
+from fivetune.decode.span_search import SpanAnswer, extract_spans
+from fivetune.evaluation.tally import TargetLoss
+from fivetune.model.family import SENTINEL
+from fivetune.rundir.records import Candidate, Prediction
+from fivetune.tasks import Task, head_of
+from fivetune.types import TextExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+ABSTAIN_BELOW = 0.5  # probability of the best span, below which an extractive model gives no answer
+
+
+class AnswerSettings(Protocol):
+    """What answering needs in addition to the model; `Evaluator` has it."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    @property
+    def store(self) -> TokenStore: ...
+    @property
+    def decoding(self) -> Decoding: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def keep_special(self) -> bool: ...
+    @property
+    def limits(self) -> LengthLimits: ...
+    @property
+    def autocast(self) -> Autocast: ...
+
+
+def answer_passages(
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+) -> Iterator[tuple[int, Prediction]]:
+    """Row and Prediction of every passage, as soon as it is answered; the loss of its target is added to `loss`."""
+    if head_of(settings.task) == "extractive":
+        yield from _answer_with_spans(settings, model, rows, loss)
+        return
+    store, device, autocast = settings.store, settings.device, settings.autocast
+    for one in generate(model, store, rows, settings.decoding, device=device, autocast=autocast):
+        yield one.row, _build_text_prediction(settings, one, loss)
+
+
+def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, prediction: str) -> Prediction:
+    """The fields that do not depend on how the answer was found."""
+    in_context = None
+    if settings.task.extractive and prediction and example.clippable[0] < example.clippable[1]:
+        in_context = is_in_context(prediction, example)
+    return Prediction(
+        id=example.group or example.id,
+        inputs=example.inputs,
+        prediction=prediction,
+        references=tuple(example.references),
+        num_input_tokens=len(settings.store.inputs[row]),
+        num_clipped_tokens=int(settings.store.num_clipped[row]),
+        answer_clipped=bool(settings.store.answer_clipped[row]),
+        in_context=in_context,
+        meta=dict(example.meta),
+    )
+
+
+def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss: TargetLoss) -> Prediction:
+    """The Prediction of a generated text, or of the likeliest label where the task has a label set."""
+    task, tokenizer = settings.task, settings.tokenizer
+    example = settings.store.read_example(one.row)
+    text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
+    prediction, confidence = task.from_text(text), exp(one.logprob / max(one.num_scored_tokens, 1))
+    candidates = ()
+    if one.label_logprobs is not None:
+        candidates = _rank_labels(task, one.label_logprobs)
+        # The label itself, because the tokenizer may not return its words unchanged.
+        prediction, confidence = candidates[0].text, candidates[0].score
+    elif one.candidates:
+        candidates = _decode_candidates(settings, one)
+    started = _start_prediction(settings, one.row, example, prediction)
+    teacher_forced = free_running = None
+    if example.references:
+        target = settings.store.labels[one.row].tolist()
+        if one.label_logprobs is None:
+            teacher_forced = bool(one.target_correct)
+            free_running = [*one.token_ids, tokenizer.eos_token_id] == target
+        loss.add(one.target_loss, len(target))
+    return replace(
+        started,
+        confidence=confidence,
+        logprob=one.logprob,
+        num_tokens=one.num_scored_tokens,
+        hit_cap=one.hit_cap,
+        sentinel=SENTINEL in text,
+        unknown_chars=sum(token_id == tokenizer.unk_token_id for token_id in one.token_ids),
+        no_answer_score=None if one.phrase_loss is None else exp(-one.phrase_loss),
+        candidates=candidates,
+        left_label_set=None if one.label_logprobs is None else one.left_label_set,
+        teacher_forced_exact=teacher_forced,
+        free_running_exact=free_running,
+    )
+
+
+def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]:
+    """The labels with their shares of the probability of all labels, the likeliest first."""
+    assert task.labels is not None
+    shares = np.exp(np.array(logprobs) - np.max(logprobs))
+    shares /= shares.sum()
+    ranked = sorted(zip(shares.tolist(), task.labels, strict=True), key=lambda pair: -pair[0])
+    return tuple(Candidate(label, share) for share, label in ranked)
+
+
+def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
+    """The hypotheses of a beam search as texts, each with exp(log p per token)."""
+    cap = settings.decoding.max_new_tokens
+    return tuple(
+        Candidate(
+            settings.task.from_text(to_text(settings.tokenizer, ids, keep_special=settings.keep_special)),
+            exp(logprob / min(len(ids) + 1, cap)),
+        )
+        for ids, logprob in one.candidates
+    )
+
+
+def _answer_with_spans(
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+) -> Iterator[tuple[int, Prediction]]:
+    waiting: dict[int, tuple[TextExample, Offsets]] = {}
+
+    def context_of(row: int) -> range:
+        example = settings.store.read_example(row)
+        waiting[row] = example, compute_encoded_offsets(settings.tokenizer, example, settings.limits)
+        return find_context_positions(*waiting[row])
+
+    spans = extract_spans(
+        model,
+        settings.store,
+        rows,
+        group_by_length(settings.store.inputs.lengths[list(rows)], settings.decoding.batch_size),
+        context_of=context_of,
+        num_candidates=settings.decoding.num_candidates,
+        device=settings.device,
+        autocast=settings.autocast,
+    )
+    for one in spans:
+        yield one.row, _build_span_prediction(settings, one, *waiting.pop(one.row), loss)
+
+
+def _build_span_prediction(
+    settings: AnswerSettings, one: SpanAnswer, example: TextExample, offsets: Offsets, loss: TargetLoss
+) -> Prediction:
+    """The Prediction of an extractive model; empty where no answer is likelier and the task has such questions."""
+    candidates = tuple(
+        Candidate(extract_span_text(example.inputs, offsets, first, last), expit(odds))
+        for first, last, odds in one.spans
+    )
+    best = candidates[0] if candidates else Candidate("", 0.0)
+    can_abstain = settings.task.no_answer_text is not None
+    abstains = can_abstain and best.score < ABSTAIN_BELOW
+    if example.references:
+        loss.add(one.target_loss, 2)
+    return replace(
+        _start_prediction(settings, one.row, example, "" if abstains else best.text),
+        confidence=1 - best.score if abstains else best.score,
+        candidates=candidates,
+        no_answer_score=1 - best.score if can_abstain else None,
+        answer=best.text if can_abstain else None,
+    )
+
+
+def expit(odds: float) -> float:
+    """1 / (1 + exp(-odds)), the probability of log-odds.
+
+    >>> expit(0.0), expit(-1000.0)
+    (0.5, 0.0)
+    """
+    return 1 / (1 + exp(-odds)) if odds > -700 else 0.0
+
+
+def is_in_context(prediction: str, example: TextExample) -> bool:
+    """Whether the answer occurs in the clippable part of the inputs, but for white space and case.
+
+    >>> is_in_context("the  Seine", TextExample("q", "q: Where? c: At The Seine.", "", (), (13, 26)))
+    True
+    """
+    context = example.inputs[slice(*example.clippable)]
+    return "".join(prediction.split()).casefold() in "".join(context.split()).casefold()

@@ -1,0 +1,192 @@
+"""One evaluation: answer, merge the passages of a question, score against all gold answers.
+
+In: a model and a prepared evaluation set. Out: an EvalRecord, and one Prediction per question, streamed. Several
+processes share the questions by their numbers, every passage of a question in one process; rank 0 scores all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fivetune.analysis.bootstrap import compute_intervals
+from fivetune.data.encode import LengthLimits
+from fivetune.data.store import TokenStore
+from fivetune.decode import Decoding
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.evaluation.answer import answer_passages
+from fivetune.evaluation.merge import merge_questions
+from fivetune.evaluation.tally import Tally, TargetLoss
+from fivetune.metrics import Scorer
+from fivetune.rundir.records import EvalRecord, Prediction
+from fivetune.tasks import Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+PhaseCallback = Callable[[int, int], None]
+Answered = tuple[int, Prediction]
+"""A question's number in the store, and its Prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Everything that an evaluation needs in addition to the model.
+
+    Args:
+        task: options of the task; its metrics score the answers.
+        store: the evaluation set.
+        keep_special: leave <extra_id_N> in the answers, where generation may write it.
+        limits: those that the store was encoded with.
+        autocast: returns a new autocast context.
+        parts: of a mixture: how each part is evaluated, in the order of the store.
+    """
+
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    store: TokenStore
+    decoding: Decoding
+    device: str = "cpu"
+    keep_special: bool = False
+    limits: LengthLimits = field(default_factory=LengthLimits)
+    autocast: Autocast = field(default=nullcontext)
+    parts: Mapping[str, Evaluator] = field(default_factory=dict)
+
+    @property
+    def num_questions(self) -> int:
+        return self.store.num_groups
+
+    def run(
+        self,
+        model: T5Model,
+        *,
+        step: int,
+        write: Callable[[Iterator[Prediction]], object],
+        split: str = "eval",
+        questions: Sequence[int] | None = None,
+        on_progress: PhaseCallback = lambda done, total: None,
+        world: World = SINGLE_PROCESS,
+    ) -> EvalRecord:
+        """Evaluate. `write` consumes the iterator of scored predictions completely, while they are made.
+
+        Args:
+            questions: numbers of the questions (`TokenStore.groups`) to answer; None for all.
+            world: the processes that share the questions; all return the record, rank 0 writes the predictions.
+        """
+        started = time.perf_counter()
+        tally, loss = Tally(Scorer(self.task.metrics)), TargetLoss()
+        answered = self.predict(model, questions=questions, loss=loss, on_progress=on_progress, world=world)
+        write(tally.score_each(_gather_on_rank_zero(answered, loss, world)))
+        scores = tally.compute_scores()
+        record = EvalRecord(
+            step=step,
+            task=self.task.plugin_name(),
+            task_version=self.task.version,
+            split=split,
+            num_examples=tally.num_examples,
+            num_clipped=tally.num_clipped,
+            scores=scores.corpus if scores else {},
+            loss=loss.mean,
+            rates=tally.compute_rates(),
+            max_new_tokens=self.decoding.max_new_tokens,
+            seconds=time.perf_counter() - started,
+            intervals=compute_intervals(scores) if scores else {},
+        )
+        return world.broadcast_object(record)
+
+    def predict(
+        self,
+        model: T5Model,
+        *,
+        questions: Sequence[int] | None = None,
+        loss: TargetLoss | None = None,
+        on_progress: PhaseCallback = lambda done, total: None,
+        world: World = SINGLE_PROCESS,
+    ) -> Iterator[Answered]:
+        """Number and Prediction of each question, as soon as all its passages are answered.
+
+        Args:
+            loss: the loss of the targets is added to it.
+        """
+        loss = loss or TargetLoss()
+        if self.parts:
+            yield from self._predict_parts(model, questions, loss, on_progress, world)
+            return
+        rows = select_rows(self.store, questions, world)
+        question_of = dict(zip(rows.tolist(), self.store.groups[rows].tolist(), strict=True))
+        passages = answer_passages(self, model, rows.tolist(), loss)
+        merged = merge_questions(passages, question_of, ranked=self.task.merging == "ranked")
+        for done, (question, prediction) in enumerate(merged, start=1):
+            if prediction is not None:
+                yield question, prediction
+            on_progress(done, len(rows))
+
+    def _predict_parts(
+        self,
+        model: T5Model,
+        questions: Sequence[int] | None,
+        loss: TargetLoss,
+        on_progress: PhaseCallback,
+        world: World,
+    ) -> Iterator[Answered]:
+        """The predictions of all parts, each with its part's name in `meta` and before its id.
+
+        Of a subset, every part answers one question at least.
+        """
+        first, selected = 0, {}
+        for name, part in self.parts.items():
+            own = range(first, first + part.num_questions)
+            selected[name] = None if questions is None else [q - first for q in questions if q in own] or [0]
+            first += part.num_questions
+        sizes = {name: len(select_rows(part.store, selected[name], world)) for name, part in self.parts.items()}
+        total, first, before = sum(sizes.values()), 0, 0
+        for name, part in self.parts.items():
+
+            def report(done: int, _: int, before: int = before) -> None:
+                on_progress(before + done, total)
+
+            answered = part.predict(model, questions=selected[name], loss=loss, on_progress=report, world=world)
+            for question, one in answered:
+                named = replace(one, id=f"{name}/{one.id}", meta={**one.meta, "source_task": name})
+                yield first + question, named
+            first += part.num_questions
+            before += sizes[name]
+
+
+def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: World) -> Iterator[Answered]:
+    """The predictions of all processes in the order of the questions, on rank 0; none on the others.
+
+    `loss` becomes the sum over all processes. An error in one process is raised in all.
+    """
+    if world.size == 1:
+        return answered
+    shares = world.run_on_all(lambda: (list(answered), loss.total, loss.num_tokens))
+    loss.total, loss.num_tokens = sum(total for _, total, _ in shares), sum(num for _, _, num in shares)
+    everything = [one for share, _, _ in shares for one in share]
+    return iter(sorted(everything, key=lambda one: one[0]) if world.is_first else ())
+
+
+def select_rows(store: TokenStore, questions: Sequence[int] | None, world: World = SINGLE_PROCESS) -> NDArray[np.intp]:
+    """[n] int64, the rows of some questions (None: of all) in the store's order; of them, this process's share."""
+    selected = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
+    return np.flatnonzero(selected & (store.groups % world.size == world.rank))
+
+
+def select_subset(num_questions: int, limit: int | None) -> list[int] | None:
+    """An evenly spaced part of the questions; None for all.
+
+    >>> select_subset(10, 4), select_subset(3, 4)
+    ([0, 2, 5, 7], None)
+    """
+    if limit is None or limit >= num_questions:
+        return None
+    return [i * num_questions // limit for i in range(limit)]

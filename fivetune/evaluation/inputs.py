@@ -1,0 +1,109 @@
+"""The records that a prediction is requested for: read once for the output, with the reason where one is skipped.
+
+In: a data file, or records and texts in memory. Out: one InputRow per record, in the source's order, whether the task
+can use it or not; and a file that a TokenStore is built from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
+from fivetune.errors import DataError
+from fivetune.tasks import Task
+from fivetune.types import RawRecord
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One record of a source.
+
+    Args:
+        where: file and line, for messages.
+        id: of its question: the id of its prediction; "" for a record that cannot be read.
+        fields: its columns, with the names of the source.
+        skipped: why there is no prediction for it; "" if there is one.
+        is_foreign: the task has no use for it, such as another question type; it is not at fault.
+    """
+
+    where: str
+    id: str = ""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    skipped: str = ""
+    is_foreign: bool = False
+
+
+def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list[InputRow]:
+    """One row per record of `source`. Raises DataError for a file that is not readable at all."""
+    records = _read_all(source, columns)
+    originals = _read_all(source, {})
+    rows = []
+    for record, original in zip(records, originals, strict=True):
+        fields = {}
+        if isinstance(original, RawRecord):
+            fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
+        rows.append(_build_row(record, fields, task))
+    return rows
+
+
+def _read_all(source: str, columns: Mapping[str, str]) -> list[RawRecord | BadRecord]:
+    """Every record of a source in its order, bad ones included."""
+    found: list[RawRecord | BadRecord] = []
+    read = read_records(source, columns=columns, require_columns=False, on_bad=found.append)
+    for record in refuse_duplicate_ids(read, on_bad=found.append):
+        found.append(record)
+    return found
+
+
+def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task: Task) -> InputRow:
+    if isinstance(record, BadRecord):
+        return InputRow(record.where, "", fields, record.reason)
+    own_id = str(record.fields["id"])
+    try:
+        converted = task.to_text(record, labelled=False)
+    except DataError as error:
+        return InputRow(record.where, own_id, fields, str(error).removeprefix(f"{record.where}: "))
+    if not converted:
+        return InputRow(record.where, own_id, fields, f"left out by task {task.plugin_name()}", is_foreign=True)
+    example = converted[0] if isinstance(converted, tuple) else converted
+    return InputRow(record.where, example.group or example.id, fields)
+
+
+def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+    """Records as a JSONL file that `read_records` reads; a column may have the source's name or the task's.
+
+    Raises DataError for a record that JSON cannot hold.
+    """
+    lines = []
+    for number, record in enumerate(records):
+        named = {"id": str(number)} | {str(key): value for key, value in record.items()}
+        for wanted, name in columns.items():
+            if name not in named and wanted in named:
+                named[name] = named.pop(wanted)
+        try:
+            lines.append(json.dumps(named, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"record {number}: {error}. Allowed are texts, numbers, lists and objects of them."
+            ) from None
+    _write_lines(path, lines)
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> None:
+    """Texts as a JSONL file of the task `jsonl`. Raises DataError for an empty one."""
+    texts = list(texts)
+    empty = [str(number) for number, text in enumerate(texts, start=1) if not text.strip()]
+    if empty:
+        raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
+    rows = [{"id": str(number), "inputs": text} for number, text in enumerate(texts)]
+    _write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    try:
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"the input is not valid Unicode: {error.reason}. Give it as UTF-8.") from None

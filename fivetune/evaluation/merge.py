@@ -1,0 +1,84 @@
+"""Merge the answers to one question from several passages: the snippets of a question, the windows of a long context.
+
+In: (row, Prediction) of passages. Out: one Prediction per question, as soon as its last passage is answered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fivetune.metrics import normalize_answer
+from fivetune.metrics.bioasq import NUM_RANKS
+from fivetune.rundir.records import Candidate, Prediction
+
+
+def merge_questions(
+    passages: Iterable[tuple[int, Prediction]], question_of: Mapping[int, int], *, ranked: bool
+) -> Iterator[tuple[int, Prediction | None]]:
+    """Number and Prediction of a question after its last passage; (number, None) after every other passage.
+
+    Args:
+        question_of: the number of the question that each row belongs to.
+        ranked: whether several answers to a question are ranked (`merge_passages`).
+    """
+    missing = Counter(question_of.values())
+    waiting: dict[int, list[Prediction]] = {}
+    for row, passage in passages:
+        question = question_of[row]
+        waiting.setdefault(question, []).append(passage)
+        missing[question] -= 1
+        if missing[question]:
+            yield question, None
+            continue
+        answered = waiting.pop(question)
+        if len(answered) == 1 and not ranked:
+            yield question, answered[0]
+        else:
+            yield question, merge_passages(answered, question=answered[0].id, ranked=ranked)
+
+
+def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: bool) -> Prediction:
+    """One Prediction for all passages of a question.
+
+    The most confident passage that answers at all gives the prediction; where none answers, the prediction is empty.
+    The lowest no-answer score is the question's: one passage that holds the answer is enough. `ranked` also lists up to
+    5 different answers, each with the confidence of its best passage; the first is the prediction. An empty answer is
+    never ranked.
+
+    >>> passages = [Prediction(id="q-1", prediction="", confidence=0.9, no_answer_score=0.8),
+    ...             Prediction(id="q-2", prediction="Rollo", confidence=0.6, no_answer_score=0.1),
+    ...             Prediction(id="q-3", prediction="the Rollo", confidence=0.2, no_answer_score=0.5)]
+    >>> merge_passages(passages, question="q", ranked=True).candidates
+    (Candidate(text='Rollo', score=0.6),)
+    >>> merged = merge_passages(passages, question="q", ranked=False)
+    >>> merged.id, merged.prediction, merged.no_answer_score, merged.num_passages
+    ('q', 'Rollo', 0.1, 3)
+    """
+    chosen = max(passages, key=lambda one: (bool(one.prediction), one.confidence or 0.0))
+    merged = replace(chosen, id=question, num_passages=len(passages))
+    scored = [one for one in passages if one.no_answer_score is not None]
+    if chosen.no_answer_score is not None:
+        nearest = min(scored, key=lambda one: one.no_answer_score or 0.0)
+        answer = merged.answer if nearest.answer is None else nearest.answer
+        merged = replace(merged, no_answer_score=nearest.no_answer_score, answer=answer)
+    if ranked:
+        candidates = rank_answers(passages)
+        best = candidates[0] if candidates else Candidate("", 0.0)
+        merged = replace(merged, candidates=candidates, prediction=best.text, confidence=best.score)
+    return merged
+
+
+def rank_answers(passages: Sequence[Prediction]) -> tuple[Candidate, ...]:
+    """Up to 5 answers that differ after SQuAD's normalisation, the most confident first."""
+    given = [
+        candidate
+        for one in passages
+        for candidate in one.candidates or (Candidate(one.prediction, one.confidence or 0.0),)
+    ]
+    best: dict[str, Candidate] = {}
+    for candidate in sorted(given, key=lambda one: -one.score):
+        if candidate.text:
+            best.setdefault(normalize_answer(candidate.text) or candidate.text, candidate)
+    return tuple(best.values())[:NUM_RANKS]

@@ -1,0 +1,118 @@
+"""Read a file of predictions, or of no-answer scores, into one value per id.
+
+In: `{id: value}` as JSON, JSON lines (or a list) of {"id": ..., "prediction": ...}, or BioASQ's
+{"questions": [{"id": ..., "exact_answer": ...}]}, plain or gzipped; a folder of such files. Out: rankings of texts, or
+numbers, by id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fivetune.data.json_text import JsonWindow
+from fivetune.data.source_files import list_local_files, open_text, quote_value
+from fivetune.errors import DataError
+
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
+PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
+NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
+
+
+def read_rankings(source: str) -> dict[str, list[str]]:
+    """The answers to each question, the best first; a single text is a ranking of one.
+
+    Raises DataError for a value that is neither a text nor a list of texts.
+    """
+    values = _read_values(source, keys=PREDICTION_KEYS, check=_check_answer)
+    return {key: _parse_ranking(value) for key, value in values.items()}
+
+
+def read_no_answer_scores(source: str) -> dict[str, float]:
+    """How strongly each prediction leans to no answer. Raises DataError for a value that is no finite number."""
+    return _read_values(source, keys=NO_ANSWER_KEYS, check=_check_number)
+
+
+def _parse_ranking(value: Any) -> list[str]:
+    """One text, a list of texts, or BioASQ's list of lists of synonyms, as a ranked list of texts."""
+    if isinstance(value, str):
+        return [value]
+    return [item[0] if isinstance(item, list) else item for item in value]
+
+
+def _read_values(source: str, *, keys: Sequence[str], check: Callable[[object], str]) -> JsonTable:
+    """One value per id, from `{id: value}` or from rows with `id` and one of `keys`; a folder's files together.
+
+    Args:
+        check: describes what is wrong with a value, "" if nothing.
+
+    Raises DataError with the file, and the id or the line.
+    """
+    values: JsonTable = {}
+    for path in list_local_files(source):
+        with open_text(path) as file:
+            for key, value in _read_pairs(JsonWindow(file, path), path, keys):
+                problem = check(value)
+                if problem:
+                    raise DataError(f"{path}: the value of {key!r} is {quote_value(value)}. {problem}")
+                if key in values:
+                    raise DataError(f"{path}: the id {key!r} stands twice. Ids must be unique. Keep one.")
+                values[key] = value
+    if not values:
+        raise DataError(f"{source}: holds nothing to read. {_describe_expected(keys)}")
+    return values
+
+
+def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """(id, value) of each entry; JSON lines are objects one after the other, so one loop reads every form."""
+    while start := window.peek():
+        if start == "[":
+            yield from (_parse_row(window.read_value(), path, keys) for _ in window.iter_indices())
+        elif start == "{":
+            members = [(name, window.read_value()) for name in window.iter_keys()]
+            names = [name for name, _ in members]
+            rows = dict(members).get("questions")
+            if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
+                yield from [_parse_row(row, path, keys) for row in rows if any(key in row for key in keys)]
+                continue
+            if dict(members).get("skipped"):  # a record that `fivetune predict` could not answer
+                continue
+            is_row = "id" in names and any(key in names for key in keys)
+            if is_row and len(set(names)) < len(names):
+                raise DataError(
+                    f"{path}: {quote_value(dict(members))} has a key twice. Keys must be unique. Remove one."
+                )
+            yield from [_parse_row(dict(members), path, keys)] if is_row else members
+        else:
+            raise DataError(
+                f"{path}: holds {quote_value(window.read_value())} where an object was expected. "
+                f"{_describe_expected(keys)}"
+            )
+
+
+def _parse_row(row: Any, path: Path, keys: Sequence[str]) -> tuple[str, Any]:
+    present = [key for key in keys if isinstance(row, dict) and key in row]
+    if not present or row.get("id") is None:
+        raise DataError(f"{path}: {quote_value(row)} has no id or no {keys[0]}. {_describe_expected(keys)}")
+    return str(row["id"]), row[present[0]]
+
+
+def _describe_expected(keys: Sequence[str]) -> str:
+    return f'Allowed is one JSON object {{id: value}}, or lines {{"id": ..., "{keys[0]}": ...}}.'
+
+
+def _check_answer(value: object) -> str:
+    if isinstance(value, list):
+        firsts = [item[0] if isinstance(item, list) and item else item for item in value]
+        return "" if all(type(first) is str for first in firsts) else "A ranking is a list of texts, the best first."
+    is_text = type(value) is str  # the reader gives JSON's NaN as a kind of str
+    return "" if is_text else 'It must be text; no answer is the empty text "".'
+
+
+def _check_number(value: object) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return "" if is_number else "It must be a finite number."

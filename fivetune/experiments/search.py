@@ -1,0 +1,179 @@
+"""Search: a study of many trainings, each in a process of its own, with settings that a sampler draws.
+
+In: a recipe with a section `search`. Out: a Search, `best.yaml` and a page in the study's folder. The same command
+continues a study, and several of them share one.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune import rundir
+from fivetune.config import RunConfig
+from fivetune.errors import ConfigError, IncompleteError, InterruptedRunError, NumericError
+from fivetune.experiments.record import read_run_status
+from fivetune.experiments.space import build_trial_config
+from fivetune.experiments.study import Study
+from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
+from fivetune.launch.signals import interrupt_on_stop_signals
+from fivetune.report.page.render import render_html
+from fivetune.report.page.wording import format_setting
+from fivetune.report.search import build_search_page
+from fivetune.rundir.figures import select_evals_by_step
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.records import EvalRecord
+from fivetune.types import Search
+
+if TYPE_CHECKING:
+    import optuna
+
+POLL_SECONDS = 0.5
+HEARTBEAT_SECONDS = 20.0
+MAX_FAILED_TRIALS = 3  # a search whose first trials all failed ends
+
+
+def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) -> Search:
+    """Run trials until the study has `search.num_trials`; several processes may do so at once.
+
+    Args:
+        config: of `space.load_search`.
+        folder: of the study, which is created or continued.
+        write_line: receives a line per trial.
+
+    Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial gave a score.
+    """
+    study = Study(config, folder)
+    try:
+        with interrupt_on_stop_signals():
+            while (trial := study.start_next_trial()) is not None:
+                _run_trial(study, trial)
+                write_line(_format_trial(study.build_search(), trial.number))
+                _check_failures(study.build_search(), folder)
+    except KeyboardInterrupt as stop:
+        raise InterruptedRunError(
+            f"stopped; {folder} keeps the study. Go on with the same command.",
+            signum=next(iter(stop.args), signal.SIGINT),
+        ) from None
+    finally:
+        found = study.build_search()
+        _write_results(found, config, folder)
+    if found.best is None and not any(one.state == "running" for one in found.trials):
+        raise IncompleteError(f"{folder}: no trial gave a score.")
+    return found
+
+
+def _run_trial(study: Study, trial: optuna.Trial) -> None:
+    """Train one trial and record its outcome; a signal hands it back to the study."""
+    run = study.folder / trial.user_attrs["run"]
+    started = time.monotonic()
+    try:
+        with _start_trial(study, trial, run) as job:
+            study.record_heartbeat(trial, child_pid=job.pid)
+            pruned = _watch_trial(study, trial, job, run)
+    except ConfigError as error:  # each setting is valid, together they are not
+        return study.fail(trial, str(error), retry=False)
+    except BaseException:
+        study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
+        raise
+    seconds = time.monotonic() - started
+    if pruned:
+        why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
+        trial.set_user_attr("why", why)
+        # The run's process has ended, so that nothing else writes its status.
+        rundir.write_json(run / rundir.STATUS, {**rundir.read_status(run), "state": "pruned", "why": why})
+        study.finish(trial, seconds=seconds)
+    elif job.code in (0, IncompleteError.exit_code):
+        study.finish(trial, score=read_best_score(run, study.metric), seconds=seconds)
+    elif job.code == NumericError.exit_code:  # a pruned trial: the sampler learns to avoid its settings
+        trial.set_user_attr("why", job.read_error())
+        study.finish(trial, seconds=seconds)
+    else:
+        study.fail(trial, job.read_error(), retry=job.code not in PERMANENT_ERROR_CODES)
+
+
+def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
+    """Start the training of a trial, or resume it where an attempt before left checkpoints."""
+    if read_run_status(run).begun:
+        words = ["train", str(run), "--resume", "--quiet"]
+    else:
+        recipe = run.with_suffix(".yaml")
+        rundir.write_text(recipe, build_trial_config(study.config, trial.params, run).as_yaml())
+        words = ["train", str(recipe), "--overwrite", "--quiet", *(["--no-preflight"] if trial.number else [])]
+    return Job(words, run.with_suffix(".log"))
+
+
+def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool:
+    """Report each evaluation to the study until the training ends; stop it and return True if it is pruned."""
+    num_reported, last_heartbeat = 0, time.monotonic()
+    while True:
+        running = job.code is None
+        scores = read_scores(run, study.metric)
+        for number, (_, score) in enumerate(scores[num_reported:], start=num_reported + 1):
+            trial.report(score, number)
+        if len(scores) > num_reported:
+            num_reported = len(scores)
+            trial.set_user_attr("curve", scores)
+            is_last = scores[-1][0] == read_run_status(run).num_steps
+            if running and not is_last and trial.should_prune():
+                job.stop()
+                return True
+        if not running:
+            return False
+        if time.monotonic() - last_heartbeat > HEARTBEAT_SECONDS:
+            last_heartbeat = time.monotonic()
+            study.record_heartbeat(trial)
+        time.sleep(POLL_SECONDS)
+
+
+def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
+    """(step, score) of a run's own evaluations after its start, in order."""
+    evals = select_evals_by_step(_read_evals(folder))
+    return [(one.step, one.scores[metric]) for one in evals if one.step > 0 and metric in one.scores]
+
+
+def read_best_score(folder: Path, metric: str) -> float | None:
+    """Score of the evaluation that picked the run's weights, on all examples once the run has finished."""
+    best = read_run_status(folder).best
+    chosen = (one for one in select_evals_by_step(_read_evals(folder)) if best and one.step == best.step)
+    return next((one.scores.get(metric) for one in chosen), None)
+
+
+def _read_evals(folder: Path) -> list[EvalRecord]:
+    lines = rundir.read_jsonl(folder / rundir.EVALS)
+    return [record for line in lines if (record := parse_record(EvalRecord, line))]
+
+
+def _format_trial(found: Search, number: int) -> str:
+    """One trial in a line.
+
+    >>> from fivetune.types import Trial
+    >>> lost = Trial(3, "failed", {}, None, why="its process died; retried as trial 4")
+    >>> _format_trial(Search("s", "f1", True, (lost,), None), 3)
+    'trial 3: failed: its process died; retried as trial 4'
+    """
+    one = next(one for one in found.trials if one.number == number)
+    settings = "  ".join(f"{key} {format_setting(key, value)}" for key, value in one.settings.items())
+    if one.state == "failed":
+        return f"trial {number}: failed: {one.why}  {settings}".rstrip()
+    best = f"  (best {found.best.score:.2f}, trial {found.best.number})" if found.best else ""
+    score = "no score" if one.score is None else f"{found.metric} {one.score:.2f}"
+    return f"trial {number}: {score}{', pruned' if one.state == 'pruned' else ''}{best}  {settings}"
+
+
+def _check_failures(found: Search, folder: Path) -> None:
+    over = [one for one in found.trials if one.state in ("finished", "pruned", "failed") and one.run]
+    if len(over) >= MAX_FAILED_TRIALS and all(one.state == "failed" for one in over):
+        raise IncompleteError(f"{folder}: all of {len(over)} trials failed, the last one: {over[-1].why}")
+
+
+def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
+    """best.yaml, once there is a best trial, and the page."""
+    if found.best is not None:
+        recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_yaml()
+        title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
+        rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
+    rundir.write_text(folder / "search.html", render_html(build_search_page(found)))

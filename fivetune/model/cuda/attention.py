@@ -1,0 +1,178 @@
+"""Attention over sequences that lie one behind the other, with T5's relative bias: Triton forward and backward.
+
+In: q [Nq, H, D], k and v [Nk, H, D], where each sequence starts, and a bias per head and distance. Out: [Nq, H, D].
+Memory is O(Nq H D): scores live in registers only (flash attention, Dao 2023). The bias is a vector per head,
+bias[h, key_position - query_position + S - 1] with S the longest sequence, read where it is needed.
+Its gradient has a kernel of its own, because adding it up from all sequences in the others takes atomics or memory.
+Grids follow from the longest lengths alone, and nothing is read back by the host: a CUDA graph can hold the calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from fivetune.errors import ModelError
+from fivetune.model.cuda import attention_kernels as kernels
+from fivetune.model.cuda.random import choose_seed, round_dropout_rate
+from fivetune.model.cuda.tiles import choose_attention_tile, launch
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext
+
+    class _Context(AutogradContext):
+        call: _CallOptions
+
+
+SMALLEST_HEAD, LARGEST_HEAD = 16, 128  # tensor cores multiply 16 columns at a time
+
+
+def compute_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:
+    """softmax(scale q k^T + bias) v within each sequence, differentiable in q, k, v and bias.
+
+    Args:
+        q: [Nq, H, D] fp32 or bf16; D a power of two up to 128. k, v: [Nk, H, D] of the same kind. Sums are fp32.
+        cu_seqlens_q: [B + 1] int32 or int64: sequence b has rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]; every row of
+            q has its sequence. cu_seqlens_k likewise. A sequence may be empty; a query without keys gives 0.
+        max_seqlen_q: no sequence is longer than this; a longer one would be cut. max_seqlen_k likewise.
+        bias: [H, 2 S - 1], S at least both maxima; None in cross-attention.
+        causal: a query sees the keys up to its own position.
+        dropout: probability with which an attention weight is dropped, rounded to 2^-16.
+        seed: [1] int64 on the device, read when the kernels run; None draws one from torch's generator.
+        scale: 1 in T5, which has no 1/sqrt(D).
+
+    Returns: [Nq, H, D] in q's type. Raises ModelError for a head size that the kernels do not have.
+    """
+    head_size = q.shape[-1]
+    if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
+        raise ModelError(
+            f"attention: the model's heads have {head_size} columns. The Triton kernels have the powers of two up to "
+            f"{LARGEST_HEAD}. Choose another attention backend."
+        )
+    if bias is not None:
+        assert bias.shape[1] % 2 and bias.shape[1] > 2 * (max(max_seqlen_q, max_seqlen_k) - 1), bias.shape
+    rate = round_dropout_rate(dropout)
+    if head_size < SMALLEST_HEAD:
+        q, k, v = (F.pad(x, (0, SMALLEST_HEAD - head_size)) for x in (q, k, v))
+    call = _CallOptions(max_seqlen_q, max_seqlen_k, causal, rate, scale)
+    starts = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()  # the kernels read them by address
+    out = _Attention.apply(q, k, v, bias, choose_seed(q, rate, seed), *starts, call)
+    assert isinstance(out, Tensor)
+    return out[..., :head_size]
+
+
+@dataclass(frozen=True, slots=True)
+class _CallOptions:
+    """The arguments of a call that are not tensors."""
+
+    max_seqlen_q: int
+    max_seqlen_k: int
+    causal: bool
+    rate: int
+    scale: float
+
+
+class _Attention(torch.autograd.Function):
+    """The four kernels as one differentiable function."""
+
+    @staticmethod
+    def forward(ctx: _Context, q, k, v, bias, seed, cu_q, cu_k, call: _CallOptions) -> Tensor:
+        q, k, v = (_make_rows_contiguous(x) for x in (q, k, v))
+        bias = None if bias is None else bias.contiguous()
+        heads, head_size = q.shape[1:]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        lse = torch.empty((heads, len(q)), dtype=torch.float32, device=q.device)
+        tile = choose_attention_tile("forward", head_size, num_bytes=q.element_size())
+        grid = (triton.cdiv(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
+        inputs = (q, k, v, bias, seed, cu_q, cu_k)
+        launch(
+            kernels.forward,
+            grid,
+            *inputs,
+            out,
+            lse,
+            tile=tile,
+            **_build_kernel_arguments(inputs, call),
+            M=tile.rows,
+            N=tile.cols,
+        )
+        ctx.save_for_backward(q, k, v, bias, seed, cu_q, cu_k, out, lse)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, bias, seed, cu_q, cu_k, out, lse = ctx.saved_tensors
+        call: _CallOptions = ctx.call
+        grad = grads[0].contiguous()
+        grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        delta = torch.empty_like(lse)
+        heads, head_size = q.shape[1:]
+        inputs = (q, k, v, bias, seed, cu_q, cu_k, grad, lse, delta)
+        numbers = _build_kernel_arguments(inputs, call)
+        tile = choose_attention_tile("grad_q", head_size, num_bytes=q.element_size())
+        grid = (triton.cdiv(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
+        launch(kernels.grad_q, grid, *inputs, out, grad_q, tile=tile, **numbers, M=tile.rows, N=tile.cols)
+        tile = choose_attention_tile("grad_kv", head_size, num_bytes=q.element_size())
+        grid = (triton.cdiv(call.max_seqlen_k, tile.cols), heads, len(cu_k) - 1)
+        launch(kernels.grad_kv, grid, *inputs, grad_k, grad_v, tile=tile, **numbers, M=tile.rows, N=tile.cols)
+        grad_bias = _compute_bias_grad(inputs, call) if ctx.needs_input_grad[3] else None
+        return grad_q, grad_k, grad_v, grad_bias, None, None, None, None
+
+
+def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
+    """The gradient of bias, [H, 2 S - 1] in its type: tiles of score gradients summed along their diagonals."""
+    q, bias, cu_q = inputs[0], inputs[3], inputs[5]
+    heads, head_size = q.shape[1:]
+    tile = choose_attention_tile("grad_bias", head_size, num_bytes=q.element_size())
+    assert tile.rows == tile.cols, tile
+    side = tile.rows
+    tiles_q, tiles_k = triton.cdiv(call.max_seqlen_q, side), triton.cdiv(call.max_seqlen_k, side)
+    parts = torch.empty((heads, tiles_q, tiles_k, 2 * side), dtype=torch.float32, device=q.device)
+    numbers = {"tiles_k": tiles_k, "num_sequences": len(cu_q) - 1, **_build_kernel_arguments(inputs, call)}
+    launch(kernels.grad_bias, (tiles_q * tiles_k, heads), *inputs, parts, tile=tile, **numbers, M=side, N=side)
+    summed = torch.zeros(bias.shape, dtype=torch.float32, device=q.device)
+    numbers = {"tiles_q": tiles_q, "tiles_k": tiles_k, "width": bias.shape[1]}
+    launch(kernels.sum_diagonals, (tiles_q + tiles_k, heads), parts, summed, tile=tile, **numbers, SIDE=side)
+    return summed.to(bias.dtype)
+
+
+def _make_rows_contiguous(x: Tensor) -> Tensor:
+    """x with its heads side by side in a row; a slice of a merged projection is that already and is not copied."""
+    heads, head_size = x.shape[1:]
+    return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size) else x.contiguous()
+
+
+def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float]:
+    """The scalar arguments of every kernel; inputs begin with q, k, v, bias."""
+    q, k, v, bias, *_ = inputs
+    return {
+        "q_stride": q.stride(0),
+        "k_stride": k.stride(0),
+        "v_stride": v.stride(0),
+        "num_rows": len(q),
+        "width": 0 if bias is None else bias.shape[1],
+        "groups": triton.cdiv(call.max_seqlen_k, 8),
+        "rate": call.rate,
+        "scale": call.scale,
+        "CAUSAL": call.causal,
+        "D": q.shape[2],
+    }

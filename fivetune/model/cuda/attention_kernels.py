@@ -1,0 +1,379 @@
+"""The Triton kernels of attention.py: forward, gradients of q, of k and v, of the bias; called only from there.
+
+Names: rows are positions of queries in their sequence, cols of keys; a tile is M rows and N cols of one head of one
+sequence. Every kernel makes its scores again from q, k and bias, so nothing of the size of the scores is stored.
+A program whose tile lies behind its sequence's end returns at once: so grids need only the longest lengths.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+from fivetune.model.cuda.random import gain, keep
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+
+# --- pieces ---
+
+
+@triton.jit
+def _dot(a, b, sums):
+    """sums + a b in fp32. The interpreter would multiply the bits of bf16; as fp32 the products are the same."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), sums)
+    return tl.dot(a, b, sums, input_precision="ieee")
+
+
+@triton.jit
+def _span(cu_seqlens, sequence):
+    """First row (int64, for offsets) and number of rows of a sequence."""
+    first = tl.load(cu_seqlens + sequence)
+    return first.to(tl.int64), (tl.load(cu_seqlens + sequence + 1) - first).to(tl.int32)
+
+
+@triton.jit
+def _load(tensor, rows, num_rows, stride, D: tl.constexpr):
+    """Rows of a matrix, [len(rows), D]; zeros behind the sequence's end."""
+    places = rows[:, None] * stride + tl.arange(0, D)[None, :]
+    return tl.load(tensor + places, mask=(rows < num_rows)[:, None], other=0.0)
+
+
+@triton.jit
+def _store(tensor, values, rows, num_rows, stride, D: tl.constexpr):
+    places = rows[:, None] * stride + tl.arange(0, D)[None, :]
+    tl.store(tensor + places, values.to(tensor.dtype.element_ty), mask=(rows < num_rows)[:, None])
+
+
+@triton.jit
+def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr):
+    """Scores [M, N] in fp32, -inf where a key is behind the end or, if causal, in the future.
+
+    bias points to distance 0 of the head.
+    """
+    scores = _dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
+    visible = (cols < num_k)[None, :]
+    if CAUSAL:
+        visible = visible & (cols[None, :] <= rows[:, None])
+    if bias is not None:
+        distance = cols[None, :] - rows[:, None]
+        scores += tl.load(bias + distance, mask=visible & (rows < num_q)[:, None], other=0.0).to(tl.float32)
+    return tl.where(visible, scores, -float("inf"))
+
+
+@triton.jit
+def _kept(seed, row_places, start, rate, N: tl.constexpr):
+    """Which attention weights of a tile are kept, [M, N]."""
+    return keep(seed, row_places[:, None] + (start // 8 + tl.arange(0, N // 8))[None, :], rate)
+
+
+@triton.jit
+def _row_places(first_row, rows, head, groups):
+    """Where the random groups of each row of scores begin: rows of q, heads and key positions are counted through."""
+    return ((first_row + rows) * tl.num_programs(1) + head) * groups
+
+
+@triton.jit
+def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl.constexpr):
+    """Of a tile: the attention weights as the values met them, and the gradient of the scores, p (dp - delta)."""
+    weights = tl.exp(scores - lse[:, None])
+    grad_weights = _dot(grad, tl.trans(v), tl.zeros([grad.shape[0], v.shape[0]], tl.float32))
+    met = weights
+    if seed is not None:
+        kept = _kept(seed, row_places, start, rate, N)
+        met = tl.where(kept, weights * gain(rate), 0.0)
+        grad_weights = tl.where(kept, grad_weights * gain(rate), 0.0)
+    return met, weights * (grad_weights - delta[:, None])
+
+
+# --- kernels ---
+
+
+@triton.jit
+def forward(
+    q,
+    k,
+    v,
+    bias,
+    seed,
+    cu_q,
+    cu_k,
+    out,
+    lse,
+    q_stride,
+    k_stride,
+    v_stride,
+    num_rows,
+    width,
+    groups,
+    rate,
+    scale,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """One tile of queries: out and lse, the logarithm of each row's sum of exponentials; the softmax is online.
+
+    Grid: (query tiles of the longest sequence, heads, sequences).
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    first_q, num_q = _span(cu_q, sequence)
+    if tl.program_id(0) * M >= num_q:
+        return
+    first_k, num_k = _span(cu_k, sequence)
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    if bias is not None:
+        bias += head * width + width // 2
+    k += first_k * k_stride + head * D
+    v += first_k * v_stride + head * D
+    q_tile = _load(q + first_q * q_stride + head * D, rows, num_q, q_stride, D)
+    row_places = _row_places(first_q, rows, head, groups)
+
+    top = tl.full([M], -float("inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, D], tl.float32)
+    end = num_k
+    if CAUSAL:
+        end = tl.minimum(num_k, (tl.program_id(0) + 1) * M)
+    for start in range(0, end, N):
+        cols = start + tl.arange(0, N)
+        k_tile = _load(k, cols, num_k, k_stride, D)
+        v_tile = _load(v, cols, num_k, v_stride, D)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp(scores - new_top[:, None])
+        shrink = tl.exp(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        if seed is not None:
+            weights = tl.where(_kept(seed, row_places, start, rate, N), weights * gain(rate), 0.0)
+        sums = _dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None])
+        top = new_top
+    total = tl.where(num_k > 0, total, 1.0)
+    stride = tl.num_programs(1) * D
+    _store(out + first_q * stride + head * D, sums / total[:, None], rows, num_q, stride, D)
+    tl.store(lse + head * num_rows + first_q + rows, top + tl.log(total), mask=rows < num_q)
+
+
+@triton.jit
+def grad_q(
+    q,
+    k,
+    v,
+    bias,
+    seed,
+    cu_q,
+    cu_k,
+    grad,
+    lse,
+    delta,
+    out,
+    grad_q,
+    q_stride,
+    k_stride,
+    v_stride,
+    num_rows,
+    width,
+    groups,
+    rate,
+    scale,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """One tile of queries: their gradient, and delta = sum of out * grad over columns, which the other kernels need.
+
+    Grid: (query tiles of the longest sequence, heads, sequences).
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    first_q, num_q = _span(cu_q, sequence)
+    if tl.program_id(0) * M >= num_q:
+        return
+    first_k, num_k = _span(cu_k, sequence)
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    if bias is not None:
+        bias += head * width + width // 2
+    k += first_k * k_stride + head * D
+    v += first_k * v_stride + head * D
+    q_tile = _load(q + first_q * q_stride + head * D, rows, num_q, q_stride, D)
+    row_places = _row_places(first_q, rows, head, groups)
+    stride = tl.num_programs(1) * D
+    own = first_q * stride + head * D
+    grad_tile = _load(grad + own, rows, num_q, stride, D)
+    row_delta = tl.sum(_load(out + own, rows, num_q, stride, D).to(tl.float32) * grad_tile.to(tl.float32), 1)
+    row_stats = head * num_rows + first_q + rows
+    tl.store(delta + row_stats, row_delta, mask=rows < num_q)
+    row_lse = tl.load(lse + row_stats, mask=rows < num_q, other=0.0)
+
+    sums = tl.zeros([M, D], tl.float32)
+    end = num_k
+    if CAUSAL:
+        end = tl.minimum(num_k, (tl.program_id(0) + 1) * M)
+    for start in range(0, end, N):
+        cols = start + tl.arange(0, N)
+        k_tile = _load(k, cols, num_k, k_stride, D)
+        v_tile = _load(v, cols, num_k, v_stride, D)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
+        _, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
+        sums = _dot(grad_scores.to(k_tile.dtype), k_tile, sums)
+    _store(grad_q + own, sums * scale, rows, num_q, stride, D)
+
+
+@triton.jit
+def grad_kv(
+    q,
+    k,
+    v,
+    bias,
+    seed,
+    cu_q,
+    cu_k,
+    grad,
+    lse,
+    delta,
+    grad_k,
+    grad_v,
+    q_stride,
+    k_stride,
+    v_stride,
+    num_rows,
+    width,
+    groups,
+    rate,
+    scale,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """One tile of keys: their gradient and that of their values, over all queries of the sequence.
+
+    Grid: (key tiles of the longest sequence, heads, sequences). delta comes from grad_q, which runs before.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    first_k, num_k = _span(cu_k, sequence)
+    if tl.program_id(0) * N >= num_k:
+        return
+    first_q, num_q = _span(cu_q, sequence)
+    start = tl.program_id(0) * N
+    cols = start + tl.arange(0, N)
+    if bias is not None:
+        bias += head * width + width // 2
+    k_tile = _load(k + first_k * k_stride + head * D, cols, num_k, k_stride, D)
+    v_tile = _load(v + first_k * v_stride + head * D, cols, num_k, v_stride, D)
+    stride = tl.num_programs(1) * D
+    q += first_q * q_stride + head * D
+    grad += first_q * stride + head * D
+    lse += head * num_rows + first_q
+    delta += head * num_rows + first_q
+
+    k_sums = tl.zeros([N, D], tl.float32)
+    v_sums = tl.zeros([N, D], tl.float32)
+    begin = 0
+    if CAUSAL:
+        begin = start // M * M
+    for first in range(begin, num_q, M):
+        rows = first + tl.arange(0, M)
+        q_tile = _load(q, rows, num_q, q_stride, D)
+        grad_tile = _load(grad, rows, num_q, stride, D)
+        row_lse = tl.load(lse + rows, mask=rows < num_q, other=0.0)
+        row_delta = tl.load(delta + rows, mask=rows < num_q, other=0.0)
+        row_places = _row_places(first_q, rows, head, groups)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
+        met, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
+        v_sums = _dot(tl.trans(met).to(grad_tile.dtype), grad_tile, v_sums)
+        k_sums = _dot(tl.trans(grad_scores).to(q_tile.dtype), q_tile, k_sums)
+    own = first_k * stride + head * D
+    _store(grad_k + own, k_sums * scale, cols, num_k, stride, D)
+    _store(grad_v + own, v_sums, cols, num_k, stride, D)
+
+
+@triton.jit
+def grad_bias(
+    q,
+    k,
+    v,
+    bias,
+    seed,
+    cu_q,
+    cu_k,
+    grad,
+    lse,
+    delta,
+    parts,
+    tiles_k,
+    num_sequences,
+    q_stride,
+    k_stride,
+    v_stride,
+    num_rows,
+    width,
+    groups,
+    rate,
+    scale,
+    CAUSAL: tl.constexpr,
+    D: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    """One tile of positions: score gradients summed over all sequences in their order, then along the 2 M diagonals.
+
+    Grid: (query tiles x key tiles of the longest sequences, heads). M = N. Out: parts [heads, query tiles, key tiles,
+    2 M]: place M + c - r sums the elements of row r and column c. No atomics, so the sum is the same every time.
+    """
+    head = tl.program_id(1)
+    first_row = tl.program_id(0) // tiles_k * M
+    start = tl.program_id(0) % tiles_k * N
+    rows = first_row + tl.arange(0, M)
+    cols = start + tl.arange(0, N)
+    bias += head * width + width // 2
+    stride = tl.num_programs(1) * D
+    sums = tl.zeros([M, N], tl.float32)
+    for sequence in range(num_sequences):
+        first_q, num_q = _span(cu_q, sequence)
+        first_k, num_k = _span(cu_k, sequence)
+        reached = (first_row < num_q) & (start < num_k)
+        if CAUSAL:
+            reached = reached & (start < first_row + M)
+        if reached:
+            q_tile = _load(q + first_q * q_stride + head * D, rows, num_q, q_stride, D)
+            k_tile = _load(k + first_k * k_stride + head * D, cols, num_k, k_stride, D)
+            v_tile = _load(v + first_k * v_stride + head * D, cols, num_k, v_stride, D)
+            grad_tile = _load(grad + first_q * stride + head * D, rows, num_q, stride, D)
+            row_stats = head * num_rows + first_q + rows
+            row_lse = tl.load(lse + row_stats, mask=rows < num_q, other=0.0)
+            row_delta = tl.load(delta + row_stats, mask=rows < num_q, other=0.0)
+            row_places = _row_places(first_q, rows, head, groups)
+            scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
+            _, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
+            sums += grad_scores
+    # turn row r left by r: column c then holds what was c right of the diagonal, or M - c left of it where it wrapped
+    shifted = tl.arange(0, M)[:, None] + tl.arange(0, N)[None, :]
+    turned = tl.gather(sums, shifted & (N - 1), axis=1)
+    right = tl.sum(tl.where(shifted < N, turned, 0.0), 0)
+    left = tl.sum(tl.where(shifted < N, 0.0, turned), 0)
+    parts += (head * tl.num_programs(0) + tl.program_id(0)) * 2 * M + tl.arange(0, M)
+    tl.store(parts, left)
+    tl.store(parts + M, right)
+
+
+@triton.jit
+def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, width, SIDE: tl.constexpr):
+    """Distances (c - tiles_q) SIDE to (c - tiles_q + 1) SIDE of program c: two halves of each tile on two diagonals.
+
+    Grid: (query tiles + key tiles, heads). In: parts of grad_bias. Out: grad_bias [heads, width], zero at the start.
+    """
+    diagonal, head = tl.program_id(0) - tiles_q, tl.program_id(1)
+    places = tl.arange(0, SIDE)
+    sums = tl.zeros([SIDE], tl.float32)
+    for tile_q in range(tiles_q):
+        tile_k = tile_q + diagonal
+        tile = parts + ((head * tiles_q + tile_q) * tiles_k + tile_k) * 2 * SIDE + places
+        if (tile_k >= 0) & (tile_k < tiles_k):
+            sums += tl.load(tile + SIDE)
+        if (tile_k >= -1) & (tile_k < tiles_k - 1):
+            sums += tl.load(tile + 2 * SIDE)
+    index = diagonal * SIDE + places + width // 2
+    tl.store(grad_bias + head * width + index, sums, mask=(index >= 0) & (index < width))

@@ -1,0 +1,87 @@
+"""T5's norm, which scales by the root mean square and a weight: Triton forward and backward.
+
+In: rows [..., D] and a weight [D]. Out: rows of the same shape and type. The statistics are fp32. The weight's gradient
+is summed in a fixed order: a fixed number of programs takes every so-many-th row, and their sums are added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fivetune.model.cuda.tiles import TILES, launch
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext
+
+
+def compute_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, rounded where transformers' T5LayerNorm rounds.
+
+    Args:
+        x: [..., D] fp32 or bf16, contiguous rows. weight: [D] of the same type.
+    """
+    assert x.dtype == weight.dtype, (x.dtype, weight.dtype)
+    out = _RMSNorm.apply(x.reshape(-1, x.shape[-1]), weight, eps)
+    assert isinstance(out, Tensor)
+    return out.view(x.shape)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        rows, size = x.shape
+        out = torch.empty_like(x)
+        factors = torch.empty(rows, dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(size)
+        launch(_forward, (rows,), x, weight, out, factors, size, eps, tile=TILES["norm", ""], BLOCK=block)
+        ctx.save_for_backward(x, weight, factors)
+        return out
+
+    @staticmethod
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, factors = ctx.saved_tensors
+        rows, size = x.shape
+        tile = TILES["norm", ""]
+        programs = min(tile.rows, rows)
+        grad_x = torch.empty_like(x)
+        parts = torch.empty((programs, size), dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(size)
+        args = (x, weight, factors, grads[0].contiguous(), grad_x, parts, rows, size)
+        launch(_backward, (programs,), *args, tile=tile, BLOCK=block)
+        return grad_x, parts.sum(0).to(weight.dtype), None
+
+
+@triton.jit
+def _forward(x, weight, out, factors, size, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    values = tl.load(x + row * size + cols, mask=cols < size, other=0.0).to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(values * values) / size + eps)
+    tl.store(factors + row, factor)
+    kind = out.dtype.element_ty
+    scaled = (values * factor).to(kind).to(tl.float32) * tl.load(weight + cols, mask=cols < size, other=0.0)
+    tl.store(out + row * size + cols, scaled.to(kind), mask=cols < size)
+
+
+@triton.jit
+def _backward(x, weight, factors, grad, grad_x, parts, rows, size, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    kind = grad_x.dtype.element_ty
+    weights = tl.load(weight + cols, mask=cols < size, other=0.0).to(tl.float32)
+    weight_sums = tl.zeros([BLOCK], tl.float32)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        places = tl.cast(row, tl.int64) * size + cols
+        factor = tl.load(factors + row)
+        scaled = tl.load(x + places, mask=cols < size, other=0.0).to(tl.float32) * factor
+        grads = tl.load(grad + places, mask=cols < size, other=0.0).to(tl.float32)
+        weight_sums += grads * scaled.to(kind).to(tl.float32)
+        grads *= weights
+        along = tl.sum(grads * scaled) / size
+        tl.store(grad_x + places, ((grads - scaled * along) * factor).to(kind), mask=cols < size)
+    tl.store(parts + tl.program_id(0) * size + cols, weight_sums, mask=cols < size)

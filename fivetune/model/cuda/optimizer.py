@@ -1,0 +1,172 @@
+"""Clip, AdamW and the bf16 copy of the weights in one pass over flat buffers; nothing is read back by the host.
+
+In: parameters, whose data and grad become views of two flat buffers. Out: after `step`, new weights in both
+precisions.
+A step whose gradient is not finite changes nothing but the count of skipped steps. The decision is made on the device,
+so a CUDA graph can hold it. Bytes per parameter and step, bf16: 2 to read the gradient for its norm, and then
+gradient 4 (read, zeroed), master and two moments 24, copy 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from fivetune.model.cuda.tiles import TILES, launch
+
+ALIGNMENT = 64  # elements; every view begins at 128 bytes in bf16
+NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # places in FlatAdamW.state
+
+
+class FlatAdamW:
+    """AdamW (Loshchilov and Hutter 2019) on fp32 masters of parameters that compute in bf16 (or fp32).
+
+    Args:
+        decayed: parameters that weight_decay shrinks, on one device. plain: the others. A tied one stands there once.
+        dtype: what the parameters are converted to; torch.float32 makes no copy: the masters are the parameters.
+        max_norm: the gradient is scaled down to this norm; infinity for never.
+
+    Attributes:
+        lr: [1] fp32 on the device; write it before a step.
+        grads: [P] dtype, which the parameters' grads are views of; a step leaves it zero.
+        master, mean, square: [P] fp32, the weights and AdamW's two moments.
+        state: [6] fp64: gradient norm before clipping, factor of clipping, steps taken, steps skipped, beta1^steps,
+            beta2^steps.
+    """
+
+    def __init__(
+        self,
+        decayed: Sequence[nn.Parameter],
+        plain: Sequence[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_norm: float = float("inf"),
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.betas, self.eps, self.weight_decay, self.max_norm = betas, eps, weight_decay, max_norm
+        parameters = [*decayed, *plain]
+        starts = _compute_starts(parameters)
+        size, device = starts[-1], parameters[0].device
+        self.num_decayed = starts[len(decayed)]
+        self.master, self.mean, self.square = torch.zeros((3, size), dtype=torch.float32, device=device)
+        self.grads = torch.zeros(size, dtype=dtype, device=device)
+        self.copy = None if dtype == torch.float32 else torch.zeros(size, dtype=dtype, device=device)
+        self.lr = torch.full((1,), lr, dtype=torch.float32, device=device)
+        self.state = torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.float64, device=device)
+        self._parts = torch.zeros(TILES["optimizer", ""].rows, dtype=torch.float32, device=device)
+        weights = self.master if self.copy is None else self.copy
+        for parameter, start in zip(parameters, starts[:-1], strict=True):
+            place, shape = slice(start, start + parameter.numel()), parameter.shape
+            self.master[place] = parameter.detach().flatten()
+            weights[place] = self.master[place]
+            parameter.data = weights[place].view(shape)
+            parameter.grad = self.grads[place].view(shape)
+
+    def step(self) -> None:
+        """Clip, update, write the copy, zero the gradients. Three kernels, no synchronisation."""
+        tile = TILES["optimizer", ""]
+        size, blocks = len(self.master), triton.cdiv(len(self.master), tile.cols)
+        betas = {"BETA1": self.betas[0], "BETA2": self.betas[1]}
+        programs = min(len(self._parts), blocks)
+        launch(_square_sums, (programs,), self.grads, self._parts, size, tile=tile, BLOCK=tile.cols)
+        launch(_decide, (1,), self._parts, self.state, self.max_norm, tile=tile, **betas, BLOCK=len(self._parts))
+        buffers = (self.master, self.copy, self.grads, self.mean, self.square, self.lr, self.state)
+        numbers = (size, self.num_decayed, self.weight_decay)
+        launch(_update, (blocks,), *buffers, *numbers, tile=tile, **betas, EPS=self.eps, BLOCK=tile.cols)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs, as tensors on the device."""
+        return {"master": self.master, "mean": self.mean, "square": self.square, "state": self.state}
+
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
+        """Take up what `state_dict` gave, in place; the parameters follow."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(saved[name])
+        if self.copy is not None:
+            self.copy.copy_(self.master)
+
+
+def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """Where each parameter begins in the flat buffers, and at the end their size.
+
+    >>> _compute_starts([nn.Parameter(torch.ones(3, 5)), nn.Parameter(torch.ones(70))])
+    [0, 64, 192]
+    """
+    starts = [0]
+    for parameter in parameters:
+        starts.append(starts[-1] + triton.cdiv(parameter.numel(), ALIGNMENT) * ALIGNMENT)
+    return starts
+
+
+@triton.jit
+def _square_sums(grads, parts, size, BLOCK: tl.constexpr):
+    """parts[program] = sum of squares of every so-many-th block: the same sum every time."""
+    sums = tl.zeros([BLOCK], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
+        places = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(grads + places, mask=places < size, other=0.0).to(tl.float32)
+        sums += values * values
+    tl.store(parts + tl.program_id(0), tl.sum(sums))
+
+
+@triton.jit
+def _decide(parts, state, max_norm, BETA1: tl.constexpr, BETA2: tl.constexpr, BLOCK: tl.constexpr):
+    """Norm, clip factor (0: skip this step) and the counts. One program."""
+    norm = tl.sqrt(tl.sum(tl.load(parts + tl.arange(0, BLOCK)).to(tl.float64)))
+    finite = norm < float("inf")
+    clip = tl.where(finite, tl.minimum(max_norm / (tl.where(finite, norm, 1.0) + 1e-6), 1.0), 0.0)
+    tl.store(state, norm)
+    tl.store(state + 1, clip)
+    tl.store(state + 2, tl.load(state + 2) + tl.where(finite, 1.0, 0.0))
+    tl.store(state + 3, tl.load(state + 3) + tl.where(finite, 0.0, 1.0))
+    tl.store(state + 4, tl.load(state + 4) * tl.where(finite, BETA1, 1.0))
+    tl.store(state + 5, tl.load(state + 5) * tl.where(finite, BETA2, 1.0))
+
+
+@triton.jit
+def _update(
+    master,
+    copy,
+    grads,
+    mean,
+    square,
+    lr,
+    state,
+    size,
+    num_decayed,
+    weight_decay,
+    EPS: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One block of parameters."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < size
+    grad = tl.load(grads + places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(grads + places, tl.zeros([BLOCK], grads.dtype.element_ty), mask=inside)
+    clip = tl.load(state + 1).to(tl.float32)
+    if clip == 0:
+        return
+    grad *= clip
+    rate = tl.load(lr)
+    step = rate / (1.0 - tl.load(state + 4)).to(tl.float32)
+    root = tl.sqrt((1.0 - tl.load(state + 5)).to(tl.float32))
+    first = tl.load(mean + places, mask=inside, other=0.0)
+    first += (grad - first) * (1.0 - BETA1)
+    second = tl.load(square + places, mask=inside, other=0.0) * BETA2 + grad * grad * (1.0 - BETA2)
+    weights = tl.load(master + places, mask=inside, other=0.0)
+    weights *= 1.0 - rate * tl.where(places < num_decayed, weight_decay, 0.0)
+    weights -= step * first / (tl.sqrt(second) / root + EPS)
+    tl.store(mean + places, first, mask=inside)
+    tl.store(square + places, second, mask=inside)
+    tl.store(master + places, weights, mask=inside)
+    if copy is not None:
+        tl.store(copy + places, weights.to(copy.dtype.element_ty), mask=inside)

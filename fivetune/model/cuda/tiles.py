@@ -1,0 +1,76 @@
+"""Block sizes and warps of every kernel, in one table, and the call that uses them.
+
+In: a kernel's name and what it works on. Out: a `Tile`.
+
+NOT MEASURED. Chosen for Hopper (228 KiB shared memory, 64 Ki registers per multiprocessor) by reasoning, and by what
+the compiler reports for sm_90 (registers, spills, shared memory: `python -m benchmarks.kernel_compile`, no GPU needed):
+- Fine-tuning has sequences of 100 to 500 tokens: tiles of 128 rows would be one third empty, so 64.
+- A tile of 64x64 fp32 takes 32 registers per thread with 4 warps, and masks, random bits and bias as many again.
+  The gradient of keys and values also holds two sums of cols x head size: half the rows keep it from spilling.
+- Heads of 128 columns need 8 warps for the same reason; fp32 has no tensor cores here and needs small tiles.
+- Two stages overlap the next tile's loads with this tile's products; loops of 3 to 8 turns gain nothing from more.
+- Pointwise kernels: 1024 divides T5's feed-forward sizes and gives each thread 16-byte loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The work of one program.
+
+    Args:
+        rows: query rows (attention), or programs that share all rows (norm, optimizer).
+        cols: key columns (attention), or elements at a time (pointwise, optimizer).
+        warps: warps per program.
+        stages: depth of the load pipeline.
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int = 1
+
+
+TILES = {
+    ("forward", "bf16, 64"): Tile(64, 64, 4, 2),
+    ("forward", "bf16, 128"): Tile(64, 64, 8, 2),
+    ("forward", "fp32"): Tile(32, 32, 4),
+    ("grad_q", "bf16, 64"): Tile(64, 64, 4, 2),
+    ("grad_q", "bf16, 128"): Tile(64, 32, 8, 2),
+    ("grad_q", "fp32"): Tile(32, 32, 8),
+    ("grad_kv", "bf16, 64"): Tile(32, 64, 4, 2),
+    ("grad_kv", "bf16, 128"): Tile(32, 64, 8, 2),
+    ("grad_kv", "fp32"): Tile(32, 32, 8),
+    ("grad_bias", "bf16, 64"): Tile(64, 64, 4),
+    ("grad_bias", "bf16, 128"): Tile(64, 64, 8),
+    ("grad_bias", "fp32"): Tile(32, 32, 8),
+    ("norm", ""): Tile(256, 0, 4),
+    ("pointwise", ""): Tile(0, 1024, 4),
+    ("optimizer", ""): Tile(1024, 2048, 4),
+}
+
+
+def choose_attention_tile(kernel: str, head_size: int, *, num_bytes: int) -> Tile:
+    """The tile of an attention kernel for heads of up to 64 or 128 columns whose elements have `num_bytes`."""
+    if num_bytes == 4:
+        return TILES[kernel, "fp32"]
+    return TILES[kernel, "bf16, 64" if head_size <= 64 else "bf16, 128"]
+
+
+class Kernel(Protocol):
+    """A function compiled by Triton: indexed with a grid, it is what starts the kernel."""
+
+    def __getitem__(self, grid: tuple[int, ...], /) -> Callable[..., object]: ...
+
+
+def launch(kernel: Kernel, grid: tuple[int, ...], *args: Tensor | float | None, tile: Tile, **named: float) -> None:
+    """Start a kernel on the current stream."""
+    kernel[grid](*args, num_warps=tile.warps, num_stages=tile.stages, **named)

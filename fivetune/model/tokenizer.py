@@ -1,0 +1,210 @@
+"""The tokenizer of a model folder: loaded, and checked to be whole and to be the vocabulary that the weights know.
+
+In: a folder, a hub name or t5-nano. Out: a transformers tokenizer, or ModelError with what to copy or to change.
+A folder holds its vocabulary as tokenizer.json (of the tokenizers library) or as spiece.model (SentencePiece). ByT5 has
+none: its tokens are bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune.errors import ModelError
+from fivetune.model.family import SENTINEL
+from fivetune.model.files import find_folder, refuse_pointer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.types import JsonTable
+
+TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG = "tokenizer.json", "spiece.model", "tokenizer_config.json"
+BYTE_CLASS = "ByT5Tokenizer"
+WORD_START = "\u2581"  # SentencePiece's mark of a space; no piece by itself
+
+
+def load_tokenizer(tokenizer: str | None, source: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of `tokenizer` (folder, hub name, t5-nano), or of the model folder `source`.
+
+    Raises ModelError where the folder has none, lacks its vocabulary, or holds one that cannot be read.
+    """
+    folder = find_folder(tokenizer) if tokenizer else find_tokenizer_folder(source)
+    for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG):
+        if (folder / name).is_file():
+            refuse_pointer(folder / name)
+    settings = _read_object(folder / TOKENIZER_CONFIG)
+    _refuse_lost_vocabulary(folder, settings)
+    with suppress_output():
+        try:
+            loaded = _load_from_folder(folder, settings)
+        except Exception as error:  # transformers raises many kinds for a broken tokenizer file
+            raise ModelError(_explain_failure(folder, error)) from None
+    if loaded.eos_token_id is None or loaded.pad_token_id is None:
+        raise ModelError(f"{folder}: the tokenizer has no end or no pad token, which every T5 tokenizer has.")
+    if not list_pieces(loaded):
+        raise ModelError(
+            f"{folder}: the tokenizer's vocabulary has no pieces, only special tokens: every text would be unknown. "
+            f"Copy the {TOKENIZER} or {SENTENCEPIECE} that belongs to the model into the folder."
+        )
+    return loaded
+
+
+def find_tokenizer_folder(source: Path) -> Path:
+    """The folder of a model, whether `source` is that folder or its config.json."""
+    return source.parent if source.is_file() else source
+
+
+def has_tokenizer(source: Path) -> bool:
+    """Whether a model's folder holds a tokenizer of its own."""
+    folder = find_tokenizer_folder(source)
+    return any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG))
+
+
+def list_pieces(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The ids of the pieces that text is made of: without special tokens, sentinels and the bare mark of a space."""
+    special = {*tokenizer.all_special_tokens, WORD_START}
+    return {
+        piece: number
+        for piece, number in tokenizer.get_vocab().items()
+        if piece not in special and not piece.startswith(SENTINEL)
+    }
+
+
+def list_sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of <extra_id_N>."""
+    return sorted(number for piece, number in tokenizer.get_vocab().items() if piece.startswith(SENTINEL))
+
+
+def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, source: Path) -> None:
+    """Raise ModelError where pieces of the model's own tokenizer have other ids in `tokenizer`, which is `name`'s.
+
+    Pre-trained embeddings belong to the pieces that they were trained with. A tokenizer that adds pieces to the model's
+    own is accepted, and so is any other where the model's folder has none to compare with.
+    """
+    if not has_tokenizer(source):
+        return
+    own = list_pieces(load_tokenizer(None, source))
+    given = tokenizer.get_vocab()
+    other = [piece for piece, number in own.items() if given.get(piece) != number]
+    if not other:
+        return
+    first = min(other, key=own.__getitem__)
+    here = next((repr(piece) for piece, number in given.items() if number == own[first]), "no piece")
+    raise ModelError(
+        f"model.tokenizer: {name}: is not the vocabulary of the pre-trained weights: {len(other):,} of {len(own):,} "
+        f"pieces of {source}'s own tokenizer differ (id {own[first]} is {first!r} there, {here} here). Leave "
+        "model.tokenizer out, or train from random weights with model.init: random."
+    )
+
+
+def _refuse_lost_vocabulary(folder: Path, settings: JsonTable) -> None:
+    """Raise ModelError for a folder without a tokenizer, or with its settings but without its vocabulary."""
+    if any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE)) or _is_byte_level(settings):
+        return
+    if not settings:
+        raise ModelError(f"{folder}: has no tokenizer. Give model.tokenizer (a folder, a hub name, or t5-nano).")
+    raise ModelError(
+        f"{folder}: has {TOKENIZER_CONFIG} but no vocabulary: {TOKENIZER} and {SENTENCEPIECE} are missing. Copy one of "
+        "them from the same model into the folder, or give model.tokenizer."
+    )
+
+
+def _is_byte_level(settings: JsonTable) -> bool:
+    return settings.get("tokenizer_class") == BYTE_CLASS
+
+
+def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerBase:
+    """The tokenizer by the class that its files need: T5's own for SentencePiece's unigram model, else the generic one.
+
+    transformers' T5Tokenizer builds a unigram model out of any tokenizer.json and fails on others (BPE, WordPiece).
+    AutoTokenizer needs a tokenizer_config.json or config.json beside spiece.model to know that it is T5's.
+    """
+    from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Tokenizer
+
+    kind = (_read_object(folder / TOKENIZER).get("model") or {}).get("type")
+    if _is_byte_level(settings):
+        return ByT5Tokenizer.from_pretrained(folder)
+    if kind not in (None, "Unigram"):
+        return PreTrainedTokenizerFast.from_pretrained(folder, **_infer_special_tokens(folder, settings))  # type: ignore[arg-type]
+    if not settings:
+        return T5Tokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    assert loaded.is_fast or isinstance(loaded, ByT5Tokenizer), type(loaded)
+    return loaded
+
+
+def _infer_special_tokens(folder: Path, settings: JsonTable) -> dict[str, str]:
+    """T5's names of the end, pad and unknown token, where the vocabulary has them and the settings do not name any."""
+    added = {token.get("content") for token in _read_object(folder / TOKENIZER).get("added_tokens") or ()}
+    names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return {key: token for key, token in names.items() if key not in settings and token in added}
+
+
+def _explain_failure(folder: Path, error: Exception) -> str:
+    """Why the tokenizer did not load, and what helps: another copy for a damaged file, else another form of it."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (folder / name).is_file() and (problem := _find_json_problem(folder / name)):
+            return f"{folder}: the tokenizer cannot be loaded: {name} is damaged: {problem}. Copy the file again."
+    if (folder / TOKENIZER).is_file():
+        return (
+            f"{folder}: the tokenizer cannot be loaded: {reason}. Its files are whole, but this version of "
+            f"transformers cannot read them. Give model.tokenizer another folder with a {TOKENIZER} or {SENTENCEPIECE}."
+        )
+    if problem := _find_sentencepiece_problem(folder / SENTENCEPIECE):
+        return f"{folder}: the tokenizer cannot be loaded: {problem}"
+    return (
+        f"{folder}: the tokenizer cannot be loaded from {SENTENCEPIECE}: {reason}. Copy the model's {TOKENIZER} or "
+        f"{TOKENIZER_CONFIG} beside it."
+    )
+
+
+def _find_json_problem(path: Path) -> str:
+    """What is wrong with a file that should be a JSON object; empty if nothing."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        return str(error)
+    return "" if isinstance(content, dict) else f"it holds a {type(content).__name__}"
+
+
+def _find_sentencepiece_problem(path: Path) -> str:
+    """Why spiece.model cannot be read, with the remedy; empty if sentencepiece reads it."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        return f"{SENTENCEPIECE} needs the package sentencepiece. Install it: pip install sentencepiece"
+    try:
+        SentencePieceProcessor(model_file=str(path))
+    except (RuntimeError, OSError):
+        return f"{SENTENCEPIECE} is damaged: sentencepiece cannot read it. Copy the file again."
+    return ""
+
+
+def _read_object(path: Path) -> JsonTable:
+    """A JSON object; {} where there is no such file or where it is no object (`_explain_failure` reports that)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextlib.contextmanager
+def suppress_output() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off the terminal inside the block; both are restored on exit."""
+    from transformers.utils import logging
+
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()

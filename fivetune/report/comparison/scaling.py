@@ -1,0 +1,68 @@
+"""Speed-up over devices against the ideal, from the measured runs on one device.
+
+In: Variants with their measures. Out: a Section; empty where no variant ran on more than one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivetune.compare import MEASURES
+from fivetune.compare.records import Measure, Variant
+from fivetune.report.comparison.charts import build_scaling_chart
+from fivetune.report.comparison.variants import SPEED, format_measure, format_with_range, get_measure
+from fivetune.report.page.parts import Section, Table, Text
+from fivetune.report.page.wording import format_setting
+
+SIZE, EFFICIENCY = "world_size", "scaling_efficiency"
+PLACEMENT = ("launch.", "strategy", "train.batch_size", "train.global_batch_size")
+MAX_EFFICIENCY = 1.05  # efficiency from which on the work cannot have been the same
+
+
+def build_scaling_section(variants: Sequence[Variant]) -> Section:
+    """Speed-up and efficiency of every variant on several devices, against the same settings on one device."""
+    several = [(int(size), variant) for variant in variants if (size := get_measure(variant, SIZE).value or 0) > 1]
+    several.sort(key=lambda pair: pair[0])
+    known = [(size, variant) for size, variant in several if get_measure(variant, EFFICIENCY).value is not None]
+    unknown = [variant.name for _, variant in several if get_measure(variant, EFFICIENCY).value is None]
+    notes = [
+        Text(f"{name}: no run with the same settings on one device, so its scaling is unknown.") for name in unknown
+    ]
+    if not known:
+        return Section("Scaling", tuple(notes))
+    lines: dict[str, list[tuple[int, Measure]]] = {}
+    for size, variant in known:
+        speed_up = _scale_measure(get_measure(variant, EFFICIENCY), size)
+        lines.setdefault(_describe_line(variant), [(1, Measure(1.0))]).append((size, speed_up))
+    caption = "Speed-up over the same settings on one device, in examples per second."
+    return Section("Scaling", (build_scaling_chart(lines, caption), _build_efficiency_table(known), *notes))
+
+
+def _scale_measure(one: Measure, factor: float) -> Measure:
+    value, low, high = (None if edge is None else factor * edge for edge in (one.value, one.low, one.high))
+    return Measure(value, low, high, one.num)
+
+
+def _describe_line(variant: Variant) -> str:
+    """What a line of the chart stands for: the strategy, and the settings that are not about devices."""
+    settings = {key: format_setting(key, value) for key, value in variant.settings.items()}
+    words = [f"{key.rpartition('.')[2]} {value}" for key, value in settings.items() if not key.startswith(PLACEMENT)]
+    return ", ".join([value for key, value in settings.items() if key.startswith("strategy")] + words) or "measured"
+
+
+def _build_efficiency_table(known: Sequence[tuple[int, Variant]]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for size, variant in known:
+        efficiency, speed = get_measure(variant, EFFICIENCY), get_measure(variant, SPEED)
+        suspect = " (not the same work)" if (efficiency.value or 0.0) > MAX_EFFICIENCY else ""
+        cells = (
+            format_with_range(format_measure, MEASURES[name], one)
+            for name, one in ((SPEED, speed), (EFFICIENCY, efficiency))
+        )
+        rows.append((variant.name + suspect, str(size), *cells))
+        values.append((None, float(size), speed.value, efficiency.value))
+    caption = "Efficiency: examples per second by the number of devices, divided by those of one device."
+    return Table(
+        caption, ("variant", "devices", "examples per second", "efficiency"), tuple(rows), values=tuple(values)
+    )

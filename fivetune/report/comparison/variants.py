@@ -1,0 +1,294 @@
+"""Measures of variants and their differences to the baseline as text and tables, and the outcome in sentences.
+
+In: a Comparison. Out: sentences and Tables; what was not measured is "n/a".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from fivetune.analysis.bootstrap import format_p_value
+from fivetune.compare import MEASURES, MeasureSpec
+from fivetune.compare.records import Comparison, Measure, Variant
+from fivetune.compare.variants import select_work_settings
+from fivetune.report.page.parts import Table
+from fivetune.report.page.wording import (
+    UNKNOWN,
+    format_bytes,
+    format_decimal,
+    format_duration,
+    format_percent,
+    format_plural,
+    format_setting,
+    format_signed,
+    format_significant,
+)
+from fivetune.report.run.scores import get_score_label
+from fivetune.values import as_finite_number
+
+SCORE, LAST, LOSS, SPEED = "score_best", "score_last", "loss_best", "examples_per_second"
+COSTS = ("seconds", "energy_joules", "cost")
+MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
+MAX_SETTINGS = 3  # varied keys that still have a column of their own beside the figures
+UNKNOWN_MEASURE = Measure(None)
+
+MEASURE_FORMATTERS: dict[str, Callable[[float], str]] = {
+    "score": format_decimal,
+    "loss": lambda value: format_decimal(value, 3),
+    "duration": lambda value: format_duration(value) if value >= 60 else f"{format_significant(value)} s",
+    "bytes": format_bytes,
+    "share": format_percent,
+    "celsius": lambda value: f"{format_decimal(value, 0)} \u00b0C",
+    "watts": lambda value: f"{format_significant(value)} W",
+    "joules": lambda value: (
+        f"{format_significant(value)} J" if value < 1e4 else f"{format_significant(value / 1e3)} kJ"
+    ),
+}
+DIFFERENCE_FORMATTERS: dict[str, Callable[[float], str]] = {
+    "loss": lambda value: format_signed(value, 3),
+    "share": lambda value: f"{format_signed(100 * value, 1)} points",
+    "celsius": lambda value: f"{format_signed(value, 0)} \u00b0C",
+}
+
+
+def get_measure(variant: Variant, name: str) -> Measure:
+    return variant.measures.get(name, UNKNOWN_MEASURE)
+
+
+def format_measure(kind: MeasureSpec, value: float | None) -> str:
+    """A measure's value with its unit."""
+    return UNKNOWN if value is None else MEASURE_FORMATTERS.get(kind.kind, format_significant)(value)
+
+
+def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
+    """A difference to the baseline with its sign, or how many times the baseline's value it is."""
+    if value is None:
+        return UNKNOWN
+    return (
+        DIFFERENCE_FORMATTERS.get(kind.kind, format_signed)(value)
+        if kind.compared == "minus"
+        else f"{format_decimal(value)} x"
+    )
+
+
+def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
+    """A formatted value, and in a second line its range where there is one."""
+    low, high = format_value(kind, one.low), format_value(kind, one.high)
+    known = one.value is not None and one.low is not None and one.high is not None
+    return (
+        f"{format_value(kind, one.value)}\n{low} to {high}" if known and low != high else format_value(kind, one.value)
+    )
+
+
+def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
+    """Whether the range of a difference excludes "no difference"; None where there is no range."""
+    if one.low is None or one.high is None:
+        return None
+    nothing = 0.0 if kind.compared == "minus" else 1.0
+    return not one.low <= nothing <= one.high
+
+
+def format_heading(name: str, metric: str) -> str:
+    """A measure's name; scores are called by their metric."""
+    kind = MEASURES[name]
+    return kind.label.replace("score", get_score_label(metric)) if kind.kind == "score" else kind.label
+
+
+def _select_known_measures(tables: Iterable[Mapping[str, Measure]], *, main: bool) -> list[str]:
+    """The main measures, or the others, that some of the tables know, in their usual order."""
+    known = {name for table in tables for name, one in table.items() if one.value is not None}
+    return [name for name in MEASURES if name in known and (name in MAIN_MEASURES) == main]
+
+
+def build_variants_tables(comparison: Comparison) -> list[Table]:
+    """Every variant with its settings and main measures, and a folded table of the other measures."""
+    tables = [variant.measures for variant in comparison.variants]
+    first, rest = (_select_known_measures(tables, main=main) for main in (True, False))
+    caption = (
+        "Every variant over its runs: scores and losses as mean with 95 % interval, other measures as median with "
+        "minimum and maximum. Click a column's name to sort by it."
+    )
+    more = "The other measures of every variant."
+    return [
+        _build_variants_table(comparison, first, caption),
+        _build_variants_table(comparison, rest, more, folded=True),
+    ]
+
+
+def _build_variants_table(comparison: Comparison, names: Sequence[str], caption: str, *, folded: bool = False) -> Table:
+    keys = () if folded or len(comparison.varied) > MAX_SETTINGS else comparison.varied
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for variant in comparison.variants:
+        resolved = select_work_settings(variant.runs[0]) if variant.runs else {}
+        changed = [variant.settings.get(key, resolved.get(key, UNKNOWN)) for key in keys]
+        told = [format_setting(key, value) for key, value in zip(keys, changed, strict=True)]
+        found = [get_measure(variant, name) for name in names]
+        cells = [format_with_range(format_measure, MEASURES[name], one) for name, one in zip(names, found, strict=True)]
+        rows.append((_format_variant_name(comparison, variant), *told, str(len(variant.runs)), *cells))
+        values.append((None, *map(as_finite_number, changed), float(len(variant.runs)), *(one.value for one in found)))
+    columns = (*keys, "runs", *(format_heading(name, comparison.metric) for name in names))
+    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
+
+
+def _format_variant_name(comparison: Comparison, variant: Variant) -> str:
+    failed = f"{format_plural(len(variant.failures), 'run')} missing" if variant.failures else ""
+    marks = (
+        "baseline" if variant.name == comparison.baseline else "",
+        "Pareto front" if variant.pareto else "",
+        failed,
+    )
+    remark = ", ".join(filter(None, marks))
+    return f"{variant.name}\n{remark}" if remark else variant.name
+
+
+def build_baseline_tables(comparison: Comparison) -> list[Table]:
+    """Differences or ratios of every variant to the baseline, and a folded table of the other measures."""
+    others = [variant for variant in comparison.variants if variant.against]
+    first, rest = (_select_known_measures([variant.against for variant in others], main=main) for main in (True, False))
+    caption = (
+        f"Against the baseline {comparison.baseline}: scores and losses as differences, seed by seed; other measures "
+        "as multiples of the baseline's. A range that contains 0 or 1.00 x may be no difference."
+    )
+    more = "The other measures against the baseline; shares as differences in per cent of the whole."
+    tables = [_build_baseline_table(comparison, others, first, caption)] if first else []
+    return [*tables, *([_build_baseline_table(comparison, others, rest, more, folded=True)] if rest else [])]
+
+
+def _build_baseline_table(
+    comparison: Comparison, others: Sequence[Variant], names: Sequence[str], caption: str, *, folded: bool = False
+) -> Table:
+    paired = not folded and any(variant.over_examples for variant in others)
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for variant in others:
+        found = [variant.against.get(name, UNKNOWN_MEASURE) for name in names]
+        cells = [
+            format_with_range(format_measure_difference, MEASURES[name], one)
+            for name, one in zip(names, found, strict=True)
+        ]
+        rows.append((variant.name, *([_format_paired_difference(variant)] if paired else ()), *cells))
+        over = [(variant.over_examples or UNKNOWN_MEASURE).value] if paired else ()
+        values.append((None, *over, *(one.value for one in found)))
+    first = [f"{format_heading(SCORE, comparison.metric)}, by example"] if paired else []
+    columns = (*first, *(format_heading(name, comparison.metric) for name in names))
+    return Table(caption, ("variant", *columns), tuple(rows), folded=folded, values=tuple(values))
+
+
+def _format_paired_difference(variant: Variant) -> str:
+    """The difference over examples, its interval and its p-value."""
+    one = variant.over_examples or UNKNOWN_MEASURE
+    chance = "" if one.p_value is None else f", p {format_p_value(one.p_value)}"
+    return format_with_range(format_measure_difference, MEASURES[SCORE], one) + chance
+
+
+# --- sentences ---
+
+
+def quote_name(variant: Variant) -> str:
+    """A variant's name in a sentence: it may hold spaces and commas."""
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{variant.name}\N{RIGHT DOUBLE QUOTATION MARK}"
+
+
+def describe_outcome(comparison: Comparison) -> list[str]:
+    """What was compared and which variant is best, with intervals, in a few sentences."""
+    variants = comparison.variants
+    runs, failed = sum(len(one.runs) for one in variants), sum(len(one.failures) for one in variants)
+    keys = ", ".join(comparison.varied) or "nothing"
+    sentences = [
+        f"{format_plural(len(variants), 'variant')} in {format_plural(runs, 'run')} were compared; varied: {keys}."
+    ]
+    if failed:
+        sentences.append(
+            f"{format_plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} left out."
+        )
+    return [*sentences, *_describe_best(comparison), *_describe_speed(comparison)]
+
+
+def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> list[Variant]:
+    """The variants that know a measure, the best first; of equal ones the first."""
+    found = [variant for variant in variants if get_measure(variant, name).value is not None]
+    return sorted(found, key=lambda variant: (-1 if higher else 1) * (get_measure(variant, name).value or 0.0))
+
+
+def _describe_best(comparison: Comparison) -> list[str]:
+    """Which variant has the best score; where all have the same, which has the lowest evaluation loss."""
+    ranked = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
+    if not ranked:
+        return ["No variant has a score, so nothing is known about quality."]
+    name = get_score_label(comparison.metric)
+    scores = {get_measure(variant, SCORE).value for variant in ranked}
+    by_loss = _rank_variants(ranked, LOSS, higher=False)
+    if len(ranked) > 1 and len(scores) == 1 and len(by_loss) == len(ranked):
+        same = f"All variants have the same {name}, {format_decimal(next(iter(scores)))}; the evaluation loss decides."
+        return [same, _describe_leader(comparison, by_loss[0], LOSS, "evaluation loss", "lower")]
+    return [_describe_leader(comparison, ranked[0], SCORE, name, "better")]
+
+
+def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: str, better: str) -> str:
+    """What the best variant of a measure reached, its difference to the baseline, and whether that may be chance."""
+    kind = MEASURES[measure]
+    reached = _format_inline(format_with_range(format_measure, kind, get_measure(best, measure)))
+    if best.name == comparison.baseline:
+        return f"No variant has a {better} {name} than the baseline {quote_name(best)}: {reached}."
+    leads = f"{quote_name(best)} has the {'best' if better == 'better' else 'lowest'} {name}: {reached}"
+    gap = _get_score_difference(best) if measure == SCORE else best.against.get(measure, UNKNOWN_MEASURE)
+    if gap.value is None:
+        return f"{leads}."
+    over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
+    doubt = {
+        True: f"that is more than chance{over} explains",
+        False: f"that may be chance, since the interval{over} contains 0",
+        None: "there are too few runs to distinguish that from chance",
+    }[is_significant(kind, gap)]
+    return (
+        f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
+        f"baseline; {doubt}."
+    )
+
+
+def _get_score_difference(variant: Variant) -> Measure:
+    """The difference to the baseline's score with the interval that is known: over seeds, else over examples."""
+    seeds = variant.against.get(SCORE, UNKNOWN_MEASURE)
+    return seeds if seeds.low is not None else variant.over_examples or seeds
+
+
+def _describe_speed(comparison: Comparison) -> list[str]:
+    """The fastest variant and the Pareto front; nothing of both where times are not the runs' own."""
+    ranked = _rank_variants(comparison.variants, SPEED, higher=True)
+    if comparison.disturbed:
+        runs = format_plural(len(comparison.disturbed), "run")
+        told = f"Speeds are not compared: other work used the machine beside {runs} (see the warnings)."
+        return [told] if len(ranked) > 1 else []
+    return [*_describe_fastest(comparison, ranked), *_describe_pareto_front(comparison)]
+
+
+def _describe_fastest(comparison: Comparison, ranked: Sequence[Variant]) -> list[str]:
+    if len(ranked) < 2:
+        return []
+    first = ranked[0]
+    reached = f"{format_measure(MEASURES[SPEED], get_measure(first, SPEED).value)} examples per second"
+    if first.name == comparison.baseline:
+        return [f"The baseline is also the fastest: {reached}."]
+    ratio = first.against.get(SPEED, UNKNOWN_MEASURE)
+    factor = _format_inline(format_with_range(format_measure_difference, MEASURES[SPEED], ratio)).replace(" x", "")
+    times = "" if ratio.value is None else f", {factor} times the baseline's"
+    return [f"{quote_name(first)} is the fastest: {reached}{times}."]
+
+
+def _describe_pareto_front(comparison: Comparison) -> list[str]:
+    names = [quote_name(variant) for variant in comparison.variants if variant.pareto]
+    if not names or len(names) == len(comparison.variants) or not has_nonzero_scores(comparison):
+        return []
+    return [f"No variant is both better and quicker than {' or '.join(names)}."]
+
+
+def has_nonzero_scores(comparison: Comparison) -> bool:
+    """Whether any variant has a score other than 0; where all are 0, scores distinguish no variants."""
+    return any(get_measure(variant, name).value for variant in comparison.variants for name in (SCORE, LAST))
+
+
+def _format_inline(text: str) -> str:
+    """Value and range in one line: 93.4 (92.1 to 94.5)."""
+    value, _, edges = text.partition("\n")
+    return f"{value} ({edges})" if edges else value

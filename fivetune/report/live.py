@@ -1,0 +1,371 @@
+"""The live view of runs, read from the ends of their files.
+
+In: a run directory or a folder of them. Out: a View per run, and a frame of text for a terminal. The cost does not
+grow with the length of a run: only the last records are read, and samples in between for the curve of the loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar, cast
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from fivetune import rundir
+from fivetune.errors import FiveTuneError
+from fivetune.report.page.wording import (
+    UNKNOWN,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_large_count,
+    format_percent,
+)
+from fivetune.rundir.figures import count_tokens, list_device_series
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.plan import read_plan
+from fivetune.rundir.reader import read_warnings
+from fivetune.rundir.records import EvalRecord, Run, RunStatus, StepRecord, TelemetryRecord
+from fivetune.values import as_finite_number
+
+TAIL_BYTES = 64 * 2**10  # about 150 steps
+SAMPLE_BYTES = 2 * 2**10  # about five steps
+MAX_DEPTH = 4  # folders below the given one
+MAX_NAME = 60  # characters
+NUM_RECENT_STEPS = 50  # steps that the speed averages
+RECENT_SECONDS = 30.0  # time that the utilisation averages
+VERDICT_INTERVAL_SECONDS = 10.0
+STALE_SECONDS = 5.0  # without a new record: the owner of a running run is checked
+ACTIVE = ("preparing", "running")
+STYLES = {
+    "finished": "green", "preparing": "cyan", "running": "cyan", "pruned": "dim", "interrupted": "yellow",
+    "failed": "red",
+}  # fmt: skip
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The present state of one run; unknown values are None.
+
+    Args:
+        losses: of the whole run, evenly spread, oldest first.
+        utilisation: 0-1, of the run's accelerators, or of the host's cores where it has none (`on_gpu`).
+        seconds_left: of the remaining steps and evaluations.
+        verdict: message of the first verdict of the diagnosis.
+    """
+
+    name: str
+    state: str
+    why: str = ""
+    step: int | None = None
+    num_steps: int | None = None
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    metric: str = ""
+    score: float | None = None
+    score_step: int | None = None
+    utilisation: float | None = None
+    on_gpu: bool = False
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    seconds: float | None = None
+    verdict: str = ""
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Reads the runs of a folder repeatedly; files that have not changed are not read."""
+
+    folder: Path
+    _views: dict[Path, tuple[tuple[float, ...], View]] = field(
+        default_factory=dict[Path, tuple[tuple[float, ...], View]]
+    )
+    _verdicts: dict[Path, tuple[float, str]] = field(default_factory=dict[Path, tuple[float, str]])
+
+    def read_views(self) -> list[View]:
+        """All runs: the active ones first, then the others, each by name."""
+        views = [self._read_view(path) for path in list_run_folders(self.folder)]
+        return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
+
+    def _read_view(self, path: Path) -> View:
+        mark = _compute_fingerprint(path)
+        known = self._views.get(path)
+        if known and known[0] == mark:
+            is_over, is_fresh = known[1].state not in ACTIVE, time.time() - mark[0] < STALE_SECONDS
+            if is_over or is_fresh:
+                return known[1]
+        name = str(path.relative_to(self.folder)) if path != self.folder else path.resolve().name
+        try:
+            view = read_view(path, name=name, verdict=self._read_verdict(path))
+        except (FiveTuneError, OSError) as error:
+            view = View(name, "unreadable", why=str(error))
+        self._views[path] = (mark, view)
+        return view
+
+    def _read_verdict(self, path: Path) -> str:
+        made, verdict = self._verdicts.get(path, (float("-inf"), ""))
+        if time.monotonic() - made > VERDICT_INTERVAL_SECONDS:
+            verdict = find_verdict_message(path)
+            self._verdicts[path] = (time.monotonic(), verdict)
+        return verdict
+
+
+def list_run_folders(folder: Path) -> list[Path]:
+    """The run directories in a folder, or the folder itself if it is one."""
+    return sorted(_iter_run_folders(folder, MAX_DEPTH))
+
+
+def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / rundir.CONFIG).is_file():
+        yield folder
+    elif depth:
+        with suppress(OSError), os.scandir(folder) as entries:  # unreadable or removed
+            inner = [Path(entry) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            for one in inner:
+                yield from _iter_run_folders(one, depth - 1)
+
+
+def read_view(path: Path, *, name: str, verdict: str = "") -> View:
+    """The View of one run. Raises RunDirError for a damaged file."""
+    status = parse_record(RunStatus, rundir.read_status(path)) or RunStatus()
+    rundir.read_run_config(path)  # raises where the directory is damaged
+    steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
+    recent = steps[-NUM_RECENT_STEPS:]
+    seconds = fmean(step.step_seconds for step in recent) if recent else None
+    tokens = fmean(count_tokens(step) for step in recent) if recent else None
+    state, step = status.state or "preparing", steps[-1].step if steps else status.step or None
+    utilisation, on_gpu = _read_utilisation(path)
+    best = status.best
+    return View(
+        name=name,
+        state=state,
+        why=status.why,
+        step=step,
+        num_steps=status.num_steps,
+        loss=steps[-1].loss if steps else None,
+        losses=tuple(_sample_losses(path / rundir.STEPS)),
+        metric=best.metric if best else "",
+        score=best.score if best else None,
+        score_step=best.step if best else None,
+        utilisation=utilisation if state in ACTIVE else None,
+        on_gpu=on_gpu,
+        tokens_per_second=tokens / seconds if seconds and tokens else None,
+        seconds_left=_estimate_seconds_left(path, step, status.num_steps, seconds) if state in ACTIVE else None,
+        seconds=status.seconds,
+        verdict=verdict,
+    )
+
+
+def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+    """The records in the last bytes of a JSONL file, torn lines left out; [] if there is no file."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return _parse_records(lines[1:] if start else lines)
+
+
+def sample_records(path: Path, num: int) -> Iterator[list[dict[str, Any]]]:
+    """A few neighbouring records at each of `num` evenly spread places of a JSONL file, in order."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        size = file.seek(0, os.SEEK_END)
+        room = max(SAMPLE_BYTES, size // num)
+        for start in range(0, size, room):
+            file.seek(start)
+            lines = file.read(SAMPLE_BYTES).split(b"\n")
+            if records := _parse_records(lines[1:] if start else lines):
+                yield records
+
+
+def _parse_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(cast(dict[str, Any], record))
+    return records
+
+
+def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
+    """The loss over the whole run: the mean of neighbouring steps at evenly spread places."""
+    for records in sample_records(path, num):
+        losses = [step.loss for step in parse_records(StepRecord, records) if step.loss is not None]
+        if losses:
+            yield fmean(losses)
+
+
+def parse_records(kind: type[T], tables: Sequence[object]) -> list[T]:
+    """The tables that are records of a kind."""
+    return [record for table in tables if (record := parse_record(kind, table)) is not None]
+
+
+def _estimate_seconds_left(path: Path, step: int | None, num_steps: int | None, seconds: float | None) -> float | None:
+    """Time of the remaining steps and evaluations, at the speed of the last ones."""
+    if step is None or num_steps is None or seconds is None:
+        return None
+    plan = read_plan(path)
+    if plan is None:
+        return None
+    every = plan.eval_every_steps
+    evals = parse_records(EvalRecord, read_last_records(path / rundir.EVALS))
+    each = evals[-1].seconds if evals else 0.0
+    return (num_steps - step) * seconds + each * (ceil(num_steps / every) - step // every)
+
+
+def _read_utilisation(path: Path) -> tuple[float | None, bool]:
+    """Mean over the last seconds and the devices that the run uses; of the host's cores if there are none."""
+    records = parse_records(TelemetryRecord, _read_telemetry(path))
+    newest = records[-1].seconds if records else 0.0
+    records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
+    devices = [
+        sample.utilisation
+        for device in list_device_series(records)
+        for sample in device.samples
+        if device.is_used and sample.utilisation is not None
+    ]
+    if devices:
+        return fmean(devices), True
+    cores = [fmean(record.core_utilisation) for record in records if record.core_utilisation]
+    return (fmean(cores) if cores else None), False
+
+
+def _read_telemetry(path: Path) -> list[dict[str, Any]]:
+    """The last records of all processes of a run, in the order of time."""
+    tables = [
+        table
+        for file in path.glob("telemetry*.jsonl")
+        for table in read_last_records(file)
+        if as_finite_number(table.get("seconds")) is not None
+    ]
+    return sorted(tables, key=lambda table: float(table["seconds"]))
+
+
+def find_verdict_message(path: Path) -> str:
+    """Message of the first verdict on the last part of a run; "" if there is none."""
+    from fivetune.diagnosis.rules import diagnose_run
+
+    try:
+        status = rundir.read_status(path)
+        found = diagnose_run(
+            Run(
+                name=path.name,
+                config=rundir.read_run_config(path),
+                raw_machine=rundir.read_machine(path),
+                raw_status=status,
+                raw_data=rundir.read_data(path),
+                raw_steps=read_last_records(path / rundir.STEPS),
+                raw_evals=read_last_records(path / rundir.EVALS),
+                raw_predictions={},
+                warnings=[warning.message for warning in read_warnings(status)],
+                raw_telemetry=_read_telemetry(path),
+                plan=read_plan(path),
+            )
+        )
+    except FiveTuneError as error:
+        return str(error)
+    return found[0].message if found else ""
+
+
+def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:
+    """All runs as text. If they exceed `height` lines, finished runs take one line, the last ones none."""
+    blocks = [_format_run_lines(view, width, folded=len(views) > 1) for view in views]
+    room = max(height - 2, 2) if height else sum(map(len, blocks))
+    if sum(map(len, blocks)) > room:
+        blocks = [lines if view.state in ACTIVE else lines[:1] for view, lines in zip(views, blocks, strict=True)]
+    shown: list[Text] = []
+    for index, lines in enumerate(blocks):
+        if len(shown) + len(lines) > room - (index < len(blocks) - 1):
+            shown.append(Text(f"and {len(blocks) - index} more", style="dim"))
+            break
+        shown += lines
+    return Group(_format_headline(views), *(shown or [Text("no run yet")]))
+
+
+def _format_headline(views: Sequence[View]) -> Text:
+    counts = {state: sum(view.state == state for view in views) for state in (*ACTIVE, *STYLES, "unreadable")}
+    listed = ", ".join(f"{num} {state}" for state, num in counts.items() if num)
+    return Text(f"{time.strftime('%H:%M:%S')}  {listed}", style="dim")
+
+
+def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Text]:
+    """One run in up to three lines: progress, figures, verdict (`folded`: cut to one line)."""
+    end = format_duration(view.seconds) if view.seconds_left is None else f"{format_duration(view.seconds_left)} left"
+    steps = done = UNKNOWN
+    if view.step is not None and view.num_steps:
+        steps, done = (
+            f"{format_count(view.step)}/{format_count(view.num_steps)}",
+            f"{100 * view.step // view.num_steps} %",
+        )
+    style = STYLES.get(view.state, "red")
+    name = Text(view.name, style="bold")
+    name.truncate(min(max(width - 52, 8), MAX_NAME), overflow="ellipsis", pad=True)
+    lines = [Text.assemble(name, " ", (f"{view.state:<11}", style), f"{steps:>17}{done:>6}{end:>17}", no_wrap=True)]
+    if view.losses or view.score is not None:
+        lines.append(_format_figures(view, width))
+    failed = view.state not in ("finished", *ACTIVE)
+    if reason := view.why if failed else view.verdict:
+        lines.append(Text(f"  {reason}", style=style if failed else "yellow", no_wrap=folded, overflow="ellipsis"))
+    return lines
+
+
+def _format_figures(view: View, width: int) -> Text:
+    where = "gpu" if view.on_gpu else "cpu"
+    score = f"{view.metric or 'score'} {format_decimal(view.score)} at step {format_count(view.score_step)}"
+    facts = [f"{format_large_count(view.tokens_per_second)} tok/s"]
+    if view.state in ACTIVE:
+        facts.append(f"{where} {format_percent(view.utilisation, 0)}")
+    figures = "  ".join(
+        [f"loss {format_decimal(view.loss, 3)}", score if view.score is not None else "no score yet", *facts]
+    )
+    curve = draw_sparkline(view.losses, num=max(8, min(40, width - len(figures) - 6)))
+    return Text.assemble("  ", (curve, "cyan"), f"  {figures}", no_wrap=True, overflow="ellipsis")
+
+
+def draw_sparkline(values: Sequence[float], *, num: int) -> str:
+    """At most `num` blocks from the lowest value to the highest; each is the mean of its neighbours.
+
+    >>> (draw_sparkline([4.0, 3.0, 2.0, 1.0], num=40), draw_sparkline([1.0, 1.0], num=40),
+    ...  draw_sparkline([8.0, 8.0, 1.0, 1.0], num=2))
+    ('█▆▃▁', '▁▁', '█▁')
+    """
+    cuts = [len(values) * i // num for i in range(num + 1)]
+    means = [fmean(values[low:high]) for low, high in pairwise(cuts) if high > low]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in means)
+
+
+def _compute_fingerprint(path: Path) -> tuple[float, ...]:
+    """Times and sizes of the run's files, which change with every record; the newest time first."""
+    marks: list[float] = []
+    for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
+        try:
+            found = (path / name).stat()
+            marks += [found.st_mtime, float(found.st_size)]
+        except OSError:
+            marks += [0.0, -1.0]
+    return (max(marks[::2]), *marks)

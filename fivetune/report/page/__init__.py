@@ -1,0 +1,1 @@
+"""The kit of all pages: parts, charts, wording, HTML and terminal rendering."""

@@ -1,0 +1,95 @@
+"""The parts of a page before it is rendered: text, figures, tables, charts, examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph of plain text; `kind` is one of lead, note, warning, good, code, heading."""
+
+    body: str
+    kind: str = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One key figure: label, printed value, remark."""
+
+    label: str
+    value: str
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of printable cells under a header, with a caption; a `folded` table opens on a click.
+
+    Args:
+        values: sort key of each cell, row by row (None: its text). A table with values can be sorted and filtered by
+            the reader; text after a line break in its cells is set small.
+    """
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    folded: bool = False
+    values: tuple[tuple[float | None, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A Plotly figure (`data`, `layout` as plain dicts) with a caption.
+
+    Colours are the page's CSS variables (`var(--series-1)`). Two neighbours that are not `wide` share a row.
+    Charts of one `group` show their values at the same x together, and neighbours among them share one
+    legend, whose entries are the `meta` of their traces.
+    """
+
+    caption: str
+    data: tuple[dict[str, Any], ...]
+    layout: dict[str, Any]
+    wide: bool = True
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prediction beside all its gold answers; `verdict` is one of right, near, wrong, unscored.
+
+    `tags` are filters of the reader: {"truncation": "whole", "answerable": "unanswerable"}. `before` is the prediction
+    of the first of two compared runs; `verdict` is then fixed, broken or both wrong.
+    """
+
+    id: str
+    inputs: str
+    prediction: str
+    references: tuple[str, ...]
+    verdict: str
+    remark: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    before: str | None = None
+
+
+Part = Text | Figure | Table | Chart | Example
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled part of a page."""
+
+    title: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One HTML page before it is rendered; `badges` are short words on its state."""
+
+    title: str
+    sections: tuple[Section, ...]
+    subtitle: str = ""
+    badges: tuple[Text, ...] = ()

@@ -1,0 +1,132 @@
+"""Run -> Page: the sections of a report, in the order of a reader's questions.
+
+In: a Run, in which any value may be missing. Out: a Page of printable parts; the templates calculate nothing. A
+missing value is printed as "n/a", or as a sentence with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fivetune.diagnosis.rules import diagnose_run
+from fivetune.errors import FiveTuneError
+from fivetune.report.page.parts import Page, Text
+from fivetune.report.page.render import render_html
+from fivetune.report.page.wording import (
+    UNKNOWN,
+    format_plural,
+)
+from fivetune.report.run.confidence import build_confidence_section
+from fivetune.report.run.data import build_data_section
+from fivetune.report.run.examples import build_run_examples_section
+from fivetune.report.run.finders import build_finder_sections
+from fivetune.report.run.learning import build_learning_section
+from fivetune.report.run.limits import build_limits_section
+from fivetune.report.run.load_charts import build_run_load_section
+from fivetune.report.run.outcome import build_figures_section, build_verdict_section
+from fivetune.report.run.scores import (
+    choose_best_eval,
+    find_line_score_key,
+    get_predictions,
+    list_score_keys,
+    select_main_evals,
+)
+from fivetune.report.run.settings import (
+    build_machine_section,
+    build_run_definitions_section,
+    build_settings_section,
+    describe_run,
+)
+from fivetune.report.run.slices import build_labels_section, build_slices_section
+from fivetune.report.run.speed import build_speed_section, build_step_time_section
+from fivetune.report.run.trace import build_trace_section
+from fivetune.report.run.warnings import build_warnings_section, find_warnings, select_own_warnings
+from fivetune.rundir import read_run, write_text
+from fivetune.rundir.records import Run
+from fivetune.values import get_nested
+
+STATE_KINDS = {"finished": "good", "interrupted": "warning", "failed": "warning"}  # any other: a note
+
+
+def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:
+    """The report of one run.
+
+    Args:
+        reference_runs: other runs, whose best scores are further baselines.
+        notes: problems found while reading; shown among the warnings.
+    """
+    doubts = [*notes, *find_warnings(run, reference_runs), *select_own_warnings(run)]
+    lines = get_predictions(run, choose_best_eval(run))
+    key = find_line_score_key(run, lines)
+    sections = (
+        build_verdict_section(run, reference_runs),
+        build_figures_section(run),
+        build_warnings_section(run, doubts),
+        build_limits_section(run, diagnose_run(run)),
+        build_learning_section(run, reference_runs),
+        build_speed_section(run),
+        build_trace_section(run.trace),
+        build_step_time_section(run),
+        build_run_load_section(run),
+        *build_finder_sections(run.found),
+        build_data_section(run),
+        build_confidence_section(lines, key),
+        build_slices_section(lines, key),
+        build_labels_section(lines),
+        build_run_examples_section(run, lines),
+        build_settings_section(run),
+        build_machine_section(run),
+        build_run_definitions_section(list_score_keys(select_main_evals(run))),
+    )
+    return Page(
+        title=str(get_nested(run.config, "report", "title") or run.name),
+        sections=tuple(section for section in sections if section.parts),
+        subtitle=describe_run(run),
+        badges=_build_badges(run, len(doubts)),
+    )
+
+
+def _build_badges(run: Run, num_warnings: int) -> tuple[Text, ...]:
+    badges = [Text(run.status.state or UNKNOWN, STATE_KINDS.get(run.status.state, "note"))]
+    if run.status.num_resumes:
+        badges.append(Text(f"resumed {format_plural(run.status.num_resumes, 'time')}", "note"))
+    badges.append(
+        Text(
+            format_plural(num_warnings, "warning") if num_warnings else "no warnings",
+            "warning" if num_warnings else "good",
+        )
+    )
+    return tuple(badges)
+
+
+def write_report(folder: str | Path, *, output: str | Path | None = None) -> Path:
+    """Build report.html of a run directory; it is written to a temporary file and renamed.
+
+    Args:
+        output: path of the file, if another one.
+    """
+    folder = Path(folder)
+    run = read_run(folder)
+    beside, notes = read_reference_runs(folder, run)
+    path = Path(output) if output else folder / "report.html"
+    write_text(path, render_html(build_page(run, reference_runs=beside, notes=notes)))
+    return path
+
+
+def read_reference_runs(folder: Path, run: Run) -> tuple[list[Run], list[str]]:
+    """The runs of `report.beside`, and a note for each that cannot be read.
+
+    A relative path is tried from the working directory, from the run, and beside the run, so that a moved folder of
+    runs still works.
+    """
+    found: list[Run] = []
+    notes: list[str] = []
+    for name in get_nested(run.config, "report", "beside") or ():
+        places = (Path(name), folder / name, folder.resolve().parent / Path(name).name)
+        place = next((place for place in places if place.is_dir()), places[0])
+        try:
+            found.append(read_run(place))
+        except FiveTuneError as error:
+            notes.append(f"report.beside: {name} is left out. {error}")
+    return found, notes

@@ -1,0 +1,193 @@
+"""Calibration, risk and coverage, and the no-answer threshold: the section on confidence.
+
+In: the prediction lines of the best evaluation and the score that counts. Out: a Section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivetune.analysis.bootstrap import Difference, format_p_value
+from fivetune.analysis.calibration import (
+    RiskCoverage,
+    compute_calibration_error,
+    compute_reliability,
+    compute_risk_coverage,
+)
+from fivetune.analysis.threshold import TunedThreshold, tune_threshold
+from fivetune.report.page import charts
+from fivetune.report.page.parts import Figure, Part, Section, Table, Text
+from fivetune.report.page.wording import (
+    format_count,
+    format_decimal,
+    format_percent,
+    format_plain,
+    format_plural,
+    format_signed,
+    format_significant,
+)
+from fivetune.report.run.scores import get_score_label
+from fivetune.rundir.records import Prediction
+
+CALIBRATED = 0.01  # mean confidence and accuracy this close are called neither over- nor underconfident
+COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+MEANING = (
+    "Confidence is the probability of the label for tasks with labels, and for written answers the mean probability "
+    "per token: exp(log-probability / number of tokens)."
+)
+
+
+def build_confidence_section(lines: Sequence[Prediction], key: str | None) -> Section:
+    """Calibration, the score of the most confident answers, and the gain of a no-answer threshold.
+
+    Args:
+        key: the score of each line (0-1) that counts; 1 is right.
+    """
+    if not lines or key is None:
+        return Section("Confidence", ())
+    kinds = {line.left_label_set is not None for line in lines if line.confidence is not None}
+    if len(kinds) > 1:  # a label's probability and a text's mean one per token cannot be pooled
+        parts = [
+            part
+            for name, own in _group_by_part(lines).items()
+            for part in (Text(name, "heading"), *_build_calibration(own, key))
+        ]
+    else:
+        parts = _build_calibration(lines, key)
+    return Section("Confidence", (*parts, *_build_threshold_parts(lines)))
+
+
+def _group_by_part(lines: Sequence[Prediction]) -> dict[str, list[Prediction]]:
+    """The lines of each part of a mixture, whose confidences may be of different kinds."""
+    parts: dict[str, list[Prediction]] = {}
+    for line in lines:
+        parts.setdefault(format_plain(line.meta.get("source_task")), []).append(line)
+    return parts
+
+
+def _build_calibration(lines: Sequence[Prediction], key: str) -> list[Part]:
+    pairs = [
+        (line.confidence, line.scores[key]) for line in lines if line.confidence is not None and key in line.scores
+    ]
+    return _build_calibration_parts(pairs, key) if pairs else [Text(_explain_no_calibration(lines, key))]
+
+
+def _explain_no_calibration(lines: Sequence[Prediction], key: str) -> str:
+    lacking = (
+        "confidences" if all(line.confidence is None for line in lines) else f"{get_score_label(key)} per prediction"
+    )
+    return f"The prediction lines hold no {lacking}, so calibration is not known. Evaluate again to have it."
+
+
+def _build_calibration_parts(pairs: Sequence[tuple[float, float]], key: str) -> list[Part]:
+    sure, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    right = [value >= 1 for value in values]
+    bins, curve, ideal = (
+        compute_reliability(sure, right),
+        compute_risk_coverage(sure, values),
+        compute_risk_coverage(values, values),
+    )
+    accuracy, mean = sum(right) / len(right), sum(sure) / len(sure)
+    figures = (
+        Figure("Calibration error", format_percent(compute_calibration_error(bins)), "ECE, 10 bins; 0 is best"),
+        Figure(
+            "Mean confidence",
+            format_percent(mean),
+            f"{format_percent(accuracy)} are right{_describe_tendency(mean, accuracy)}",
+        ),
+        Figure(
+            "Area under risk",
+            format_decimal(100 * curve.area, 1),
+            f"{format_decimal(100 * ideal.area, 1)} if ranked perfectly",
+        ),
+    )
+    measured = f"{MEANING} Measured on {format_plural(len(pairs), 'prediction')}."
+    reliability = charts.build_reliability_chart(
+        bins,
+        "Share of right predictions by confidence. On the diagonal the model is calibrated; below it, it is "
+        "overconfident.",
+    )
+    if all(value >= 1 for value in values):
+        return [Text(f"{measured} All of them are right, so there is no risk to draw."), *figures, reliability]
+    risk = charts.build_risk_coverage_chart(
+        curve,
+        ideal,
+        f"Risk ({get_score_label(key)}, points below 100) over coverage: if only the most confident predictions are "
+        "kept, and if they were ranked perfectly.",
+    )
+    return [Text(measured), *figures, reliability, risk, _build_coverage_table(curve, key)]
+
+
+def _describe_tendency(mean: float, accuracy: float) -> str:
+    """ ": overconfident" or ": underconfident", from a distance of CALIBRATED on; "" below it."""
+    if abs(mean - accuracy) < CALIBRATED:
+        return ""
+    return ": overconfident" if mean > accuracy else ": underconfident"
+
+
+def _build_coverage_table(curve: RiskCoverage, key: str) -> Table:
+    num = len(curve.coverage)
+    rows: list[tuple[str, ...]] = []
+    for coverage in COVERAGES:
+        last = max(round(coverage * num), 1) - 1
+        rows.append(
+            (
+                format_percent(coverage, 0),
+                format_count(last + 1),
+                format_decimal(100 * (1 - curve.risk[last]), 2),
+                format_significant(float(curve.least_confidence[last])),
+            )
+        )
+    header = ("answered", "examples", get_score_label(key), "confidence at least")
+    return Table("The score if only the most confident predictions are kept.", header, tuple(rows), folded=True)
+
+
+def _build_threshold_parts(lines: Sequence[Prediction]) -> list[Part]:
+    if not any(line.no_answer_score is not None for line in lines):
+        return []
+    found = [tuned for name in ("exact", "f1") if (tuned := tune_threshold(lines, name)) is not None]
+    heading = Text("No-answer threshold", "heading")
+    if not found:
+        reason = "No threshold is tuned: both halves need questions with and without answers."
+        return [heading, Text(reason)]
+    first = found[0]
+    words = (
+        "Predictions whose no-answer score is above the threshold become no answer. The threshold is tuned on "
+        f"{format_plural(first.num_tuned, 'question')}, drawn by a hash of their ids, and measured on the other "
+        f"{format_count(first.num_held_out)}."
+    )
+    header = (
+        "score",
+        "threshold",
+        "tuning half",
+        "held-out half, no threshold",
+        "held-out half, threshold",
+        "gain",
+        "95 % interval",
+    )
+    return [
+        heading,
+        Text(words),
+        Table(
+            "Gain of the threshold. p: probability of such a gain if the threshold changes nothing.",
+            (*header, "p"),
+            tuple(_format_threshold_row(tuned) for tuned in found),
+        ),
+    ]
+
+
+def _format_threshold_row(tuned: TunedThreshold) -> tuple[str, ...]:
+    return (
+        get_score_label(tuned.name),
+        format_significant(tuned.threshold),
+        format_decimal(tuned.tuned),
+        format_decimal(tuned.plain),
+        format_decimal(tuned.held_out),
+        format_signed(tuned.gain.difference),
+        _format_gain_interval(tuned.gain),
+        format_p_value(tuned.gain.p_value),
+    )
+
+
+def _format_gain_interval(gain: Difference) -> str:
+    return f"{format_signed(gain.low)} to {format_signed(gain.high)}"

@@ -1,0 +1,168 @@
+"""Predictions -> examples to browse, and counts by outcome: the section on examples.
+
+In: predictions. Out: Examples, Tables, and their Section. The choice of examples is deterministic: it depends on the
+ids, not on their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+
+from fivetune.analysis.slices import DIMENSIONS
+from fivetune.report.page.parts import Example, Section, Table, Text
+from fivetune.report.page.wording import (
+    compute_share,
+    format_count,
+    format_decimal,
+    format_percent,
+    format_plural,
+    merge_repeats,
+)
+from fivetune.report.run.scores import choose_best_eval, find_baseline_eval, get_predictions
+from fivetune.rundir.records import Prediction, Run
+
+NUM_WORST, NUM_RANDOM = 200, 100
+MAX_INPUT_CHARS = 2000
+TAGS = ("truncation", "answerable", "language", "source task")
+OUTCOMES = (
+    ("right", "right"),
+    ("near", "near miss (F1 of 0.5 or more)"),
+    ("wrong answer", "wrong answer to an answerable question"),
+    ("abstained", "no answer to an answerable question"),
+    ("invented", "an answer to an unanswerable question"),
+)
+
+
+def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section:
+    """Predictions by outcome, and single predictions to browse: the lowest scored and random others."""
+    best, baseline = choose_best_eval(run), find_baseline_eval(run)
+    if not lines:
+        reason = (
+            "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
+        )
+        return Section("Examples", (Text(f"{reason}, so there are no examples to show."),))
+    before = get_predictions(run, baseline) if baseline and baseline is not best else []
+    tables = [table for table in (build_outcomes_table(lines), build_changes_table(before, lines)) if table is not None]
+    lowest = select_worst(lines)
+    others = sample(lines, lowest)
+    words = (
+        f"{format_plural(len(others), 'prediction')} drawn at random, of {format_count(len(lines))} at the "
+        "best evaluation."
+    )
+    if lowest:
+        words = f"The {format_count(len(lowest))} lowest scored that are not right, and {words}"
+    chosen = [build_example(line, "lowest scores") for line in lowest] + [
+        build_example(line, "random") for line in others
+    ]
+    return Section("Examples", (*tables, Text("Single predictions", "heading"), Text(words), *chosen))
+
+
+def compute_mean_score(prediction: Prediction) -> float | None:
+    """Mean of a prediction's scores (0-1): F1 breaks the ties of exact match."""
+    values = prediction.scores.values()
+    return sum(values) / len(values) if values else None
+
+
+def select_worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> list[Prediction]:
+    """The lowest scored predictions that are not right; ties are ordered by a hash of the id."""
+    scored = [
+        (value, _compute_order_key(p, "worst"), p)
+        for p in predictions
+        if (value := compute_mean_score(p)) is not None and value < 1
+    ]
+    return [p for _, _, p in sorted(scored, key=lambda row: row[:2])[:num]]
+
+
+def sample(predictions: Sequence[Prediction], exclude: Sequence[Prediction], num: int = NUM_RANDOM) -> list[Prediction]:
+    """Random predictions that are not in `exclude`, drawn by a hash of the id."""
+    shown = {p.id for p in exclude}
+    return sorted((p for p in predictions if p.id not in shown), key=lambda p: _compute_order_key(p, "sample"))[:num]
+
+
+def _compute_order_key(prediction: Prediction, salt: str) -> str:
+    return sha256(f"{salt}:{prediction.id}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def classify_outcome(prediction: Prediction) -> str | None:
+    """The outcome (OUTCOMES) of a question-answering prediction; None without exact match and F1."""
+    exact, f1 = prediction.scores.get("exact"), prediction.scores.get("f1")
+    if exact is None or f1 is None:
+        return None
+    if exact == 1:
+        return "right"
+    if not list_gold_answers(prediction):
+        return "invented"
+    if not prediction.prediction:
+        return "abstained"
+    return "near" if f1 >= 0.5 else "wrong answer"
+
+
+def list_gold_answers(prediction: Prediction) -> tuple[str, ...]:
+    """All gold answers that are not blank; () for an unanswerable question."""
+    return tuple(reference for reference in prediction.references if reference)
+
+
+def build_example(prediction: Prediction, reason: str) -> Example:
+    """One prediction as the page shows it; `reason` is why it was chosen."""
+    value = compute_mean_score(prediction)
+    scores = [f"{key} {format_decimal(score)}" for key, score in prediction.scores.items()]
+    if prediction.confidence is not None:
+        scores.append(f"confidence {format_decimal(prediction.confidence)}")
+    cut = ["cut off at the length cap"] if prediction.hit_cap else []
+    verdict = "unscored" if value is None else "right" if value == 1 else "near" if value >= 0.25 else "wrong"
+    return Example(
+        id=prediction.id,
+        inputs=truncate_text(prediction.inputs),
+        prediction=truncate_text(prediction.prediction),
+        references=tuple(merge_repeats(truncate_text(reference) for reference in list_gold_answers(prediction))),
+        verdict=verdict,
+        remark=", ".join([*scores, *cut]) or "not scored",
+        tags={"chosen": reason, **{name: tag for name in TAGS if (tag := DIMENSIONS[name](prediction)) is not None}},
+    )
+
+
+def truncate_text(text: str) -> str:
+    """The first MAX_INPUT_CHARS characters, and the number of those left out."""
+    rest = len(text) - MAX_INPUT_CHARS
+    return text if rest <= 0 else f"{text[:MAX_INPUT_CHARS]} ... ({format_count(rest)} more characters)"
+
+
+def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
+    """Number and share of each outcome."""
+    counts = Counter(classify_outcome(prediction) for prediction in predictions)
+    scored = sum(counts.values()) - counts[None]
+    if not scored:
+        return None
+    rows = tuple(
+        (words, format_count(counts[key]), format_percent(compute_share(counts[key], scored)))
+        for key, words in OUTCOMES
+    )
+    return Table("Predictions of the best evaluation by outcome.", ("outcome", "examples", "share"), rows)
+
+
+def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction]) -> Table | None:
+    """Examples by exact match in two evaluations: fixed, broken, right or wrong in both."""
+    earlier = {p.id: p.scores.get("exact") for p in before}
+    moves: Counter[tuple[bool, bool]] = Counter()
+    for prediction in after:
+        old, new = earlier.get(prediction.id), prediction.scores.get("exact")
+        if old is not None and new is not None:
+            moves[old == 1, new == 1] += 1
+    if not moves:
+        return None
+    words = {
+        (False, True): "fixed: wrong before, right now",
+        (True, False): "broken: right before, wrong now",
+        (True, True): "right both times",
+        (False, False): "wrong both times",
+    }
+    everything = sum(moves.values())
+    rows = tuple(
+        (text, format_count(moves[key]), format_percent(compute_share(moves[key], everything)))
+        for key, text in words.items()
+    )
+    return Table(
+        "The same examples before fine-tuning and at the best evaluation.", ("change", "examples", "share"), rows
+    )

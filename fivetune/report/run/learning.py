@@ -1,0 +1,148 @@
+"""Loss, scores, learning rate and gradient norm over the steps: the section on learning.
+
+In: steps and evaluations of a Run. Out: a Section of charts, with their numbers in tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivetune.report.page import charts
+from fivetune.report.page.parts import Part, Section, Table, Text
+from fivetune.report.page.series import (
+    Series,
+    choose_smoothing_span,
+    describe_smoothing,
+    select_evenly,
+    select_latest_by_step,
+    smooth_series,
+)
+from fivetune.report.page.wording import (
+    compute_share,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_percent,
+    format_significant,
+)
+from fivetune.report.run.scores import (
+    EvalRecord,
+    choose_best_eval,
+    find_main_score_key,
+    format_points,
+    get_score_label,
+    list_score_keys,
+    read_score,
+    select_headline_scores,
+    select_main_evals,
+)
+from fivetune.rundir.records import Run, StepRecord
+from fivetune.values import as_finite_number, get_nested, select_finite
+
+NUM_VALUES = 13
+
+
+def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
+    """Charts over the steps, and tables of their numbers."""
+    steps, evals = select_latest_by_step(run.steps), select_main_evals(run)
+    parts: list[Part] = []
+    if steps:
+        losses, at = [record.loss for record in steps], [float(record.step) for record in steps]
+        eval_losses = [(record.step, record.loss) for record in evals]
+        words = describe_smoothing(len(losses))
+        caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
+        parts.append(charts.build_loss_chart(at, losses, eval_losses, caption))
+    parts += _build_score_curves(run, evals, reference_runs)
+    if steps:
+        parts += _draw_rate_and_norm_charts(run, steps)
+        parts.append(_build_steps_table(steps))
+    return Section("Learning", tuple(parts) or (Text("No step was recorded, so there is nothing to draw.", "note"),))
+
+
+def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: Sequence[Run]) -> list[Part]:
+    keys = [key for key in list_score_keys(evals) if not key.startswith("best")]
+    if not keys:
+        return [Text("No evaluation was made, so there are no scores to draw.", "note")]
+    header = ("step", "examples", "loss", *(get_score_label(key) for key in keys), "cut off", "time")
+    rows = tuple(_format_eval_row(record, keys) for record in evals)
+    table = Table("Every evaluation. (evals.jsonl)", header, rows, folded=True)
+    if len(evals) == 1:
+        return [Text("One evaluation was made, so its scores have no curve; they are in the verdict."), table]
+    shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
+    at, main, best = [float(record.step) for record in evals], find_main_score_key(run), choose_best_eval(run)
+    curves = {
+        get_score_label(key): (at, [read_score(record, key) for record in evals])
+        for key in select_headline_scores(run, shown or keys)
+    }
+    levels = {
+        f"{other.name}: {get_score_label(main)}": level
+        for other in reference_runs
+        if main and (level := read_score(choose_best_eval(other), main)) is not None
+    }
+    caption = "Scores on the evaluation data over the steps; step 0 is the model before fine-tuning."
+    chart = charts.build_score_curves_chart(
+        curves,
+        caption,
+        unit="score (%)",
+        best_step=best.step if best else None,
+        levels=levels,
+        last_step=max([*at, *(record.step for record in select_latest_by_step(run.steps))]),
+    )
+    return [chart, table]
+
+
+def _format_eval_row(record: EvalRecord, keys: Sequence[str]) -> tuple[str, ...]:
+    return (
+        format_count(record.step),
+        format_count(record.num_examples),
+        format_decimal(record.loss, 3),
+        *(format_points(read_score(record, key)) for key in keys),
+        format_percent(record.rates.get("cap_hit")),
+        format_duration(record.seconds),
+    )
+
+
+def _draw_rate_and_norm_charts(run: Run, steps: Sequence[StepRecord]) -> list[Part]:
+    at = [float(record.step) for record in steps]
+    rates: dict[str, Series] = {"learning rate": [record.lr for record in steps]}
+    taken = [record.effective_lr for record in steps]
+    if select_finite(taken):
+        rates["effective learning rate"] = taken
+    norms, limit = (
+        [record.grad_norm for record in steps],
+        as_finite_number(get_nested(run.config, "train", "max_grad_norm")),
+    )
+    clipped = [norm for norm in select_finite(norms) if limit is not None and norm > limit]
+    clipping = (
+        ""
+        if limit is None
+        else (
+            f" {format_percent(compute_share(len(clipped), len(select_finite(norms))))} of the steps were "
+            f"clipped at {format_significant(limit)}."
+        )
+    )
+    rate_words = (
+        "The scheduled learning rate, and the effective one: with the optimizer's parameter scaling."
+        if select_finite(taken)
+        else "The learning rate."
+    )
+    rate_chart = charts.build_step_chart(rates, at, rate_words, unit="learning rate", smoothed=False)
+    if not select_finite(norms):
+        return [rate_chart, Text("Gradient norm: not recorded.")]
+    norm_words = f"Norm of the gradient before clipping{describe_smoothing(len(norms))}.{clipping}"
+    norm_chart = charts.build_step_chart(
+        {"gradient norm": norms}, at, norm_words, unit="norm", smoothed=True, limit=limit
+    )
+    return [rate_chart, norm_chart]
+
+
+def _build_steps_table(steps: Sequence[StepRecord]) -> Table:
+    losses = [record.loss for record in steps]
+    smoothed = smooth_series(losses, choose_smoothing_span(len(losses)))
+    rows: list[tuple[str, ...]] = []
+    for i in select_evenly(len(steps), NUM_VALUES):
+        record = steps[i]
+        numbers = (losses[i], smoothed[i], record.lr, record.effective_lr, record.grad_norm)
+        rows.append((format_count(record.step), *(format_significant(value) for value in numbers)))
+    header = ("step", "loss", "loss, smoothed", "learning rate", "effective learning rate", "gradient norm")
+    return Table("Values at evenly spaced steps. (steps.jsonl)", header, tuple(rows), folded=True)

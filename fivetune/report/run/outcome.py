@@ -1,0 +1,274 @@
+"""The outcome of a run: the verdict in sentences, its scores beside the baselines, and the key figures.
+
+In: a Run and its reference runs. Out: Sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from fivetune.report.page import charts
+from fivetune.report.page.parts import Chart, Figure, Part, Section, Table, Text
+from fivetune.report.page.series import (
+    Series,
+    choose_smoothing_span,
+    select_latest_by_step,
+    smooth_series,
+)
+from fivetune.report.page.wording import (
+    UNKNOWN,
+    compute_share,
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_large_count,
+    format_percent,
+    format_plain,
+    format_plural,
+    format_signed,
+    format_significant,
+)
+from fivetune.report.run.data import count_examples
+from fivetune.report.run.rates import read_majority_score
+from fivetune.report.run.scores import (
+    EvalRecord,
+    choose_best_eval,
+    compute_score_interval,
+    find_baseline_eval,
+    find_main_score_key,
+    format_points,
+    get_best_scores,
+    get_predictions,
+    get_score_label,
+    list_score_keys,
+    read_score,
+    select_headline_scores,
+    select_main_evals,
+)
+from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second
+from fivetune.rundir.records import Prediction, Run
+from fivetune.values import get_nested, select_finite, select_numbers
+
+BASELINE = "before fine-tuning"
+MAJORITY = "most frequent label"
+PUBLISHED = "published"
+
+
+def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
+    """The verdict in sentences, the main scores, and all scores beside their baselines."""
+    best, baseline = choose_best_eval(run), find_baseline_eval(run)
+    parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs)), "lead")]
+    if best is None:
+        return Section("Verdict", tuple(parts))
+    keys = list_score_keys([best])
+    parts += [_build_headline_figure(key, best, baseline) for key in select_headline_scores(run, keys)]
+    others = {other.name: get_best_scores(other) for other in reference_runs}
+    before = {BASELINE: baseline.scores if baseline else {}}
+    expected, doubts = get_nested(run.config, "report", "expected"), find_published_doubts(run, best)
+    published = {PUBLISHED: select_numbers(expected)} if expected else {}
+    drawn = {} if baseline is None or baseline is best else before
+    parts += _draw_dots_charts(keys, best, drawn | others | ({} if doubts else published))
+    if doubts:
+        published = {f"{PUBLISHED}, not comparable": select_numbers(expected)}
+    majority = {key: value for key in keys if (value := read_majority_score(best, key)) is not None}
+    columns = before | ({MAJORITY: majority} if majority else {}) | others | published
+    header = ("score", f"this run, step {format_count(best.step)}", "95 % interval", *columns, "change")
+    rows = [
+        (
+            get_score_label(key),
+            format_points(read_score(best, key)),
+            _format_interval(best, key),
+            *(format_points(scores.get(key)) for scores in columns.values()),
+            format_difference(read_score(best, key), read_score(baseline, key)),
+        )
+        for key in keys
+    ]
+    caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
+    parts.append(Table(caption + "(evals.jsonl)", header, tuple(rows)))
+    if blank := describe_blank_golds(get_predictions(run, best), find_main_score_key(run) or ""):
+        parts.append(Text(blank))
+    if doubts:
+        parts.append(Text(f"The published scores are not comparable with this run's: {'; '.join(doubts)}."))
+    return Section("Verdict", tuple(parts))
+
+
+def describe_blank_golds(lines: Sequence[Prediction], key: str) -> str:
+    """The main score without the questions that have a blank gold answer beside others; "" where there are none."""
+    scored = [line for line in lines if key in line.scores]
+    rest = [line.scores[key] for line in scored if all(line.references) or not any(line.references)]
+    if len(rest) == len(scored) or not rest:
+        return ""
+    without = format_points(100 * sum(rest) / len(rest))
+    return (
+        "A blank gold answer beside others, which an empty prediction matches: "
+        f"{format_plural(len(scored) - len(rest), 'question')}. Without them, {get_score_label(key)} is {without}."
+    )
+
+
+def _build_headline_figure(key: str, best: EvalRecord, baseline: EvalRecord | None) -> Figure:
+    if best is baseline:
+        return Figure(get_score_label(key), format_points(read_score(best, key), 1), BASELINE)
+    before = read_score(baseline, key)
+    was = "no baseline" if before is None else f"{format_points(before, 1)} before"
+    return Figure(get_score_label(key), format_points(read_score(best, key), 1), was)
+
+
+def _format_interval(record: EvalRecord, key: str) -> str:
+    edges = compute_score_interval(record, key)
+    return "" if edges is None else f"{format_decimal(edges[0], 1)} to {format_decimal(edges[1], 1)}"
+
+
+def find_published_doubts(run: Run, best: EvalRecord | None) -> list[str]:
+    """Why the published scores (report.expected) do not compare with this run's: another model, other examples."""
+    if not get_nested(run.config, "report", "expected"):
+        return []
+    model, theirs = (get_nested(run.config, "report", key) for key in ("expected_model", "expected_examples"))
+    own = PurePath(str(get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config"))).name
+    num = best.num_examples if best else None
+    doubts: list[str] = []
+    if model is None:
+        doubts.append("the settings do not name their model")
+    elif PurePath(str(model)).name != own:
+        doubts.append(f"they are of {model}, this run trains {own}")
+    if theirs is None:
+        doubts.append("the settings do not give their number of examples")
+    elif theirs != num:
+        doubts.append(f"they were measured on {format_plural(theirs, 'example')}, this run on {format_count(num)}")
+    return doubts
+
+
+def _draw_dots_charts(keys: Sequence[str], best: EvalRecord, others: Mapping[str, Mapping[str, float]]) -> list[Chart]:
+    if not keys:
+        return []
+    columns = {**others, "this run": best.scores}
+    series: dict[str, Series] = {name: [scores.get(key) for key in keys] for name, scores in columns.items()}
+    caption = "This run's best evaluation (filled, with 95 % intervals of the evaluation) beside its baselines."
+    intervals = [compute_score_interval(best, key) for key in keys]
+    return [charts.build_score_dots_chart([get_score_label(key) for key in keys], series, intervals, caption)]
+
+
+def build_figures_section(run: Run) -> Section:
+    """Steps, time, throughput, memory."""
+    steps, status = select_latest_by_step(run.steps), run.status
+    losses: Series = [record.loss for record in steps]
+    level = select_finite(smooth_series(losses, choose_smoothing_span(len(losses))))
+    first_loss = next(iter(select_finite(losses)), None)
+    seen = steps[-1].num_examples_seen if steps else None
+    epochs = compute_share(seen, count_examples(run.data.train))
+    training = compute_share(status.seconds_by_phase.get("train"), status.seconds)
+    figures = [
+        Figure("Steps", format_count(status.step), _format_if_known("of {} planned", format_count(status.num_steps))),
+        Figure(
+            "Examples seen",
+            format_count(seen),
+            _format_if_known("{} epochs", format_decimal(epochs, 2)),
+        ),
+        Figure(
+            "Time",
+            format_duration(run.status.seconds),
+            _format_if_known("{} of it training", format_percent(training)),
+        ),
+        Figure(
+            "Training loss",
+            format_significant(level[-1] if level else None),
+            f"nats per target token, {format_significant(first_loss)} at first",
+        ),
+        Figure("Throughput", format_large_count(compute_tokens_per_second(steps)), "tokens per second"),
+        Figure("Peak memory", format_bytes(compute_peak_bytes(steps)), "highest of all steps"),
+        Figure("Model", format_large_count(run.machine.num_parameters), "parameters"),
+        Figure(
+            "Precision",
+            format_plain(run.machine.precision),
+            f"attention: {format_plain(run.machine.attention)}",
+        ),
+    ]
+    if (mfu := compute_mfu(steps)) is not None:
+        figures.append(Figure("MFU", format_percent(mfu), "of the device's peak"))
+    return Section("Key figures", tuple(figures))
+
+
+def _format_if_known(words: str, value: str) -> str:
+    return "" if value == UNKNOWN else words.format(value)
+
+
+def describe_verdict(run: Run, reference_runs: Sequence[Run]) -> list[str]:
+    """The result, its comparison with the reference runs, and how the run ended: a sentence each."""
+    return [*_describe_outcome(run), *_describe_comparison(run, reference_runs), _describe_ending(run)]
+
+
+def _describe_outcome(run: Run) -> list[str]:
+    best, baseline, key = choose_best_eval(run), find_baseline_eval(run), find_main_score_key(run)
+    if best is None or key is None:
+        return ["No evaluation was made, so the quality is not known."]
+    reached, before = read_score(best, key), read_score(baseline, key)
+    name, now, then = get_score_label(key), format_points(reached, 1), format_points(before, 1)
+    measured = f"step {format_count(best.step)} on {format_plural(best.num_examples, 'example')}"
+    if best.step == 0 and len(select_main_evals(run)) == 1:
+        return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
+    if best.step == 0:
+        return [f"Nothing was learnt: no evaluation is better than the one before fine-tuning ({name} {then})."]
+    if reached == 0:
+        return [f"Nothing was learnt: {name} is {now}, measured at {measured}.", *_describe_loss(best, baseline)]
+    majority = read_majority_score(best, key)
+    if reached is not None and majority is not None and reached <= majority:
+        return [
+            f"Nothing was learnt: {name} is {now}, measured at {measured}; always giving the most frequent label "
+            f"reaches {format_points(majority, 1)}."
+        ]
+    if before is None or reached is None:
+        return [f"Fine-tuning reached {name} {now} at {measured}; the score before it is not known."]
+    if reached == before:
+        words = f"Nothing was learnt: {name} is {now}, as before fine-tuning, measured at {measured}."
+        return [words, *_describe_loss(best, baseline)]
+    verb = "raised" if reached > before else "lowered"
+    return [f"Fine-tuning {verb} {name} from {then} to {now}, measured at {measured}."]
+
+
+def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
+    """What the evaluation loss did, where the score says nothing."""
+    now, then = best.loss, baseline.loss if baseline else None
+    if now is None or then is None or now == then:
+        return []
+    verb = "fell" if now < then else "rose"
+    return [f"The evaluation loss {verb} from {format_decimal(then, 3)} to {format_decimal(now, 3)} nats per token."]
+
+
+def _describe_comparison(run: Run, reference_runs: Sequence[Run]) -> list[str]:
+    key, best = find_main_score_key(run), choose_best_eval(run)
+    sentences: list[str] = []
+    for other in reference_runs:
+        theirs, ours = read_score(choose_best_eval(other), key or ""), read_score(best, key or "")
+        if key is None or theirs is None or ours is None:
+            sentences.append(f"The run {other.name} has no {get_score_label(key or 'score')} to compare with.")
+            continue
+        side = "below" if theirs < ours else "above" if theirs > ours else "the same"
+        gap = f"{format_points(abs(ours - theirs), 1)} {side}" if theirs != ours else side
+        sentences.append(
+            f"Beside it, the run {other.name} reaches {get_score_label(key)} {format_points(theirs, 1)}: {gap}."
+        )
+    return sentences
+
+
+def _describe_ending(run: Run) -> str:
+    state, why, step, planned = run.status.state, run.status.why, run.status.step, run.status.num_steps
+    done = (
+        f"{format_plural(step, 'step')} of {format_count(planned)}" if step != planned else format_plural(step, "step")
+    )
+    reason = f": {format_plain(why).rstrip('.')}" if why else ""
+    seconds = format_duration(run.status.seconds)
+    ends = {
+        "finished": f"The run finished after {done} in {seconds}{reason}.",
+        "failed": f"The run failed after {done}{reason}.",
+        "interrupted": f"The run was interrupted after {done}{reason}; it can be resumed.",
+        "pruned": f"The search pruned the run after {done}{reason}.",
+        "preparing": "The state is preparing: the run has no step yet, or was killed.",
+        "running": f"The state is running, after {done}: the run is active, or was killed.",
+    }
+    return ends.get(state, f"The end of the run is not known (state {format_plain(state)}).")
+
+
+def format_difference(reached: float | None, before: float | None) -> str:
+    """The change of a score: +3.50."""
+    return format_signed(None if reached is None or before is None else reached - before)

@@ -1,0 +1,86 @@
+"""The run directory: the only bridge between training and analysis.
+
+layout.py names its files, writer.py writes them, reader.py reads them back as the records of records.py.
+"""
+
+from __future__ import annotations
+
+from fivetune.rundir.layout import (
+    CONFIG,
+    DATA,
+    EVALS,
+    FINDERS,
+    FORMAT_VERSION,
+    LOCK,
+    LOG,
+    MACHINE,
+    OWN_SPLITS,
+    STATUS,
+    STEPS,
+    TELEMETRY,
+    TELEMETRY_OF_RANK,
+    TRACE,
+    TRACE_FOLDER,
+    build_sibling_path,
+)
+from fivetune.rundir.reader import (
+    PredictionFiles,
+    find_best_own_eval,
+    read_data,
+    read_jsonl,
+    read_machine,
+    read_run,
+    read_run_config,
+    read_status,
+    read_telemetry,
+    refuse_foreign,
+    select_own_evals,
+)
+from fivetune.rundir.writer import (
+    NullRunDir,
+    RunDir,
+    find_conflict,
+    fsync_folder,
+    lock_folder,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+__all__ = [
+    "CONFIG",
+    "DATA",
+    "EVALS",
+    "FINDERS",
+    "FORMAT_VERSION",
+    "LOCK",
+    "LOG",
+    "MACHINE",
+    "OWN_SPLITS",
+    "STATUS",
+    "STEPS",
+    "TELEMETRY",
+    "TELEMETRY_OF_RANK",
+    "TRACE",
+    "TRACE_FOLDER",
+    "NullRunDir",
+    "PredictionFiles",
+    "RunDir",
+    "build_sibling_path",
+    "find_best_own_eval",
+    "find_conflict",
+    "fsync_folder",
+    "lock_folder",
+    "read_data",
+    "read_jsonl",
+    "read_machine",
+    "read_run",
+    "read_run_config",
+    "read_status",
+    "read_telemetry",
+    "refuse_foreign",
+    "select_own_evals",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]

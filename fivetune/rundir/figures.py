@@ -1,0 +1,361 @@
+"""Figures of a run, each computed in one place: reports, comparisons, diagnosis, searches and the live view use these.
+
+In: the typed records of a run directory. Out: records that count, and numbers; None where the records hold none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from statistics import fmean, median
+
+from fivetune.rundir.layout import OWN_SPLITS
+from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
+
+FROZEN_STEPS = 10
+"""Steps with exactly the same loss: batches differ, so even two equal float losses are a coincidence."""
+
+DIVERGENCE_WINDOW = 10
+"""Steps whose median loss is compared; of runs below 30 steps a third of the steps, 3 at least."""
+DIVERGED_RATIO, DIVERGED_NATS = 2.0, 1.0
+"""A loss that is this many times its minimum, and this much above it, has diverged: the loss of a healthy run is noisy,
+but does not double."""
+ABOVE_GUESSING = 1.1
+"""A loss above that of guessing counts from this ratio to its minimum on: an untrained model is above guessing too."""
+FIRST_LOSS_MARGIN = 1.5
+"""The loss of the first batch counts as the minimum if even this many times it is below all later medians."""
+NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
+"""A gradient norm of NORM_RATIO times its minimum has exploded if the loss is NORM_LOSS_RATIO times its minimum: near a
+loss of 0, norms vary by more than that without harm."""
+
+IDLE_UTILISATION = 0.05
+"""Utilisation (0-1) up to which a device is idle: NVML counts whole per cents over up to a second, and a desktop or
+the driver itself uses a few; a device that trains is far above, even while it waits."""
+
+# --- evaluations ---
+
+
+def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
+    """The run's evaluations of its own data, one per step, in order of the steps.
+
+    Other files than data.eval are left out. The whole set replaces a subset of the same step; of a step that was
+    repeated after a resume, the last evaluation counts.
+    """
+    evals = list(evals)
+    by_step: dict[int, EvalRecord] = {}
+    for split in OWN_SPLITS:  # "eval" after "subset"
+        by_step |= {record.step: record for record in evals if record.split == split}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def find_exported_eval(run: Run) -> EvalRecord | None:
+    """The run's evaluation at the step that status.json names as the best, whose weights are in model/."""
+    best = run.status.best
+    return next((record for record in select_evals_by_step(run.evals) if best and record.step == best.step), None)
+
+
+def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
+    """The run's evaluations of the same examples, one per step, in order: the only ones whose values form a curve.
+
+    With eval.max_examples a run evaluates a subset while it trains, and all examples before the first step and for the
+    exported weights. Of the sets that were evaluated, the one with the most steps counts; of two, the subset.
+    """
+    by_set: dict[tuple[str, int], dict[int, EvalRecord]] = {}
+    for record in evals:
+        if record.split in OWN_SPLITS:
+            by_set.setdefault((record.split, record.num_examples), {})[record.step] = record
+    chosen = max(by_set, key=lambda key: (len(by_set[key]), key[0] == "subset"), default=None)
+    return [] if chosen is None else [by_set[chosen][step] for step in sorted(by_set[chosen])]
+
+
+def find_best_eval(
+    evals: Iterable[EvalRecord], *, metric: str, higher_is_better: bool, chosen_step: int | None = None
+) -> EvalRecord | None:
+    """The evaluation of the exported weights, at `chosen_step` (status.best of this metric), else the best by `metric`.
+
+    The best is taken after step 0 and among evaluations of all examples, where there are any: a subset's score is not
+    compared with the whole set's. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
+    """
+    records = [record for record in select_evals_by_step(evals) if metric in record.scores]
+    if chosen_step is not None and (named := [record for record in records if record.step == chosen_step]):
+        return named[0]
+    records = [record for record in records if record.step > 0] or records
+    records = [record for record in records if record.split == "eval"] or records
+    best: EvalRecord | None = None
+    for record in records:
+        if best is None or is_better_eval(record, best, metric=metric, higher_is_better=higher_is_better):
+            best = record
+    return best
+
+
+def is_better_eval(later: EvalRecord, earlier: EvalRecord, *, metric: str, higher_is_better: bool) -> bool:
+    """Whether a later evaluation replaces an earlier one as the best: by score, of equal scores by the lower loss.
+
+    Of equal losses, or where a loss is unknown, the later step wins: its weights have seen more data.
+    """
+    new, old = later.scores[metric], earlier.scores[metric]
+    if new != old:
+        return new > old if higher_is_better else new < old
+    if later.loss is None or earlier.loss is None:
+        return True
+    return later.loss <= earlier.loss
+
+
+# --- steps ---
+
+
+def select_steady_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """The steps whose times describe the run: those after the first that are not marked as warm-up."""
+    return [step for step in steps[1:] if not step.warm_up]
+
+
+def count_tokens(step: StepRecord) -> int:
+    """Input and target tokens of a step, without padding."""
+    return step.num_input_tokens + step.num_target_tokens
+
+
+def count_positions(step: StepRecord) -> float:
+    """Positions that the model computed in a step: tokens and padding."""
+    return count_tokens(step) / (1 - step.padding_fraction)
+
+
+def compute_train_seconds(steps: Sequence[StepRecord]) -> float | None:
+    """Seconds of all steps, warm-up included; None without steps."""
+    return math.fsum(step.step_seconds for step in steps) if steps else None
+
+
+def compute_tokens_per_second(steps: Sequence[StepRecord]) -> float | None:
+    """Tokens of the steady steps by their seconds, padding not counted."""
+    steady = select_steady_steps(steps)
+    return _divide(sum(map(count_tokens, steady)), math.fsum(step.step_seconds for step in steady))
+
+
+def compute_examples_per_second(steps: Sequence[StepRecord]) -> float | None:
+    """Examples of the steady steps by their seconds; a step's examples are the growth of `num_examples_seen`."""
+    steady = [(a, b) for a, b in pairwise(steps) if not b.warm_up]
+    examples = sum(b.num_examples_seen - a.num_examples_seen for a, b in steady)
+    return _divide(examples, math.fsum(b.step_seconds for _, b in steady))
+
+
+def compute_median_step_seconds(steps: Sequence[StepRecord]) -> float | None:
+    """Median duration of the steady steps."""
+    seconds = [step.step_seconds for step in select_steady_steps(steps)]
+    return median(seconds) if seconds else None
+
+
+def compute_padding_share(steps: Sequence[StepRecord]) -> float | None:
+    """Share (0-1) of padding among all positions that the model computed, warm-up included."""
+    if not steps or any(step.padding_fraction >= 1 for step in steps):
+        return None
+    positions = math.fsum(map(count_positions, steps))
+    return _divide(positions - sum(map(count_tokens, steps)), positions)
+
+
+def compute_mfu(steps: Sequence[StepRecord]) -> float | None:
+    """Mean share (0-1) of the devices' peak over the steady steps; None where the peak is unknown."""
+    known = [step.mfu for step in select_steady_steps(steps) if step.mfu is not None]
+    return fmean(known) if known else None
+
+
+def compute_peak_bytes(steps: Sequence[StepRecord]) -> int | None:
+    """Most memory in use at any step."""
+    return max((step.peak_bytes for step in steps if step.peak_bytes), default=None)
+
+
+def compute_phase_shares(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Share (0-1) of the steady steps' time by phase, those of PHASES that were measured; "data" always is.
+
+    {} without steady steps.
+    """
+    steady = select_steady_steps(steps)
+    whole = math.fsum(step.step_seconds for step in steady)
+    if not whole:
+        return {}
+    seconds: dict[str, float] = {"data": 0.0}
+    for step in steady:
+        for phase, each in {"data": step.data_seconds, **step.phase_seconds}.items():
+            seconds[phase] = seconds.get(phase, 0.0) + each
+    return {phase: each / whole for phase, each in seconds.items()}
+
+
+def is_frozen(losses: Sequence[float | None]) -> bool:
+    """Whether the last FROZEN_STEPS losses are exactly equal: the weights do not move.
+
+    >>> is_frozen([2.5, *[1.5] * 9]), is_frozen([2.5, *[1.5] * 10]), is_frozen([None] * 10)
+    (False, True, False)
+    """
+    tail = losses[-FROZEN_STEPS:]
+    return len(tail) == FROZEN_STEPS and tail[0] is not None and all(loss == tail[0] for loss in tail)
+
+
+def find_longest_freeze(steps: Sequence[StepRecord]) -> tuple[int, int]:
+    """Number of steps and first step of the longest stretch of exactly equal losses; (0, 0) where no loss is known."""
+    stretches = [list(group) for loss, group in groupby(steps, key=lambda step: step.loss) if loss is not None]
+    if not stretches:
+        return 0, 0
+    longest = max(stretches, key=len)
+    return len(longest), longest[0].step
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A training that diverged; losses and norms are medians over a window of steps.
+
+    Args:
+        step: the last one at which the loss was still near its minimum.
+        guessing_loss: of uniform guessing over the vocabulary, ln(V); None where V is unknown.
+        norm_ratio: last gradient norm by its minimum; None where norms are unknown.
+    """
+
+    step: int
+    lowest_loss: float
+    last_loss: float
+    guessing_loss: float | None
+    norm_ratio: float | None
+
+
+def find_divergence(
+    losses: Mapping[int, float], grad_norms: Mapping[int, float], *, vocab_size: int | None = None
+) -> Divergence | None:
+    """Whether the loss at the end has left its minimum for good; None if not, or if fewer than 9 steps are known.
+
+    It has if it is above guessing and rising, or DIVERGED_RATIO times its minimum, or NORM_LOSS_RATIO times its minimum
+    with an exploded gradient norm.
+
+    Args:
+        losses, grad_norms: by step, in order; finite values only.
+
+    >>> find_divergence({step: 2.0 if step < 12 else 9.0 for step in range(24)}, {}).last_loss
+    9.0
+    >>> find_divergence({step: 9.0 - step / 4 for step in range(24)}, {})
+    """
+    window = min(DIVERGENCE_WINDOW, len(losses) // 3)
+    if window < 3:
+        return None
+    steps, values = list(losses), list(losses.values())
+    medians = [median(values[i : i + window]) for i in range(len(values) - window + 1)]
+    last, first = medians[-1], values[0]
+    # A rate that is far too high ruins the weights at once: then only the loss of the first batch, a noisy one, is low.
+    is_early = FIRST_LOSS_MARGIN * first < min(medians)
+    lowest, bound = (first, FIRST_LOSS_MARGIN * first) if is_early else (min(medians), min(medians))
+    guessing = math.log(vocab_size) if vocab_size else None
+    norms = list(grad_norms.values())
+    norm_ratio = None
+    if len(norms) >= 2 * window:
+        lowest_norm = min(median(norms[i : i + window]) for i in range(len(norms) - window + 1))
+        norm_ratio = _divide(median(norms[-window:]), lowest_norm)
+    rises = last > DIVERGED_RATIO * bound and last > bound + DIVERGED_NATS
+    above_guessing = guessing is not None and last > guessing and last > ABOVE_GUESSING * bound
+    explodes = norm_ratio is not None and norm_ratio >= NORM_RATIO and last > NORM_LOSS_RATIO * bound
+    if not (rises or above_guessing or explodes):
+        return None
+    near = lowest + 0.1 * (last - lowest)
+    left = 0 if is_early else window - 1 + max(i for i, each in enumerate(medians) if each <= near)
+    return Divergence(steps[left], lowest, last, guessing, norm_ratio)
+
+
+# --- devices and hosts ---
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeries:
+    """The samples of one accelerator, in the order of time.
+
+    Args:
+        mig: number of a MIG instance; None for the whole device.
+        is_used: a process of the run uses it, or no process list says that none does.
+        seconds: wall-clock times of `samples`.
+    """
+
+    host: str | None
+    index: int
+    mig: int | None
+    is_used: bool
+    seconds: tuple[float, ...]
+    samples: tuple[DeviceSample, ...]
+
+    @property
+    def name(self) -> str | None:
+        return next((sample.name for sample in self.samples if sample.name), None)
+
+
+def list_device_series(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSeries]:
+    """Every accelerator of the nodes of a run, by host, index and MIG instance; `is_used` marks the run's own.
+
+    Each device is counted once: where several processes of a node sampled it, the samples of the lowest rank count.
+    A device is the run's own unless every sample says that another program alone uses it.
+    """
+    by_device: dict[tuple[str | None, int, int | None], dict[int, list[tuple[float, DeviceSample]]]] = {}
+    for record in telemetry:
+        for sample in record.devices:
+            ranks = by_device.setdefault((record.host, sample.index, sample.mig), {})
+            ranks.setdefault(record.rank, []).append((record.seconds, sample))
+    found: list[DeviceSeries] = []
+    for (host, index, mig), ranks in sorted(by_device.items(), key=_order_device):
+        is_used = any(sample.ours is not False for samples in ranks.values() for _, sample in samples)
+        seconds, samples = zip(*ranks[min(ranks)], strict=True)
+        found.append(DeviceSeries(host, index, mig, is_used, seconds, samples))
+    return found
+
+
+def _order_device(item: tuple[tuple[str | None, int, int | None], object]) -> tuple[str, int, int]:
+    host, index, mig = item[0]
+    return host or "", index, -1 if mig is None else mig
+
+
+def select_training_samples(telemetry: Iterable[TelemetryRecord]) -> list[TelemetryRecord]:
+    """The samples taken while the run trained: those of the phase "train".
+
+    Where no sample has a phase (another tool's log), those in which a device was active: a log starts before the
+    training and ends after it. All samples where none was.
+    """
+    telemetry = list(telemetry)
+    if any(record.phase for record in telemetry):
+        return [record for record in telemetry if record.phase == "train"]
+    active = [record for record in telemetry if any((d.utilisation or 0.0) > IDLE_UTILISATION for d in record.devices)]
+    return active or telemetry
+
+
+def compute_utilisation(telemetry: Iterable[TelemetryRecord]) -> float | None:
+    """Mean utilisation (0-1) of the run's own accelerators while it trained; None without one that reports it."""
+    series = list_device_series(select_training_samples(telemetry))
+    known = [s.utilisation for device in series if device.is_used for s in device.samples if s.utilisation is not None]
+    return fmean(known) if known else None
+
+
+def compute_process_cores(telemetry: Iterable[TelemetryRecord]) -> dict[int, float]:
+    """Mean number of cores that each rank and its children kept busy while the run trained, by rank."""
+    cores: dict[int, list[float]] = {}
+    for record in select_training_samples(telemetry):
+        if record.process_cores is not None:
+            cores.setdefault(record.rank, []).append(record.process_cores)
+    return {rank: fmean(values) for rank, values in sorted(cores.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """Cores of a host, kept busy while a run trained: by its own processes, by other programs; and all cores."""
+
+    own_cores: float
+    other_cores: float
+    num_cores: int
+
+
+def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
+    """Busy cores of the run's host, the mean; None where it is not known, or the run has several hosts."""
+    training = select_training_samples(telemetry)
+    own = compute_process_cores(training)
+    lowest = min((record.rank for record in training), default=0)
+    busy = [record.core_utilisation for record in training if record.rank == lowest and record.core_utilisation]
+    is_one_host = len({record.host for record in training}) == 1
+    if not is_one_host or not busy or set(own) != {record.rank for record in training}:
+        return None
+    whole, mine = fmean(map(math.fsum, busy)), math.fsum(own.values())
+    return HostLoad(mine, max(0.0, whole - mine), len(busy[0]))
+
+
+def _divide(numerator: float | None, denominator: float | None) -> float | None:
+    """The quotient; None where a value is unknown or the denominator is 0."""
+    return None if numerator is None or not denominator else numerator / denominator

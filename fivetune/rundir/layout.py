@@ -1,0 +1,36 @@
+"""The files of a run directory by name.
+
+    config.yaml      resolved, re-runnable as is          machine.json   device, versions, commit
+    plan.json        numbers resolved at the start
+    data.json        counts, lengths, what was lost       status.json    running, finished, failed: why
+    steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
+    telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
+    predictions/<split>-<step>.jsonl                      log.txt        what the terminal showed
+    checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
+    report.html                                           trace/         what `fivetune profile` wrote
+
+Every whole file is written to a temporary name, fsynced and renamed; JSONL files are appended line by
+line, and a torn last line is dropped on reading. One process owns a directory, by a lock on `.lock`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FORMAT_VERSION = 1
+LOCK = ".lock"
+PLAN = "plan.json"
+OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval, all of it
+STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
+    "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
+)  # fmt: skip
+TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
+FINDERS = ("find-lr", "find-batch")  # their results stand beside the run: <run>.find-lr.json
+LOG = "log.txt"
+TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
+
+
+def build_sibling_path(folder: str | Path, name: str) -> Path:
+    """A file that belongs to a run but is there before it: runs/squad.find-lr.json of runs/squad."""
+    folder = Path(folder).resolve()
+    return folder.with_name(f"{folder.name}.{name}")

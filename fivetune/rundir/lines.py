@@ -1,0 +1,88 @@
+"""Files that are appended to line by line: steps, evaluations, telemetry, the log.
+
+In: a path inside a run directory. Out: a file in which every line is whole or absent, also after a kill or on a full
+disk. Nothing is written through a symbolic link, because a run directory may come from somebody else.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+BLOCK = 2**16
+
+
+def open_for_append(path: Path) -> FileIO:
+    """Open a regular file for reading and appending, unbuffered; it is created where it is missing.
+
+    Raises OSError, also for a symbolic link, a folder, or a device.
+    """
+    try:
+        # O_NONBLOCK: opening a named pipe would wait for its reader.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link; remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file; remove it")
+    return FileIO(handle, "a+b")
+
+
+class JsonlFile:
+    """A JSONL file that is appended to; a torn last line, as a killed process leaves it, is cut first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Raises OSError if the line cannot be written, ValueError if the record holds what JSON cannot express."""
+        line = format_json_line(record).encode()
+        if self._file is None:
+            self._file = open_for_append(self._path)
+            truncate_partial_line(self._file)
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(end)
+            raise
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def format_json_line(record: dict[str, Any]) -> str:
+    """One line of a JSONL file. Raises ValueError for values that are not finite.
+
+    >>> format_json_line({"step": 1, "word": "é"})
+    '{"step": 1, "word": "é"}\\n'
+    """
+    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def truncate_partial_line(file: FileIO) -> None:
+    """Cut the last line if it has no end, however long it is."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        found = (file.read(end - start) or b"").rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    file.truncate(end)

@@ -1,0 +1,69 @@
+"""plan.json: the numbers that a run decides at its start, and the one place where they are kept.
+
+config.yaml holds every setting as given or defaulted; plan.json holds what follows from settings, data and machine
+together: how many steps, how often an evaluation comes, how many examples fit into one forward pass.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fivetune.errors import RunDirError
+from fivetune.rundir.layout import PLAN
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The resolved numbers of a run.
+
+    Args:
+        batch_size: examples per forward pass; smaller than config.yaml's after memory ran out in a step.
+        num_steps: optimizer steps of the whole run.
+        eval_every_steps, checkpoint_every_steps: at least 1; the last step has both anyway.
+        max_new_tokens: longest generated answer; None without evaluation data.
+        lr: peak learning rate; None where the optimizer computes its own.
+    """
+
+    batch_size: int
+    num_steps: int
+    eval_every_steps: int
+    checkpoint_every_steps: int
+    max_new_tokens: int | None = None
+    lr: float | None = None
+
+    def with_batch_size(self, batch_size: int) -> Plan:
+        """The plan with another micro-batch: the only number of a plan that may change.
+
+        >>> Plan(8, 100, 10, 10).with_batch_size(4).batch_size
+        4
+        """
+        return replace(self, batch_size=batch_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_plan(folder: str | Path) -> Plan | None:
+    """plan.json of a run directory; None if the run did not get that far. Raises RunDirError if it is damaged."""
+    path = Path(folder) / PLAN
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        counts = [found[name] for name in ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")]
+        max_new_tokens, lr = found["max_new_tokens"], found["lr"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _build_damage_error(path, f"{type(error).__name__}: {error}") from None
+    optional = [] if max_new_tokens is None else [max_new_tokens]
+    if not all(type(count) is int and count >= 1 for count in (*counts, *optional)):
+        raise _build_damage_error(path, "a count is not a whole number from 1 on")
+    if lr is not None and not isinstance(lr, int | float):
+        raise _build_damage_error(path, f"lr is {lr!r}")
+    return Plan(*counts, max_new_tokens, lr)  # type: ignore[call-arg]
+
+
+def _build_damage_error(path: Path, reason: str) -> RunDirError:
+    return RunDirError(f"{path}: damaged: {reason}. Restore the file, or start a new run in another run.dir.")

@@ -1,0 +1,245 @@
+"""Reading a run directory back, as typed records.
+
+In: a folder. Out: a Run; damaged files raise RunDirError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fivetune.errors import RunDirError
+from fivetune.rundir.layout import (
+    CONFIG,
+    DATA,
+    EVALS,
+    FINDERS,
+    FORMAT_VERSION,
+    LOCK,
+    MACHINE,
+    OWN_SPLITS,
+    STATUS,
+    STEPS,
+    TRACE,
+    build_sibling_path,
+)
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.plan import read_plan
+from fivetune.rundir.records import Run, RunWarning
+from fivetune.values import as_finite_number
+
+REWRITTEN = (STATUS, MACHINE, DATA)
+TORN = "no whole JSON value"
+LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger ones overflow wherever they are shown
+
+
+def read_jsonl(
+    path: Path, *, required: str | None = None, on_damage: Callable[[str], Any] | None = None
+) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; a torn last line is dropped, a missing file is an empty one.
+
+    Args:
+        required: key that each object must have, with a finite number that is not out of range.
+        on_damage: called with a sentence for each damaged line, which is left out.
+
+    Raises RunDirError for a damaged line if `on_damage` is None.
+    """
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record, reason = _parse_line(line, required)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines) or reason != TORN:  # what a killed process left has no line end
+            text = f"{path}:{number}: damaged line{f' ({reason})' if reason != TORN else ' in the middle of the file'}."
+            if on_damage is None:
+                raise RunDirError(f"{text} Delete that line.")
+            on_damage(f"{text} It is left out.")
+    return records
+
+
+def _parse_line(line: bytes, required: str | None) -> tuple[dict[str, Any] | None, str]:
+    """The object of a line, or what is wrong with it."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        return None, TORN
+    if not isinstance(record, dict):
+        return None, f"{type(record).__name__} instead of an object"
+    if required is not None:
+        value = as_finite_number(record.get(required))
+        if value is None or abs(value) > LARGEST_PLAUSIBLE:
+            return None, f"{required!r} is {record.get(required)!r}"
+    return record, ""
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run directory back. Raises RunDirError if it is none."""
+    folder = Path(folder)
+    refuse_foreign(folder)
+    status = read_status(folder)
+    notes: list[str] = []
+    telemetry = read_telemetry(folder, on_damage=notes.append)
+    if len(notes) > 1:
+        notes = [f"{notes[0]} {len(notes) - 1} more damaged telemetry lines are left out."]
+    return Run(
+        name=folder.resolve().name,
+        config=read_run_config(folder),
+        raw_machine=read_machine(folder),
+        raw_status=status,
+        raw_data=read_data(folder),
+        raw_steps=read_jsonl(folder / STEPS, required="step"),
+        raw_evals=read_jsonl(folder / EVALS, required="step"),
+        raw_predictions=PredictionFiles(folder / "predictions"),
+        warnings=[*(warning.message for warning in read_warnings(status)), *notes],
+        raw_telemetry=telemetry,
+        trace=read_json(folder / TRACE),
+        plan=read_plan(folder),
+        found={name: result for name in FINDERS if (result := read_json(build_sibling_path(folder, f"{name}.json")))},
+    )
+
+
+def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = None) -> list[dict[str, Any]]:
+    """The telemetry of all processes of a run, in the order of time; damaged lines are reported and left out."""
+    report = on_damage or (lambda text: None)
+    paths = sorted(folder.glob("telemetry*.jsonl"))
+    lines = [line for path in paths for line in read_jsonl(path, required="seconds", on_damage=report)]
+    return sorted(lines, key=lambda line: (line["seconds"], as_finite_number(line.get("rank")) or 0))
+
+
+def read_status(folder: str | Path) -> dict[str, Any]:
+    """status.json of a run directory; {} if there is none. What a killed process left running is "interrupted"."""
+    status = read_json(Path(folder) / STATUS)
+    owner = _find_dead_owner(Path(folder)) if status.get("state") in ("preparing", "running") else None
+    return {**status, "state": "interrupted", "why": f"killed ({owner} is gone)"} if owner else status
+
+
+def read_machine(folder: str | Path) -> dict[str, Any]:
+    """machine.json of a run directory; {} if there is none."""
+    return read_json(Path(folder) / MACHINE)
+
+
+def read_data(folder: str | Path) -> dict[str, Any]:
+    """data.json of a run directory; {} if there is none."""
+    return read_json(Path(folder) / DATA)
+
+
+def read_warnings(status: Mapping[str, Any]) -> list[RunWarning]:
+    """The warnings in a table of status.json; those that are none are left out."""
+    listed = status.get("warnings")
+    return [w for each in (listed if isinstance(listed, list) else ()) if (w := parse_record(RunWarning, each))]
+
+
+class PredictionFiles(Mapping[str, list[dict[str, Any]]]):
+    """The predictions of a run by name (`eval-300`), each file read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+
+    def __getitem__(self, name: str) -> list[dict[str, Any]]:
+        return read_jsonl(self._paths[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def select_own_evals(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A run's evaluations on its own data, one per step, in order.
+
+    What was evaluated on other files is left out; where a step has both, the whole set beats the subset; of a step
+    that was done again after a resume, the last one counts.
+
+    >>> select_own_evals([{"step": 3, "split": "eval"}, {"step": 3, "split": "subset"}, {"step": 3, "split": "other"}])
+    [{'step': 3, 'split': 'eval'}]
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for split in OWN_SPLITS:
+        by_step |= {e["step"]: e for e in evals if e.get("split") == split and isinstance(e.get("step"), int)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def find_best_own_eval(evals: Sequence[dict[str, Any]], best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The run's own evaluation at the step of `best` ({"step": ...}, as in status.json); None if there is none."""
+    return next((record for record in select_own_evals(evals) if best and record["step"] == best.get("step")), None)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise RunDirError unless `folder` is a run directory of a format that this version reads."""
+    if not folder.is_dir():
+        raise RunDirError(f"{folder}: no such directory. Give the run.dir of a run (runs/<name>).")
+    if not (folder / CONFIG).is_file():
+        raise RunDirError(f"{folder}: not a run directory (it has no {CONFIG}). Give the run.dir of a run.")
+    version = read_json(folder / MACHINE).get("format_version", FORMAT_VERSION)
+    if type(version) is not int:
+        raise RunDirError(f"{folder / MACHINE}: damaged: format_version is {version!r}. {_get_advice(MACHINE)}")
+    if version > FORMAT_VERSION:
+        raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
+
+
+def read_run_config(folder: str | Path) -> dict[str, Any]:
+    """config.yaml of a run directory. Raises RunDirError if it is damaged."""
+    path = Path(folder) / CONFIG
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise RunDirError(f"{path}: damaged: {' '.join(str(error).split())}. Restore the file.") from None
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise RunDirError(f"{path}: damaged: {type(error).__name__}. Restore the file.") from None
+    if not isinstance(config, dict):
+        raise RunDirError(f"{path}: damaged: it is not a table of settings. Restore the file.")
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run directory; {} where the file is missing. Raises RunDirError for anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        reason, place = f"damaged: {error.msg}", f"{path}:{error.lineno}:{error.colno}"
+    except UnicodeDecodeError:
+        reason, place = "damaged: it is not UTF-8", str(path)
+    except (ValueError, RecursionError) as error:
+        reason, place = f"damaged: {error}", str(path)
+    except OSError as error:
+        reason, place = f"cannot be read: {error.strerror}", str(path)
+    else:
+        if isinstance(found, dict):
+            return found
+        reason, place = f"damaged: it holds a {type(found).__name__} instead of an object", str(path)
+    raise RunDirError(f"{place}: {reason}. {_get_advice(path.name)}")
+
+
+def _get_advice(name: str) -> str:
+    """What to do about a damaged file: those that a resume writes again may be deleted."""
+    return "Delete the file: a resume writes it again." if name in REWRITTEN else "Restore the file."
+
+
+def _find_dead_owner(path: Path) -> str | None:
+    """Who locked the directory last, if it is not locked any more; None if it is, or never was (as in a copy)."""
+    import fcntl
+
+    try:
+        with (path / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return file.read().strip() or "its process"
+    except OSError:
+        return None

@@ -1,0 +1,500 @@
+"""The records of a run directory: what its files hold, line by line and table by table.
+
+Written by training, evaluation and telemetry; read back as the same types by reader.py, where whatever is missing or
+of another kind is None or the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimizer step, as written to steps.jsonl.
+
+    `loss` is in nats per scored token of the whole global batch, None where it was not finite. `effective_lr` is the
+    rate that the optimizer applied (parameter scaling included). `padding_fraction` is the share of padded positions
+    (0-1). `step_seconds` is the whole step, `data_seconds` its wait for the batch, `phase_seconds` its PHASES.
+    `warm_up` marks steps whose times do not count, `starved` a step whose batch was not ready. `encoder_flops` and
+    `decoder_flops` count real tokens only (`model/flops.py`); `mfu` is their share of the devices' peak.
+    """
+
+    step: int
+    loss: float | None
+    lr: float
+    effective_lr: float | None
+    grad_norm: float | None
+    num_input_tokens: int
+    num_target_tokens: int
+    padding_fraction: float
+    step_seconds: float
+    data_seconds: float
+    peak_bytes: int | None
+    mfu: float | None
+    world_size: int
+    num_examples_seen: int
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    warm_up: bool = False
+    starved: bool = False
+    encoder_flops: float | None = None
+    decoder_flops: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRecord:
+    """One evaluation, as written to evals.jsonl.
+
+    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (`evaluate.RATES`);
+    `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
+    `step` is that of the weights, `run_step` that of the run when it evaluated them; None outside a training run.
+    """
+
+    step: int
+    task: str
+    task_version: int
+    split: str
+    num_examples: int
+    num_clipped: int
+    scores: dict[str, float]
+    loss: float | None
+    rates: dict[str, float]
+    max_new_tokens: int
+    seconds: float
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    run_step: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One accelerator at one moment; what its driver does not report is None, never 0.
+
+    Args:
+        index: number of the device on its node, in the order of the PCI bus.
+        mig: number of a MIG instance on that device; None for the whole device.
+        cuda_index: number under which this process's CUDA knows it; None where it does not see it, or it is unknown.
+        utilisation, memory_busy: shares of the time (0-1) in which a kernel ran, in which memory was read or written.
+        throttle_reasons: why the clocks are held down; () where they are not. energy_joules: since the driver loaded.
+        ours: whether a process of this run uses the device.
+    """
+
+    index: int
+    name: str | None = None
+    utilisation: float | None = None
+    memory_busy: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    pcie_sent_bytes_per_second: float | None = None
+    pcie_received_bytes_per_second: float | None = None
+    energy_joules: float | None = None
+    ours: bool | None = None
+    mig: int | None = None
+    cuda_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryRecord:
+    """One node and its devices at one moment, as written to telemetry.jsonl; what cannot be read is None.
+
+    Args:
+        seconds: wall-clock time, since 1970.
+        phase: what the run did: prepare, train, evaluate, checkpoint; None where that is unknown.
+        core_utilisation: of each core of the host, 0-1; cpu_utilisation: of all of them together.
+        ram_share, swap_share: what is used of the host's, 0-1.
+        process_cores: cores that the process and its children kept busy (1.5 = one and a half).
+        *_per_second: since the sample before; None in the first.
+    """
+
+    seconds: float
+    host: str | None = None
+    rank: int = 0
+    phase: str | None = None
+    step: int | None = None
+    core_utilisation: tuple[float, ...] | None = None
+    process_cores: float | None = None
+    ram_used_bytes: int | None = None
+    ram_total_bytes: int | None = None
+    process_ram_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    disk_read_bytes_per_second: float | None = None
+    disk_written_bytes_per_second: float | None = None
+    network_sent_bytes_per_second: float | None = None
+    network_received_bytes_per_second: float | None = None
+    cpu_utilisation: float | None = None
+    ram_share: float | None = None
+    swap_share: float | None = None
+    devices: tuple[DeviceSample, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BestEval:
+    """The evaluation that picks the exported weights."""
+
+    step: int
+    metric: str
+    score: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunWarning:
+    """A warning; `kind` is what rules and pages select by: a check's name, "frozen_loss", "diverged", "" for others."""
+
+    message: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """status.json: how far a run is and how it ended.
+
+    Args:
+        state: preparing, running, finished, interrupted, failed or pruned; "" where status.json is missing.
+        why: the error that ended the run.
+        started: ISO 8601 with offset.
+        begun: at least one step was queued, so that the run can be resumed.
+        batch_size: examples per forward pass of one process, as lowered after running out of memory.
+        nonfinite_step: the step whose loss or gradient was not finite, so that the run failed.
+        incomplete: what was requested and is missing from a finished run.
+        seconds: of all parts, without the time between; seconds_by_phase: prepare, train, evaluate, checkpoint.
+    """
+
+    state: str = ""
+    why: str = ""
+    started: str | None = None
+    warnings: tuple[RunWarning, ...] = ()
+    num_steps: int | None = None
+    begun: bool = False
+    batch_size: int | None = None
+    step: int = 0
+    best: BestEval | None = None
+    seconds: float | None = None
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    num_starved_steps: int | None = None
+    num_resumes: int = 0
+    nonfinite_step: int | None = None
+    incomplete: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device of a run: `kind` is cpu, cuda or mps."""
+
+    kind: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    cpu: str | None = None
+    num_cores: int | None = None
+    memory_bytes: int | None = None
+    os: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GitFacts:
+    """Commit of the sources; `dirty` means that they had changes."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFacts:
+    """How the forward pass was computed (`model/backend.py`)."""
+
+    kind: str | None = None
+    why: str = ""
+    recompute: bool = False
+    parts: str = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyFacts:
+    name: str | None = None
+    world_size: int | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """One uninterrupted part of a run, from the 0-based `step` on.
+
+    `changed` lists the settings that differ from those of the part before, as "key: before -> after".
+    """
+
+    step: int
+    started: str | None = None
+    device: str | None = None
+    num_threads: int | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRecord:
+    """machine.json: device, versions and commit of the last part of a run; `parts` lists all of them."""
+
+    format_version: int = 1
+    device: DeviceFacts = DeviceFacts()
+    host: HostFacts = HostFacts()
+    versions: dict[str, str | None] = field(default_factory=dict)
+    git: GitFacts = GitFacts()
+    precision: str | None = None
+    weights: str = "fp32"  # FiveTune loads and keeps them so; autocast only computes in 16 bits
+    forward: ForwardFacts = ForwardFacts()
+    attention: str | None = None
+    num_threads: int | None = None
+    peak_flops: float | None = None
+    num_parameters: int | None = None
+    vocab_size: int | None = None
+    strategy: StrategyFacts = StrategyFacts()
+    command: str | None = None
+    batch_size_auto: dict[str, Any] | None = None
+    capture: dict[str, Any] | None = None
+    parts: tuple[RunPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """`counts[i]` values in [edges[i], edges[i + 1])."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of several answers to a question, with its score (0-1)."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One answered question: a line of predictions/<split>-<step>.jsonl. What does not apply is None.
+
+    Args:
+        references: all answers that count as right; () where none is known.
+        scores: of this example, by name.
+        confidence: 0-1; logprob: of the generated tokens, in nats.
+        hit_cap: generation ended at max_new_tokens.
+        sentinel: the text holds a sentinel token (<extra_id_0>); unknown_chars: how many unknown tokens it holds.
+        num_clipped_tokens: of the inputs, cut off by the length limit; answer_clipped: with them every reference.
+        in_context: the answer is a span of its context. candidates: the best answers, best first.
+        no_answer_score: probability of the no-answer text; answer: the best answer other than silence.
+        left_label_set: free generation would have left the set of labels.
+        teacher_forced_exact, free_running_exact: the reference was reproduced with and without its own prefix.
+        num_passages: passages or windows that the answer was merged from. skipped: why a record has no prediction.
+    """
+
+    id: str
+    inputs: str = ""
+    prediction: str = ""
+    references: tuple[str, ...] = ()
+    scores: dict[str, float] = field(default_factory=dict)
+    confidence: float | None = None
+    logprob: float | None = None
+    num_tokens: int | None = None
+    hit_cap: bool | None = None
+    sentinel: bool | None = None
+    unknown_chars: int | None = None
+    num_input_tokens: int | None = None
+    num_clipped_tokens: int | None = None
+    answer_clipped: bool | None = None
+    in_context: bool | None = None
+    no_answer_score: float | None = None
+    answer: str | None = None
+    candidates: tuple[Candidate, ...] = ()
+    left_label_set: bool | None = None
+    teacher_forced_exact: bool | None = None
+    free_running_exact: bool | None = None
+    num_passages: int | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    skipped: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a line of a predictions file: without what does not apply."""
+        line = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in line.items() if value or name not in ("scores", "candidates")}
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRecord:
+    """A record of a data file that was left out: `where` is file and line."""
+
+    where: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalShare:
+    """How data.eval_share divided the training records: related ones form a group, which is on one side as a whole."""
+
+    share: float | None = None
+    seed: int | None = None
+    group_column: str | None = None
+    num_records: int | None = None
+    num_groups: int | None = None
+    num_eval_records: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSummary:
+    """data.json of one split: what was read, what was lost, how long the texts are.
+
+    Args:
+        num_read: records in the files; num_records_kept: of them used; num_skipped: left out.
+        num_skipped_bad: left out for a fault; num_not_learnt: examples that training leaves out.
+        num_examples: rows of the store (windows and snippets counted apart); num_groups: questions.
+        num_examples_clipped: examples whose inputs were cut; num_clipped_input_tokens: tokens lost that way.
+        num_answers_lost: examples whose answer was cut off with the inputs.
+        input_p99, target_p99: 99th percentile of lengths, in tokens.
+        num_unlabelled: records left out for want of a label; label_counts: records of each gold label.
+        num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
+            num_blank_synonyms: records whose blank synonyms were dropped.
+        split: how data.eval_share divided the training records; None where data.eval has files.
+        parts: the summaries of a mixture's parts by name.
+    """
+
+    fingerprint: str | None = None
+    source: tuple[str, ...] = ()
+    num_read: int | None = None
+    num_records_kept: int | None = None
+    num_skipped: int | None = None
+    num_skipped_bad: int | None = None
+    num_kept: int | None = None
+    num_examples: int | None = None
+    num_groups: int | None = None
+    num_cut_into_windows: int | None = None
+    num_windows: int | None = None
+    num_not_learnt: int | None = None
+    num_unlabelled: int | None = None
+    num_blank_golds: int | None = None
+    num_blank_synonyms: int | None = None
+    num_examples_clipped: int | None = None
+    num_clipped_input_tokens: int | None = None
+    num_clipped_targets: int | None = None
+    num_answers_lost: int | None = None
+    num_unknown_tokens: int | None = None
+    num_input_tokens: int | None = None
+    num_target_tokens: int | None = None
+    input_p99: int | None = None
+    target_p99: int | None = None
+    max_input_tokens: int | None = None
+    max_target_tokens: int | None = None
+    longest_input: int | None = None
+    longest_target: int | None = None
+    input_lengths: Histogram | None = None
+    target_lengths: Histogram | None = None
+    skips: tuple[SkippedRecord, ...] = ()
+    first_bad: SkippedRecord | None = None
+    label_counts: dict[str, int] = field(default_factory=dict)
+    split: EvalShare | None = None
+    parts: dict[str, SplitSummary] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSummary:
+    """data.json: the training and the evaluation data of a run."""
+
+    train: SplitSummary | None = None
+    eval: SplitSummary | None = None
+
+
+class ParsedPredictions(Mapping[str, list[Prediction]]):
+    """Predictions of a run by name (`eval-300`), each file read and parsed when it is requested."""
+
+    def __init__(self, files: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> list[Prediction]:
+        return [record for line in self._files[name] if (record := parse_record(Prediction, line))]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, read back: everything that a report needs, and nothing that needs torch.
+
+    The `raw_*` tables are as JSON gave them; the properties of the same names are typed records, without lines that
+    lack a required field.
+    """
+
+    name: str
+    config: dict[str, Any]
+    raw_machine: dict[str, Any]
+    raw_status: dict[str, Any]
+    raw_data: dict[str, Any]
+    raw_steps: list[dict[str, Any]]
+    raw_evals: list[dict[str, Any]]
+    raw_predictions: Mapping[str, list[dict[str, Any]]]
+    warnings: list[str]
+    raw_telemetry: list[dict[str, Any]] = field(default_factory=list)
+    trace: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plan: Plan | None = None
+
+    def __repr__(self) -> str:
+        status = self.status
+        return f"Run({self.name!r}, {status.state or 'unknown'}, step {status.step} of {status.num_steps})"
+
+    @cached_property
+    def status(self) -> RunStatus:
+        return parse_record(RunStatus, self.raw_status) or RunStatus()
+
+    @cached_property
+    def machine(self) -> MachineRecord:
+        return parse_record(MachineRecord, self.raw_machine) or MachineRecord()
+
+    @cached_property
+    def data(self) -> DataSummary:
+        return parse_record(DataSummary, self.raw_data) or DataSummary()
+
+    @cached_property
+    def steps(self) -> list[StepRecord]:
+        return [record for line in self.raw_steps or () if (record := parse_record(StepRecord, line))]
+
+    @cached_property
+    def evals(self) -> list[EvalRecord]:
+        return [record for line in self.raw_evals or () if (record := parse_record(EvalRecord, line))]
+
+    @cached_property
+    def telemetry(self) -> list[TelemetryRecord]:
+        return [record for line in self.raw_telemetry or () if (record := parse_record(TelemetryRecord, line))]
+
+    @cached_property
+    def predictions(self) -> Mapping[str, list[Prediction]]:
+        return ParsedPredictions(self.raw_predictions or {})

@@ -1,0 +1,414 @@
+"""Writing a run directory: whole files atomically, JSONL files line by line, under a lock.
+
+In: records and tables. Out: files that survive a kill or a power cut at any moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from fivetune.errors import RunDirError, format_size
+from fivetune.redaction import redact_json, redact_secrets
+from fivetune.rundir.layout import (
+    CONFIG,
+    EVALS,
+    LOCK,
+    LOG,
+    STATUS,
+    STEPS,
+    TRACE_FOLDER,
+)
+from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
+from fivetune.rundir.reader import read_json, read_jsonl, read_warnings, refuse_foreign
+from fivetune.rundir.records import RunWarning
+
+PROBE = ".probe"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staging.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
+        fsync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            staging.unlink()
+        raise RunDirError(
+            f"{path}: cannot be written: {error.strerror}. {_advise_on_write(path, error, len(content))}"
+        ) from None
+
+
+def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
+    """What to do about a failed write; how much space is needed where space is the matter."""
+    if error.errno == errno.ENAMETOOLONG:
+        return "Choose a shorter name."
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return "Free space or choose another run.dir."
+    try:
+        free = f", {format_size(shutil.disk_usage(path.parent).free)} are free"
+    except OSError:
+        free = ""
+    return f"Free space or choose another run.dir: {format_size(needed)} are needed{free}."
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        character = f"U+{ord(text[error.start]):04X}"
+        raise RunDirError(
+            f"{path}: cannot be written: a setting or text holds {character}, which UTF-8 cannot express. Remove it."
+        ) from None
+    write_bytes(path, content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _translate_disk_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write into a RunDirError."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirError(
+            f"{path}: cannot be written: {error.strerror}. Free space and resume from the last checkpoint."
+        ) from None
+
+
+class RunDir:
+    """A run directory that this process writes, locked until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: list[RunWarning] = []
+        self._files: dict[str, JsonlFile] = {}
+        self._status: dict[str, Any] = {}
+        self._aside: Path | None = None  # the run that was here before
+        self.set_aside: list[str] = []  # a sentence for each file that a resume found damaged
+        self._made: list[Path] = []  # parent folders that did not exist before
+        self._lock = lock_folder(path)
+
+    @classmethod
+    def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
+        """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
+        path = Path(path)
+        if reason := find_conflict(path):
+            is_run = (path / CONFIG).is_file()
+            if is_run:
+                lock_folder(path).close()  # says so first if another process writes there
+            if not (overwrite and is_run):
+                raise RunDirError(reason)
+            return cls._replace_run(path)
+        missing = [parent for parent in path.parents if not parent.exists()]
+        run = cls(_make_folder(path))
+        run._made = missing
+        for leftover in _list_leftovers(path):
+            _remove(leftover)
+        return run
+
+    @classmethod
+    def _replace_run(cls, path: Path) -> RunDir:
+        """Move the run that is in `path` aside; `discard` brings it back."""
+        aside = path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
+        run = cls(_make_folder(path))
+        run._aside = aside
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunDir:
+        """Open a run to continue it. Raises RunDirError if there is none.
+
+        What killed processes left is removed; files that a resume does not need are set aside if they are damaged.
+        """
+        path = Path(path)
+        refuse_foreign(path)
+        run = cls(path)
+        for leftover in _list_leftovers(path):
+            _remove(leftover)
+        for name in (LOG, *(each.name for each in path.glob("telemetry*.jsonl"))):
+            run._set_aside_irregular(name)
+        try:
+            run._status = _drop_invalid(read_json(path / STATUS))
+        except RunDirError as error:
+            run._set_aside(STATUS, str(error).removeprefix(f"{path / STATUS}").partition(". ")[0])
+        run.warnings = read_warnings(run._status)
+        for message in run.set_aside:
+            run.add_warning(message)
+        return run
+
+    def _set_aside_irregular(self, name: str) -> None:
+        """Set a link, a folder or a pipe aside, where the run appends to a regular file."""
+        path = self.path / name
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            self._set_aside(name, ": is not a regular file")
+
+    def _set_aside(self, name: str, reason: str) -> None:
+        """Rename a file that the run can do without, and keep a warning."""
+        path = self.path / name
+        try:
+            path.rename(path.with_name(f"{name}.damaged"))
+        except OSError as error:
+            raise RunDirError(f"{path}{reason}, and cannot be renamed: {error.strerror}. Remove it.") from None
+        self.set_aside.append(f"{path}{reason}. Set aside as {name}.damaged; the run does not need it.")
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a whole file of the run: a text as it is, anything else as JSON; secrets are hidden."""
+        if isinstance(content, str):
+            write_text(self.path / name, redact_secrets(content))
+        else:
+            write_json(self.path / name, redact_json(content))
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """Append one record to a JSONL file of the run; a torn last line is cut first."""
+        with _translate_disk_errors(self.path / name):
+            self._files.setdefault(name, JsonlFile(self.path / name)).append(record)
+
+    def truncate_after(self, step: int) -> list[str]:
+        """Drop the records after `step`, from which the run continues; returns a sentence for each loss that it finds.
+
+        Damaged lines are left out.
+        """
+        notes: list[str] = []
+        for name in (STEPS, EVALS):
+            records = read_jsonl(self.path / name, required="step", on_damage=notes.append)
+            self.close_file(name)
+            kept = [record for record in records if record["step"] <= step]
+            write_text(self.path / name, "".join(map(format_json_line, kept)))
+            if name == STEPS and (lost := step - len({record["step"] for record in kept if record["step"] > 0})) > 0:
+                notes.append(f"{STEPS}: {lost:,} of {step:,} steps are missing: the report has no curve for them.")
+        return notes
+
+    def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+        """Stream the predictions of one evaluation; the file has its name only once it is whole."""
+        path = self.path / "predictions" / f"{split}-{step}.jsonl"
+        staging = path.with_suffix(".tmp")
+        with _translate_disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            with staging.open("w", encoding="utf-8") as file:
+                for line in lines:
+                    file.write(format_json_line(line))
+                file.flush()
+                os.fsync(file.fileno())
+            staging.replace(path)
+        return path
+
+    def update_status(self, **changes: Any) -> None:
+        """Update status.json."""
+        self._status = {**self._status, **changes, "warnings": [asdict(warning) for warning in self.warnings]}
+        write_json(self.path / STATUS, redact_json(self._status))
+
+    def get_status(self) -> dict[str, Any]:
+        """The status as it is now."""
+        return self._status
+
+    def get_status_value(self, key: str, default: Any) -> Any:
+        """A value of the status as it is now."""
+        return self._status.get(key, default)
+
+    def add_warning(self, message: str, kind: str = "") -> bool:
+        """Keep a warning for the report; True if it is new. `kind` is what rules and pages select by."""
+        if any(warning.message == message for warning in self.warnings):
+            return False
+        self.warnings.append(RunWarning(message, kind))
+        return True
+
+    def discard(self) -> None:
+        """Remove a directory that `create` made, when nothing came of the run; one that was moved aside comes back.
+
+        A trace that was in it stays.
+        """
+        self.close()
+        with suppress(OSError):
+            for entry in self.path.iterdir():
+                if entry.is_dir() and entry.name != TRACE_FOLDER:
+                    shutil.rmtree(entry, ignore_errors=True)
+                elif not entry.is_dir():
+                    entry.unlink()
+            self.path.rmdir()
+            for parent in self._made:
+                parent.rmdir()
+        if self._aside:
+            self._aside.rename(self.path)
+
+    def close_file(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for name in list(self._files):
+            self.close_file(name)
+        self._lock.close()
+
+
+class NullRunDir(RunDir):
+    """The run directory as the ranks see it that do not write it: every write is a no-op.
+
+    Args:
+        status: as rank 0 has it.
+    """
+
+    def __init__(self, path: Path, status: dict[str, Any]) -> None:
+        self.path = path
+        self.warnings = read_warnings(status)
+        self._status = status
+
+    def write(self, name: str, content: Any) -> None:
+        """No-op: only rank 0 writes."""
+
+    def append(self, name: str, record: dict[str, Any]) -> None:
+        """No-op: only rank 0 writes."""
+
+    def truncate_after(self, step: int) -> list[str]:
+        """No-op: only rank 0 writes."""
+        return []
+
+    def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+        for _ in lines:
+            pass
+        return self.path
+
+    def update_status(self, **changes: Any) -> None:
+        self._status = {**self._status, **changes}
+
+    def discard(self) -> None:
+        """No-op: only rank 0 writes."""
+
+    def close(self) -> None:
+        """No-op: nothing is open."""
+
+
+def _make_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / PROBE
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be written: {error.strerror}. Choose another run.dir.") from None
+    return path
+
+
+def _is_leftover(entry: Path) -> bool:
+    """Whether an entry of a run directory is what a killed process left: unfinished files and folders."""
+    name = entry.name
+    if name == PROBE or name.startswith(".best.") or name == ".model.old":
+        return True
+    if not (name.startswith(".") and name.endswith(".tmp")):
+        return False
+    # Only the report is written without the lock: by another process, which may be at it now.
+    owner = name.removesuffix(".tmp").rpartition(".")[2]
+    return not (name.startswith(".report.html.") and owner.isdecimal() and psutil.pid_exists(int(owner)))
+
+
+def _list_leftovers(path: Path) -> list[Path]:
+    predictions = (path / "predictions").glob("*.tmp")
+    return [*(entry for entry in path.iterdir() if _is_leftover(entry)), *predictions]
+
+
+def _remove(path: Path) -> None:
+    """Remove a leftover; one that cannot be removed does no harm."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
+    """A status without the values that are of the wrong kind, so that a resume can rely on the rest."""
+    counts = ("step", "num_steps", "batch_size", "num_resumes", "num_starved_steps")
+    kinds: dict[str, type] = {
+        **dict.fromkeys(counts, int),
+        **dict.fromkeys(("state", "why", "started"), str),
+        "begun": bool,
+        "warnings": list,
+        "seconds_by_phase": dict,
+    }
+    smallest = {"num_steps": 1, "batch_size": 1}
+    return {
+        key: value
+        for key, value in status.items()
+        if key not in kinds
+        or (type(value) is kinds[key] and (key not in counts or smallest.get(key, 0) <= value < 2**53))
+    }
+
+
+def lock_folder(path: Path) -> IO[bytes]:
+    """Lock the directory for this process. Raises RunDirError naming the owner if another process holds the lock.
+
+    The system releases the lock when the process ends, however it ends.
+    """
+    import fcntl
+
+    try:
+        file = open_for_append(path / LOCK)
+    except OSError as error:
+        raise RunDirError(f"{path / LOCK}: cannot be written: {error.strerror}. Choose another run.dir.") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
+        file.close()
+        raise RunDirError(f"{path}: in use by {owner}. Wait for it, or choose another run.dir.") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return file
+
+
+def find_conflict(path: Path) -> str | None:
+    """Why `create` would refuse a directory for what is in it; None if it is free.
+
+    Free is also what a process leaves that is killed before its first whole file: lock, probe, empty log, unfinished
+    files.
+    """
+    try:
+        free = not path.is_dir() or all(_is_free(entry) for entry in path.iterdir())
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be used: {error.strerror}. Choose another run.dir.") from None
+    return None if free else _describe_conflict(path)
+
+
+def _is_free(entry: Path) -> bool:
+    if entry.name == LOG:
+        return entry.is_file() and not entry.is_symlink() and entry.stat().st_size == 0
+    return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
+
+
+def _describe_conflict(path: Path) -> str:
+    if (path / CONFIG).is_file():
+        return (
+            f"{path}: holds a run already. Add --resume to go on, --overwrite to move it aside, "
+            "or choose another run.dir."
+        )
+    return f"{path}: is not empty and not a run directory. Choose another run.dir."

@@ -1,0 +1,100 @@
+"""Classification of any text: a template over its columns, a label column, and labels taken from the training data.
+
+Source: the user's own table. Licence: the file's. A record:
+
+    {"id": "7", "text": "The parcel has not arrived.", "label": "delivery"}
+
+With other columns: task: {name: classification, inputs: "ticket: {subject} {body}", label: category}. The labels are
+read from the training data and written into the run's config.yaml, so that predict and evaluate use the same; or they
+are given, with other words to learn: labels: {delivery: late, refund: money}. A label that is blank or "nan", which
+pandas writes for an empty cell, is no label: the record is left out of training and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fivetune.config.layers import parse_table
+from fivetune.errors import MissingLabelError
+from fivetune.tasks import (
+    ConversionResult,
+    LabelOptions,
+    check_labels,
+    check_template,
+    fill_from_record,
+    get_column,
+    get_record_id,
+    is_missing_label,
+    normalize_label,
+    parse_template,
+)
+from fivetune.types import RawRecord, TextExample
+
+
+def _check_given_labels(labels: dict[str, str]) -> dict[str, str]:
+    return check_labels(labels) if labels else labels
+
+
+class Classification(LabelOptions):
+    """Any text to one of a few labels, read from the training data."""
+
+    version: ClassVar[int] = 1
+
+    inputs: Annotated[str, AfterValidator(check_template)] = Field(
+        default="{text}", description="template of what the model reads, over any columns"
+    )
+    label: str = Field(default="label", min_length=1, description="column of the label")
+    labels: Annotated[dict[str, str], BeforeValidator(parse_table), AfterValidator(_check_given_labels)] = Field(
+        default={}, description="label: word that the model learns for it; default: the labels of the training data"
+    )
+
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
+        """One example. Raises RecordError for empty inputs or an unknown label, MissingLabelError for a blank one."""
+        inputs, _ = fill_from_record(record, self.inputs)
+        clippable = (len(parse_template(self.inputs)[0][0]), len(inputs))
+        if self.labels:
+            return self.build_example(record, self.label, inputs, clippable, labelled=labelled)
+        label = self.read_label(record) if labelled or self.label in record.fields else None
+        if label is None and labelled:
+            raise self._make_missing_label_error(record)
+        return TextExample(get_record_id(record), inputs, label or "", (label,) if label else (), clippable)
+
+    def to_score(self, record: RawRecord) -> ConversionResult:
+        """The label; the inputs are not needed to score."""
+        label = self.read_label(record)
+        if label is None:
+            raise self._make_missing_label_error(record)
+        known = {normalize_label(own): own for own in self.labels}
+        label = known.get(normalize_label(label), label)
+        meta = {"labels": list(self.labels)} if self.labels else {}
+        return TextExample(get_record_id(record), "", label, (label,), meta=meta)
+
+    def read_label(self, record: RawRecord) -> str | None:
+        """The label of a record as text, None where it is blank or nan.
+
+        >>> Classification().read_label(RawRecord({"label": " late "}, "a.csv:2"))
+        'late'
+        """
+        value = get_column(record, self.label)
+        if isinstance(value, bool):
+            return str(value).lower()
+        text = "" if value is None else str(value).strip()
+        return None if is_missing_label(text) else text
+
+    def _make_missing_label_error(self, record: RawRecord) -> MissingLabelError:
+        value = record.fields.get(self.label)
+        return MissingLabelError(record.where, f"{self.label} is {value!r}, which is no label. Write the label.")
+
+
+SAMPLE = (
+    RawRecord({"id": "7", "text": "The parcel has not arrived.", "label": "delivery"}, where="tickets.csv:2"),
+    TextExample(
+        id="7",
+        inputs="The parcel has not arrived.",
+        targets="delivery",
+        references=("delivery",),
+        clippable=(0, 27),
+    ),
+)

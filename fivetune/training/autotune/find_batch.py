@@ -1,0 +1,139 @@
+"""The micro-batch to train with: the smallest that fits into memory and is about as fast as any.
+
+In: a recipe. Out: a BatchTest. Every size runs forward and backward over the same examples, in rounds that take all
+sizes in turn, so that a drift of the machine affects all alike. The optimizer's step is left out: it comes once per
+global batch, whatever the micro-batch. Weights do not change; nothing is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fivetune.config import RunConfig
+from fivetune.data.batch import collate
+from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.autotune.find_lr import as_single_process
+from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
+from fivetune.training.autotune.probe import forward_backward, measure_seconds, restore_state
+from fivetune.training.learner import Learner
+from fivetune.training.setup import Setup, set_up
+from fivetune.types import Batch
+
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
+DEFAULT_LARGEST_SIZE = 256  # tried where the recipe has no global batch
+CLOSE_SHARE = 0.95  # of the best throughput is as good
+NUM_ROUNDS = 3
+RULE = (
+    f"The smallest size that reaches {100 * CLOSE_SHARE:.0f} % of the highest throughput, among those that "
+    "fit into memory."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Throughput of one micro-batch size.
+
+    Args:
+        tokens_per_second: input and target tokens, padding not counted, forward and backward.
+    """
+
+    batch_size: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTest:
+    """The throughput of each micro-batch size, and the choice.
+
+    Args:
+        batch_size: the choice.
+        fit: the largest size that fits, and why no larger one.
+        total: the global batch that the sizes are parts of.
+    """
+
+    speeds: tuple[Speed, ...]
+    batch_size: int
+    total: int
+    fit: Fit
+    device: str
+    precision: str
+    rule: str = RULE
+
+    def as_dict(self) -> JsonTable:
+        return asdict(self)
+
+
+def find_batch(
+    config: RunConfig, *, largest: int | None = None, on_progress: ProgressCallback = ignore_progress
+) -> BatchTest:
+    """Measure every part of the recipe's global batch that fits into memory.
+
+    Args:
+        largest: of the sizes, where the recipe has no train.global_batch_size; default 256.
+
+    Raises FiveTuneEnvironmentError if not even one example fits.
+    """
+    total = config.train.global_batch_size or largest or DEFAULT_LARGEST_SIZE
+    pieces = {"batch_size": 1, "global_batch_size": total}
+    config = as_single_process(config).model_copy(update={"train": config.train.model_copy(update=pieces)})
+    setup = set_up(config, on_progress=on_progress)
+    learner = setup.learner
+    fit = find_largest_fit(
+        learner.model,
+        learner.forward,
+        setup.data.stream.store,
+        total=total,
+        device=learner.compute.device,
+        autocast=learner.compute.make_autocast,
+        state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
+    )
+    sizes = [size for size in range(1, fit.batch_size + 1) if total % size == 0]
+    with translate_oom_errors():
+        speeds = measure_speeds(setup, sizes, on_progress)
+    return BatchTest(speeds, choose_batch_size(speeds), total, fit, learner.compute.device, learner.compute.precision)
+
+
+def choose_batch_size(speeds: Sequence[Speed]) -> int:
+    """The smallest size whose throughput is close to the best.
+
+    >>> choose_batch_size([Speed(1, 50.0), Speed(2, 96.0), Speed(4, 100.0), Speed(8, 90.0)])
+    2
+    """
+    best = max(one.tokens_per_second for one in speeds)
+    return min(one.batch_size for one in speeds if one.tokens_per_second >= CLOSE_SHARE * best)
+
+
+def measure_speeds(setup: Setup, sizes: Sequence[int], on_progress: ProgressCallback) -> tuple[Speed, ...]:
+    """Tokens per second of each size over the same global batches; gradients are dropped."""
+    seconds = dict.fromkeys(sizes, 0.0)
+    num_tokens, learner, store = 0, setup.learner, setup.data.stream.store
+    with restore_state(learner.model):
+        learner.model.train()
+        for turn in range(NUM_ROUNDS + 1):  # the first one warms up
+            rows = np.concatenate(setup.data.stream.select_rows(turn)).tolist()
+            for done, size in enumerate(sizes):
+                on_progress("measuring", turn * len(sizes) + done + 1, (NUM_ROUNDS + 1) * len(sizes))
+                batches = [collate(store, rows[i : i + size]) for i in range(0, len(rows), size)]
+                elapsed = measure_seconds(partial(_run_passes, learner, batches), learner.compute.device)
+                seconds[size] += elapsed if turn else 0.0
+            num_tokens += sum(batch.num_input_tokens + batch.num_target_tokens for batch in batches) if turn else 0
+    return tuple(Speed(size, num_tokens / seconds[size]) for size in sizes)
+
+
+def _run_passes(learner: Learner, batches: Sequence[Batch]) -> None:
+    for batch in batches:
+        forward_backward(
+            learner.model,
+            learner.forward,
+            batch,
+            device=learner.compute.device,
+            autocast=learner.compute.make_autocast,
+        )

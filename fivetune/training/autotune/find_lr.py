@@ -1,0 +1,161 @@
+"""The learning-rate range test (Smith 2017): real training steps whose rate grows, until the loss blows up.
+
+In: a recipe. Out: a RangeTest with the curve of the loss and a rate to use. The weights are restored; nothing is saved.
+
+The rate grows by the same factor from step to step. The loss is smoothed (an exponential mean, without the bias of its
+beginning). Smith takes the range between the rate where the loss begins to fall and the one where it stops falling. In
+it, `steepest` is where the smoothed loss falls most per factor of the rate, and `tenth` a tenth of the rate at its
+lowest point, one order of magnitude away from where training begins to diverge. The choice is `tenth`: the steepest
+fall of a fine-tuning is often that of the first steps, which any rate brings about.
+
+Leslie N. Smith, Cyclical Learning Rates for Training Neural Networks, WACV 2017, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fivetune import plugins
+from fivetune.config import RunConfig
+from fivetune.data.stream import TrainingStream
+from fivetune.errors import ConfigError, NumericError
+from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.autotune.probe import restore_learner
+from fivetune.training.learner import Learner, build_optimizer
+from fivetune.training.setup import set_up
+from fivetune.training.update import train_step
+
+SMOOTHING = 0.9  # of the smoothed loss at each step: a mean over about ten
+DIVERGENCE_FACTOR = 4.0  # times the lowest smoothed loss
+NUM_SETTLING = 5  # steps at the start whose slope is noise
+RULE = "A tenth of the rate at the lowest point of the smoothed loss (range test of Smith 2017)."
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTest:
+    """Result of a range test.
+
+    Args:
+        lrs, losses, smoothed: one each per step; losses in nats per target token.
+        steepest, tenth: the rates of the two rules; None where the loss never fell.
+        lr: the choice, `tenth` in two digits.
+        stopped: what ended the test.
+    """
+
+    lrs: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    steepest: float | None
+    tenth: float | None
+    lr: float | None
+    stopped: str
+    rule: str = RULE
+
+
+def find_lr(
+    config: RunConfig,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    num_steps: int = 100,
+    on_progress: ProgressCallback = ignore_progress,
+) -> RangeTest:
+    """Test the rates from `low` to `high` on the recipe's data, model and optimizer, in `num_steps` steps at most.
+
+    Args:
+        low, high: default to a tenth of the optimizer's least usual rate and a hundred times the largest one.
+
+    Raises ConfigError for an optimizer that computes its own rate, and for an empty range.
+    """
+    if getattr(config.optimizer, "relative_step", False):
+        raise ConfigError(
+            "optimizer.relative_step: the optimizer computes its own rate, so there is none to find. "
+            "Set optimizer.relative_step false."
+        )
+    usual = getattr(config.optimizer, "lr_range", (1e-5, 1e-2))
+    low, high = float(usual[0] / 10 if low is None else low), float(usual[1] * 100 if high is None else high)
+    if not 0 < low < high or num_steps < 2 * NUM_SETTLING:
+        raise ConfigError(
+            f"find-lr: from {low:g} to {high:g} in {num_steps} steps is no range. Give --low below "
+            f"--high, both above 0, and at least {2 * NUM_SETTLING} steps."
+        )
+    setup = set_up(as_single_process(config), on_progress=on_progress)
+    if setup.compute_lr(0) is None:
+        raise ConfigError(
+            f"optimizer.name {config.optimizer.plugin_name()}: the optimizer computes its own rate, so "
+            "there is none to find. Choose another one."
+        )
+    rates = [low * (high / low) ** (i / (num_steps - 1)) for i in range(num_steps)]
+    rebuild = partial(build_optimizer, setup.config, setup.learner.model)
+    with restore_learner(setup.learner, rebuild) as learner, translate_oom_errors():
+        losses, stopped = _run_range_test(learner, setup.data.stream, rates, on_progress)
+    return choose_lr(rates[: len(losses)], losses, stopped)
+
+
+def as_single_process(config: RunConfig) -> RunConfig:
+    """The recipe for one process and without evaluation data."""
+    return config.model_copy(
+        update={
+            "strategy": plugins.load_plugin("strategies", "single")(),
+            "launch": config.launch.model_copy(update={"nproc": 1}),
+            "data": config.data.model_copy(update={"eval": (), "eval_share": None}),
+        }
+    )
+
+
+def _run_range_test(
+    learner: Learner, stream: TrainingStream, rates: Sequence[float], on_progress: ProgressCallback
+) -> tuple[list[float], str]:
+    """The loss before each step, and what ended the steps."""
+    losses: list[float] = []
+    batch_size = None
+    for step, rate in enumerate(rates):
+        on_progress("steps", step + 1, len(rates))
+        try:
+            group = stream.build_micro_batches(step)
+            update = train_step(learner, group, lr=rate, step=step + 1, batch_size=batch_size)
+        except NumericError:
+            return losses, f"the loss was not finite at a rate of {rate:.2g}"
+        losses.append(update.loss)
+        batch_size = update.batch_size
+        means = smooth_losses(losses)
+        if means[-1] > DIVERGENCE_FACTOR * min(means):
+            return losses, f"at a rate of {rate:.2g} the loss was {DIVERGENCE_FACTOR:g} times its lowest value"
+    return losses, "all rates were tried"
+
+
+def choose_lr(lrs: Sequence[float], losses: Sequence[float], stopped: str) -> RangeTest:
+    """The test with its choice.
+
+    >>> falling = [3 - i / 10 for i in range(20)] + [1.2 + 2 * i for i in range(5)]
+    >>> found = choose_lr([1e-5 * 1.5**i for i in range(25)], falling, "")
+    >>> round(found.tenth / found.lrs[20], 3), found.steepest < found.lrs[20]
+    (0.1, True)
+    >>> choose_lr([1e-3, 1e-2, 1e-1], [1.0, 2.0, 9.0], "").lr is None
+    True
+    """
+    means = smooth_losses(losses)
+    lowest = min(range(len(means)), key=means.__getitem__, default=0)
+    steepest = tenth = None
+    if lowest > NUM_SETTLING:
+        falls = {i: means[i - 1] - means[i + 1] for i in range(NUM_SETTLING, lowest)}
+        steepest, tenth = lrs[max(falls, key=falls.__getitem__)], lrs[lowest] / 10
+    choice = None if tenth is None else float(f"{tenth:.1e}")
+    return RangeTest(tuple(lrs), tuple(losses), tuple(means), steepest, tenth, choice, stopped)
+
+
+def smooth_losses(losses: Sequence[float]) -> list[float]:
+    """Bias-corrected exponential moving average.
+
+    >>> [round(mean, 3) for mean in smooth_losses([2.0, 2.0, 3.0])], smooth_losses([])
+    ([2.0, 2.0, 2.369], [])
+    """
+    mean = weight = 0.0
+    means = []
+    for loss in losses:
+        mean, weight = SMOOTHING * mean + (1 - SMOOTHING) * loss, SMOOTHING * weight + 1 - SMOOTHING
+        means.append(mean / weight)
+    return means

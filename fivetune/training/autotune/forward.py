@@ -1,0 +1,172 @@
+"""Which forward a run trains with: as requested, as the run began, or what is measured to be fastest here.
+
+In: a model on its device, sample batches. Out: a Forward, with the reason for the log and machine.json.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fivetune.data.batch import split_batch
+from fivetune.errors import ConfigError
+from fivetune.model.attention import explain_unsupported_kernel
+from fivetune.model.backend import Forward
+from fivetune.model.flat import explain_unsupported_model
+from fivetune.model.memory import is_out_of_memory
+from fivetune.model.precision import get_matmul_dtype
+from fivetune.training.autotune.probe import (
+    find_disagreement,
+    forward_backward,
+    measure_best_seconds,
+    restore_state,
+)
+from fivetune.types import Batch
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+STATIC_DEVICES = ("mps", "xla")  # devices that compile every new shape
+NUM_TRIALS = 3
+NUM_COMPARED = 4  # examples
+TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.1}
+"""How far FiveTune's kernels may be from transformers' gradients, relative to each norm: rounding stays far below."""
+
+
+def choose_forward(
+    requested: str,
+    model: T5Model,
+    device: str,
+    sample: Sequence[Batch],
+    *,
+    autocast: Autocast,
+    recompute: bool = False,
+    resumed_forward: Forward | None = None,
+) -> Forward:
+    """The forward of a run: the resumed or the requested one, else what is known or measured to be fastest here.
+
+    Args:
+        requested: auto, flat, padded or buckets.
+        sample: batches to measure with, where the device has to be measured.
+        resumed_forward: what a resumed run began with; another one would round differently.
+
+    Raises ConfigError where the requested forward cannot run.
+    """
+    obstacle = explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
+    wanted, kind = resumed_forward.kind if resumed_forward else requested, device.partition(":")[0]
+    if wanted == "flat" and obstacle and requested == "flat":
+        raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")
+    if wanted == "flat" and obstacle:
+        return Forward("padded", f"the run began with flat tokens, which cannot run now: {obstacle}", recompute)
+    if kind == "cuda" and not obstacle and wanted in ("auto", "flat"):
+        parts = (resumed_forward.parts,) if resumed_forward else ("triton", "torch")
+        candidates = [Forward("flat", "", recompute, part) for part in parts]
+        reference = Forward("padded", "", recompute)
+        found = choose_fastest(candidates, reference, model, device, sample, autocast, wanted=wanted)
+        if requested == "flat" and found.kind != "flat":
+            raise ConfigError(f"train.forward: flat does not run here: {found.why}. Use auto or padded.")
+        return found
+    if wanted != "auto":
+        why = "as the run began" if resumed_forward else "requested"
+        return Forward(wanted, why, recompute)  # type: ignore[arg-type]
+    if kind in STATIC_DEVICES:
+        return Forward("buckets", f"{kind} compiles every new shape", recompute)
+    if obstacle:
+        return Forward("padded", f"flat tokens cannot run: {obstacle}", recompute)
+    return Forward("flat", "nothing is padded", recompute)
+
+
+def choose_fastest(
+    candidates: Sequence[Forward],
+    reference: Forward,
+    model: T5Model,
+    device: str,
+    sample: Sequence[Batch],
+    autocast: Autocast,
+    *,
+    wanted: str,
+) -> Forward:
+    """The fastest forward that runs here and has the reference's gradients; `why` lists every candidate's result.
+
+    Args:
+        candidates: forwards with FiveTune's kernels. reference: transformers' own.
+        wanted: with flat, the reference is chosen only where no candidate can be used.
+    """
+    results = {
+        forward: _benchmark(forward, reference, model, device, sample, autocast) for forward in (*candidates, reference)
+    }
+    listed = "; ".join(f"{forward} {_format_result(result)}" for forward, result in results.items())
+    usable = [f for f in candidates if isinstance(results[f], float)]
+    if wanted != "flat" and isinstance(results[reference], float):
+        usable.append(reference)
+    best = min(usable, key=lambda forward: float(results[forward]), default=reference)
+    return replace(best, why=f"measured: {listed}")
+
+
+def _format_result(result: float | str) -> str:
+    if isinstance(result, str):
+        return f"is not used: {result}"
+    return "has no memory" if result == math.inf else f"{1000 * result:.1f} ms a batch"
+
+
+def _benchmark(
+    forward: Forward, reference: Forward, model: T5Model, device: str, sample: Sequence[Batch], autocast: Autocast
+) -> float | str:
+    """Seconds of a batch, or why a forward must not be used."""
+    try:
+        if forward != reference:
+            batch = sample[0]
+            while len(batch.ids) > NUM_COMPARED:
+                batch = split_batch(batch)[0]
+            found, expected = (_measure_norms(each, model, device, batch, autocast) for each in (forward, reference))
+            with autocast():
+                tolerance = TOLERANCES[get_matmul_dtype(torch.device(device))]
+            floor = tolerance * 1e-3 * expected["all gradients"]  # for weights that hardly matter
+            if reason := find_disagreement(found, expected, tolerance=tolerance, floor=floor):
+                return reason
+        return _measure_batch_seconds(forward, model, device, sample, autocast)
+    except Exception as error:  # a kernel that does not compile or does not run on this device
+        return f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
+
+
+def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, autocast: Autocast) -> dict[str, float]:
+    """The loss without dropout, and the norm of each gradient and of all together."""
+    with restore_state(model):
+        forward.prepare(model)
+        model.eval()
+        loss = forward_backward(model, forward, batch, device=device, autocast=autocast)
+        norms = {n: p.grad.float().norm().item() for n, p in model.named_parameters() if p.grad is not None}
+    return {"the loss": loss.item(), **norms, "all gradients": math.hypot(*norms.values())}
+
+
+def _measure_batch_seconds(
+    forward: Forward, model: T5Model, device: str, sample: Sequence[Batch], autocast: Autocast
+) -> float:
+    """Seconds of a training pass over a batch, the best of a few; infinity where memory does not suffice."""
+    with restore_state(model):
+        forward.prepare(model)
+        model.train()
+
+        def run() -> None:
+            for batch in sample:
+                forward_backward(model, forward, batch, device=device, autocast=autocast)
+
+        try:
+            return measure_best_seconds(run, device, num_trials=NUM_TRIALS) / len(sample)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return math.inf
+
+
+def _explain_unsupported_device(model: T5Model, device: str, autocast: Autocast) -> str:
+    """Why the device cannot run `compute_flat_losses`; empty if it can."""
+    if not device.startswith("cuda"):
+        return ""
+    with autocast():
+        return explain_unsupported_kernel(model.config.d_kv, get_matmul_dtype(torch.device(device)))

@@ -1,0 +1,130 @@
+"""The largest micro-batch that fits into memory: tried before training, on the longest examples.
+
+In: the model with its forward, the training store, the global batch. Out: a Fit. Growing parts of the global batch run
+forward and backward. On a GPU the first trial that fails ends the search. On a CPU the system would end the process
+instead, so a trial runs only if a forecast from the smaller ones fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+import torch
+
+from fivetune.data.batch import collate
+from fivetune.data.store import TokenStore
+from fivetune.model.backend import Forward
+from fivetune.model.memory import is_out_of_memory
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
+from fivetune.training.autotune.probe import forward_backward, restore_state
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+CPU_MEMORY_SHARE = 0.8  # of the CPU's free memory that training may take
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the search found.
+
+    Args:
+        batch_size: examples per forward pass; a divisor of the global batch.
+        measured_bytes: peak memory of forward and backward, weights and gradients included.
+        forecast_bytes: the linear forecast from the smaller trials.
+        state_bytes: size of the optimizer's state, which comes on top.
+        why: what ended the search.
+    """
+
+    batch_size: int
+    measured_bytes: int
+    forecast_bytes: int
+    state_bytes: int
+    why: str
+
+    def __str__(self) -> str:
+        return (
+            f"train.batch_size auto: {self.batch_size} examples, {self.measured_bytes / GIB:.2f} GiB measured on the "
+            f"longest (forecast {self.forecast_bytes / GIB:.2f}), {self.state_bytes / GIB:.2f} more for the optimizer; "
+            f"{self.why}"
+        )
+
+
+def find_largest_fit(
+    model: T5Model,
+    forward: Forward,
+    store: TokenStore,
+    *,
+    total: int,
+    state_bytes_per_parameter: float,
+    device: str,
+    autocast: Autocast,
+    num_processes: int = 1,
+) -> Fit:
+    """The largest divisor of the global batch `total` that fits. Weights and random states stay as they are.
+
+    Args:
+        total: this process's part of the global batch.
+        num_processes: how many share the memory of a CPU.
+
+    Raises FiveTuneEnvironmentError if not even one example fits.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    state_bytes = ceil(sum(p.numel() for p in trainable) * state_bytes_per_parameter)
+    longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
+
+    def trial(size: int) -> int:
+        batch = collate(store, longest[:size])
+        return measure_peak_bytes(
+            lambda: forward_backward(model, forward, batch, device=device, autocast=autocast), device
+        )
+
+    on_gpu = device.startswith("cuda")
+    with restore_state(model), translate_oom_errors():
+        model.train()
+        for parameter in trainable:  # every micro-batch but a step's first finds gradients there
+            parameter.grad = torch.zeros_like(parameter)
+        state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
+        room = None  # a GPU is tried until it fails
+        if not on_gpu:
+            room = get_used_bytes(device) + int(CPU_MEMORY_SHARE * get_free_bytes() / num_processes) - state_bytes
+        fit = _search_batch_size(trial, total, state_bytes, base=get_used_bytes(device), room=room)
+        del state
+    return fit
+
+
+def _search_batch_size(
+    trial: Callable[[int], int], total: int, state_bytes: int, *, base: int, room: int | None
+) -> Fit:
+    """Try divisors of `total` from 1 on.
+
+    Args:
+        base: bytes in use before each trial. room: bytes that may be in use; None: a trial decides.
+    """
+    size, measured = 1, trial(1)
+    forecast, why, slope = measured, "that is the whole global batch", 0.0
+    for larger in (n for n in range(2, total + 1) if total % n == 0):
+        slope = max(slope, (measured - base) / size)
+        expected = int(measured + slope * (larger - size))
+        if room is not None and max(expected, measured) > room:
+            why = f"{larger} would take {expected / GIB:.2f} GiB of {max(room, 0) / GIB:.2f}"
+            break
+        try:
+            found = trial(larger)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = f"{larger} would take {expected / GIB:.2f} GiB and ran out of memory"
+            break
+        if room is not None and found > room:
+            why = f"{larger} took {found / GIB:.2f} GiB of {room / GIB:.2f}"
+            break
+        slope = (found - measured) / (larger - size)  # steeper than from `base` where early trials reused freed memory
+        size, measured, forecast = larger, found, expected
+    return Fit(size, measured, forecast, state_bytes, why)

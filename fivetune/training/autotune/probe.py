@@ -1,0 +1,131 @@
+"""What all trials share: one forward and backward pass, times, agreement of results, and restoring the state.
+
+In: a model, a Forward and batches. Out: seconds, or where two results differ. After a trial, weights, gradients and
+random states are what they were before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fivetune.model.backend import Forward
+from fivetune.training import checkpoint
+from fivetune.training.learner import Learner
+from fivetune.types import Batch
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+    from fivetune.types import Autocast
+
+SavedWeights = list[tuple[nn.Parameter, Tensor]]
+"""Each parameter with a copy of its value, on the host."""
+
+
+def forward_backward(model: T5Model, forward: Forward, batch: Batch, *, device: str, autocast: Autocast) -> Tensor:
+    """Add the gradient of a batch's mean token loss to the parameters. Returns: that loss, []."""
+    with autocast():
+        loss = forward.compute_losses(model, batch, device=device)[0].sum() / batch.num_target_tokens
+    loss.backward()
+    return loss.detach()
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done its work."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def measure_seconds(run: Callable[[], object], device: str) -> float:
+    """Wall-clock seconds of a call and of the work that it queues on the device."""
+    synchronize(device)
+    started = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+def measure_best_seconds(run: Callable[[], object], device: str, *, num_trials: int, num_warm_up: int = 0) -> float:
+    """The shortest of `num_trials` calls, after some that warm up."""
+    for _ in range(num_warm_up):
+        run()
+    return min(measure_seconds(run, device) for _ in range(num_trials))
+
+
+def find_disagreement(
+    found: Mapping[str, float], reference: Mapping[str, float], *, tolerance: float, floor: float = 0.0
+) -> str:
+    """The first value that differs from the reference by more than `tolerance` of it plus `floor`; empty if none does.
+
+    >>> find_disagreement({"the loss": 2.5}, {"the loss": 2.0}, tolerance=0.1)
+    'the loss: 2.5 instead of 2'
+    >>> find_disagreement({"the loss": 2.1}, {"the loss": 2.0}, tolerance=0.1)
+    ''
+    """
+    for name, value in reference.items():
+        if not abs(found[name] - value) <= tolerance * abs(value) + floor:
+            return f"{name}: {found[name]:.6g} instead of {value:.6g}"
+    return ""
+
+
+def clear_gradients(model: T5Model) -> None:
+    """Drop all gradients, those of tables that are kept in parts too."""
+    model.zero_grad(set_to_none=True)
+    for parameter in model.parameters():
+        if parts := getattr(parameter, "table_grad", None):
+            parts.clear()
+
+
+def save_weights(model: T5Model) -> SavedWeights:
+    """A copy of all weights, on the host."""
+    return [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in model.parameters()]
+
+
+@torch.no_grad()
+def restore_weights(saved: SavedWeights, *, reallocate: bool = False) -> None:
+    """Write saved weights back.
+
+    Args:
+        reallocate: give each parameter memory of its own again, after a trial moved them into one buffer.
+    """
+    for parameter, value in saved:
+        if reallocate:
+            parameter.grad = None
+            parameter.data = value.to(parameter.device, copy=True)
+        else:
+            parameter.copy_(value)
+
+
+@contextmanager
+def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[None]:
+    """Drop gradients and restore training mode and random states on exit, for trials that change no weight."""
+    random, was_training = checkpoint.get_random_states(), model.training
+    try:
+        yield
+    finally:
+        if not keep_gradients:
+            clear_gradients(model)
+        model.train(was_training)
+        checkpoint.set_random_states(random)
+
+
+@contextmanager
+def restore_learner(
+    learner: Learner, build_optimizer: Callable[[], torch.optim.Optimizer], *, reallocate: bool = False
+) -> Iterator[Learner]:
+    """Yield a learner with an optimizer and a scaler of its own; on exit everything is as before.
+
+    The given learner's optimizer takes no step meanwhile, so its state needs no restoring.
+    """
+    saved = save_weights(learner.model)
+    with restore_state(learner.model):
+        try:
+            yield replace(learner, optimizer=build_optimizer(), scaler=learner.compute.make_scaler())
+        finally:
+            restore_weights(saved, reallocate=reallocate)

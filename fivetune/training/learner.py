@@ -1,0 +1,109 @@
+"""What an optimizer step needs: the model, its optimizer, how losses are computed, and on which device.
+
+In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and optimizer state, not its parts.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fivetune.config import RunConfig
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.backend import Forward
+from fivetune.telemetry.devices import count_cores, pick_device, pick_precision
+
+if TYPE_CHECKING:
+    from fivetune.model.cuda.graphed import GraphedUpdate
+    from fivetune.model.modules import T5Model
+    from fivetune.strategies import Strategy
+    from fivetune.types import TorchState
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeConfig:
+    """Device and autocast precision of a run."""
+
+    device: str
+    precision: str
+
+    def make_autocast(self) -> AbstractContextManager[object]:
+        """A new autocast context: 16-bit matrix products over fp32 weights, or nothing in fp32."""
+        kind = self.device.partition(":")[0]
+        return torch.autocast(kind, dtype=DTYPES.get(self.precision), enabled=self.precision in DTYPES)
+
+    def make_scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling for fp16, a pass-through otherwise."""
+        return torch.amp.GradScaler(self.device.partition(":")[0], enabled=self.precision == "fp16")
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """The parts of an optimizer step.
+
+    Args:
+        model: as the strategy places it; where that shards it, only `gather_model` gives all weights.
+        forward: computes the token losses.
+        max_grad_norm: gradients are scaled down to this norm; None for never.
+        world: the processes that train together.
+        graphs: replays steps as CUDA graphs; None where each kernel is launched.
+    """
+
+    model: T5Model
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    forward: Forward
+    compute: ComputeConfig
+    strategy: Strategy
+    max_grad_norm: float | None
+    world: World = SINGLE_PROCESS
+    graphs: GraphedUpdate | None = None
+
+    def gather_model(self) -> AbstractContextManager[T5Model]:
+        """The model with all its weights, to generate with and to save. All processes enter it."""
+        return self.strategy.gather_model(self.model)
+
+
+def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeConfig:
+    """Choose device and precision, and set the process's threads; call it before any work.
+
+    Denormal floats count as 0, because a CPU computes with them many times slower; new threads inherit that setting.
+    """
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(config.train.num_threads or count_cores())
+    device = pick_device(config.device)
+    if world.size > 1 and device == "cuda":
+        device = pick_device(f"cuda:{world.local_rank}")
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)
+    return ComputeConfig(device, pick_precision(config.train.precision, device))
+
+
+def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over all trainable weights; norms are not decayed."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    for parameter in trainable:
+        vars(parameter).pop("table_grad", None)  # left by an earlier optimizer that took gradients in parts
+    groups: list[TorchState] = [{"params": [p for p in trainable if p.dim() > 1]}]
+    norms = [p for p in trainable if p.dim() <= 1]
+    if norms:
+        groups.append({"params": norms, "weight_decay": 0.0})
+    build = config.optimizer.build
+    # Gradients of large tables may stay in parts only where they stay in this process, unscaled.
+    if not config.strategy.supports_multiple and config.train.precision != "fp16":
+        build = getattr(config.optimizer, "build_for_tables", build)
+    optimizer = build(groups)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def get_peak_lr(optimizer: torch.optim.Optimizer) -> float | None:
+    """The learning rate that a schedule scales; None where the optimizer computes its own."""
+    return optimizer.param_groups[0]["initial_lr"]

@@ -1,0 +1,168 @@
+"""fivetune inspect: what is counted is true, bad records never stop it, and the page says the same as the JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import combinations
+
+import kit
+import pytest
+import yaml
+
+from fivetune.cli import main
+from fivetune.data.characters import measure_coverage
+from fivetune.data.duplicates import find_near_duplicates
+from fivetune.data.encode import LengthLimits, encode
+from fivetune.data.limits import build_input_limit_table, measure_lengths
+from fivetune.data.records import read_records
+from fivetune.model.tokenizer import load_tokenizer
+from fivetune.tasks.squad_v2 import SQuADV2
+from fivetune.types import TextExample
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder):
+    return load_tokenizer(None, tokenizer_folder)
+
+
+def jaccard(one: str, other: str) -> float:
+    a, b = ({tuple(words[i : i + 3]) for i in range(len(words) - 2)} for words in (one.split(), other.split()))
+    return len(a & b) / len(a | b)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 1.0])
+def test_near_texts_are_all_found_and_no_others(threshold):
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(3, 20))) for _ in range(40)]
+    for text in texts[:40]:
+        words = text.split()
+        texts.append(" ".join([*words, draw.choice("abcdefgh")][draw.randint(0, 1) :]))
+    expected = {j for i, j in combinations(range(len(texts)), 2) if jaccard(texts[i], texts[j]) >= threshold}
+    assert {one.row for one in find_near_duplicates(texts, threshold=threshold)} == expected
+    across = {j for i in range(40) for j in range(40) if jaccard(texts[i], texts[40 + j]) >= threshold}
+    assert {one.row for one in find_near_duplicates(texts[40:], texts[:40], threshold=threshold)} == across
+
+
+@pytest.mark.parametrize("limit", range(8, 40))
+def test_limits_cut_what_training_cuts(tokenizer, tmp_path, limit):
+    records = read_records(str(kit.squad_file(tmp_path / "train.json")))
+    examples = [example for record in records if (example := SQuADV2().to_text(record))]
+    examples.append(TextExample("behind", "say: Ann has a hat. Who? Ann", "Ann", ("Ann",), (5, 19)))
+    targets = [example.targets for example in examples]
+    tokens = list(encode(tokenizer, examples, targets, limits=LengthLimits(limit)))
+    row = next(
+        row
+        for row in build_input_limit_table(measure_lengths(tokenizer, examples, targets), limit)
+        if row["limit"] == limit
+    )
+    assert row["num_cut"] == sum(one.num_clipped_inputs > 0 for one in tokens)
+    assert row["num_answers_lost"] == sum(one.answer_clipped for one in tokens)
+
+
+def test_lost_characters_are_named(tokenizer):
+    found = measure_coverage(tokenizer, ["a 中 b", "中中", "red\n", "red"])
+    assert [(one.character, one.num_times, one.num_texts) for one in found.lossy] == [("中", 3, 2), ("\n", 1, 1)]
+    assert (found.num_texts_hit, found.num_texts) == (2, 4)  # a line end becomes a space, as in all of T5
+
+
+def question(number: int, asked: str, context: str, *answers: str) -> str:
+    return json.dumps({"id": f"q{number}", "question": asked, "context": context, "answers": list(answers)})
+
+
+TRAIN = (
+    question(1, "What has Ann?", "Ann has a red hat.", "red hat"),
+    question(2, "What has  ann?", "Ann has a red hat.", "coat"),  # the same inputs, another answer, not in the context
+    question(3, "What has Bob?", "Bob has a <b>blue</b> coat.", "blue"),
+    '{"question": "Who?", "id": "q4"}',
+    '{"broken',
+    '{"id": "q5", "question": "Who has it?", "context": "Nobody."}',
+)
+EVAL = (question(9, "What has Ann?", "Ann has a red hat.", "hat"), question(8, "Why?", "So.", "So"))
+
+
+@pytest.fixture
+def words(tmp_path, tokenizer_folder):
+    (tmp_path / "train.jsonl").write_text("\n".join(TRAIN) + "\n")
+    (tmp_path / "dev.jsonl").write_text("\n".join(EVAL) + "\n")
+    return [
+        "inspect",
+        str(tmp_path / "train.jsonl"),
+        "--task",
+        "squad_v2",
+        "--tokenizer",
+        str(tokenizer_folder),
+        "--against",
+        str(tmp_path / "dev.jsonl"),
+    ]
+
+
+def test_everything_is_counted(words, capsys):
+    assert main([*words, "--json", "--data.max_input_tokens", "9"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    train, leakage = facts["sets"]["train"], facts["leakage"]
+    assert [train[f"num_{name}"] for name in ("read", "skipped", "unlabelled", "examples")] == [6, 2, 1, 4]
+    assert train["skipped"][0]["where"].endswith("train.jsonl:4")
+    assert train["duplicates"]["inputs with different answers"]["shown"][0]["ids"] == ["q1", "q2"]
+    assert train["answers"]["num"] == 1 and train["answers"]["shown"][0]["id"] == "q2"
+    assert train["counts"]["question word"]["common"] == [["what", 3], ["who", 1]]
+    assert [leakage[kind]["num_exact"] for kind in ("question", "context", "question and context")] == [1, 1, 1]
+    assert any(one["num_cut"] and len(one["inputs"]) == 2 for one in facts["examples"])
+
+
+def test_terminal_and_page_say_it(words, tmp_path, capsys):
+    assert main([*words, "--html", str(tmp_path / "page.html")]) == 0
+    told = capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text().replace("&nbsp;", " ").replace("\u00a0", " ")
+    for text in (
+        "2 of 6 records cannot be used",
+        "eval shares the question and context with train in 1 example (50.0 %)",
+    ):
+        assert text in told and text in page
+    assert "question: What has Ann? context: Ann has a red hat.</s>" in told
+    assert "&lt;b&gt;blue&lt;/b&gt;" in page.replace(" ", "") and "<b>blue" not in page
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--optimizer.lr", "1"], "--optimizer.lr: is no setting of inspect"),
+        (["--near", "3"], "--near: 3.0 is no similarity"),
+        (["--task.no_anser", "x"], "Did you mean no_answer"),
+    ],
+)
+def test_mistakes_are_named(words, capsys, more, message):
+    assert main([*words, *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_changes_the_meaning_of_scores_is_found(tmp_path, tokenizer_folder, capsys):
+    """Faults C4, C8, C12: blank golds, ids of a translation, wrong offsets, languages, answers that are all wanted."""
+    ids = ["56be4db0acb8001400a502ec", "56be4db0acb8001400a502ed"]
+    rows = [
+        {"question": "谁？", "context": "罗洛来了", "answers": {"text": ["罗洛", ""], "answer_start": [0, -1]}},
+        {"question": "谁来？", "context": "安来了", "answers": {"text": ["安", "来"], "answer_start": [1, 1]}},
+    ]
+    for name, more in (("train", {}), ("dev", {"context": "另一个安来了罗洛"})):
+        table = [{"id": id, **row, **more} for id, row in zip(ids, rows, strict=True)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+    words = ["inspect", str(tmp_path / "train.jsonl"), "--task", "squad", "--tokenizer", str(tokenizer_folder)]
+    assert main([*words, "--against", str(tmp_path / "dev.jsonl")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 questions have a blank gold answer beside others: predicting nothing scores exact 50.0" in printed
+    assert "answer_start 1 is '来', the answer is '安'" in printed
+    assert "Set task.language: zh" in printed
+    assert "1 question with several gold answers without a common word" in printed
+    assert "eval shares the id with train in 2 examples" in printed
+
+
+def test_a_classification_gets_its_recipe_and_a_word_on_uneven_labels(tmp_path, tokenizer_folder, capsys):
+    rows = "".join(f"text {i},{'late' if i else 'refund'}\n" for i in range(20))
+    (tmp_path / "a.csv").write_text(f"body,kind\n{rows}")
+    words = ["inspect", str(tmp_path / "a.csv"), "--task", "classification", "--tokenizer", str(tokenizer_folder)]
+    assert main([*words, "--task.inputs", "{body}", "--task.label", "kind"]) == 0
+    printed = capsys.readouterr().out
+    assert "labels are uneven: late has 95.0 % of 20 examples, refund 5.0 %" in " ".join(printed.split())
+    recipe = yaml.safe_load(printed.partition("A recipe for it:\n")[2])
+    assert recipe["task"] == {"name": "classification", "inputs": "{body}", "label": "kind"}
+    assert recipe["data"] == {"train": [str(tmp_path / "a.csv")], "eval_share": 0.1}

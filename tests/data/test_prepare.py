@@ -1,0 +1,112 @@
+"""`fivetune prepare`: the data as the run will find it; a build that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import kit
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from fivetune import cli
+from fivetune.data import store as store_module
+from fivetune.data.encode import LengthLimits
+from fivetune.data.examples import Source
+from fivetune.data.partial import lock_build_folder
+from fivetune.data.store import load_or_build_store
+from fivetune.model import load as load_module
+from fivetune.tasks.squad_v2 import SQuADV2
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(store_module, "CHUNK", 5)
+    monkeypatch.setattr(store_module, "SHARD", 2)
+
+
+def _source(folder: Path) -> Source:
+    """24 examples in windows: several rows and one group for each; three records are bad."""
+    path = kit.squad_file(folder / "train.json")
+    table = json.loads(path.read_text())
+    for number in (2, 8, 20):
+        table["data"][0]["paragraphs"][number]["qas"][0]["question"] = None
+    path.write_text(json.dumps(table))
+    limits = LengthLimits(24, 8, "windows", 4)
+    return Source((str(path),), SQuADV2(), limits, on_bad_record="skip", for_training=True)
+
+
+def _files(cache: Path) -> dict[str, bytes]:
+    (folder,) = cache.iterdir()
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("tokenised_before", [10, 15, 20])
+def test_a_stopped_build_goes_on_and_gives_the_same(
+    tmp_path, tokenizer_folder, monkeypatch, small_shards, tokenised_before
+):
+    source, tokenizer = _source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder)
+    load_or_build_store(source, tokenizer, cache=tmp_path / "at once")
+
+    def stop(what: str, done: int) -> None:
+        if done == tokenised_before:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_or_build_store(source, tokenizer, cache=tmp_path / "in two", on_progress=stop)
+    tokenised, encode = [], store_module.encode
+
+    def counted(words, examples, targets, **rest):
+        tokenised.extend({e.group or e.id for e in examples})
+        return encode(words, examples, targets, **rest)
+
+    monkeypatch.setattr(store_module, "encode", counted)
+    load_or_build_store(source, tokenizer, cache=tmp_path / "in two")
+    assert 0 < len(tokenised) <= (11 if tokenised_before < 20 else 1)
+    assert _files(tmp_path / "in two") == _files(tmp_path / "at once")
+
+
+def test_two_processes_do_not_build_in_one_folder(tmp_path, tokenizer_folder, small_shards):
+    source, tokenizer = _source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder)
+    cache = tmp_path / "cache"
+    folder = cache / store_module._compute_cache_key(
+        store_module.compute_fingerprint(source, tokenizer), source.task, tokenizer
+    )
+    other = folder.with_name(f".{folder.name}.partial")
+    other.mkdir(parents=True)
+    with lock_build_folder(other) or pytest.fail("the folder is free"):
+        assert lock_build_folder(other) is None
+        assert load_or_build_store(source, tokenizer, cache=cache).summary["num_read"] == 24
+    assert {path.name for path in cache.iterdir()} == {folder.name, other.name}
+
+
+# --- the command ---
+
+
+def test_command_prepares_what_the_run_takes(tmp_path, model_folder, capsys, monkeypatch):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(kit.recipe(tmp_path, model_folder)))
+    with monkeypatch.context() as patch:
+        patch.setattr(load_module, "load_model_and_tokenizer", lambda *_, **__: pytest.fail("loads weights"))
+        assert cli.main(["prepare", str(recipe), "--json", "--quiet"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("train   24 records read, 0 skipped; 24 examples of ") and "examples/s" in lines[0]
+    assert lines[1].startswith("eval    12 records read, ")
+    assert lines[2:4] == [f"cache   {tmp_path}/cache", f"The run finds it there: fivetune train {recipe}"]
+    result = json.loads(lines[-1])
+    assert result["train"]["num_examples"] == 24 and not result["train"]["was_there"]
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(store_module, "_build_store", lambda *_: pytest.fail("built twice"))
+    kit.ready(tmp_path, model_folder)
+    assert cli.main(["prepare", str(recipe)]) == 0
+    assert "were there" in capsys.readouterr().out
+
+
+def test_command_without_data(tmp_path, model_folder, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"model": {"path": str(model_folder)}, "task": "squad_v2"}))
+    assert cli.main(["prepare", str(recipe)]) == 2
+    assert "data.train: no data is given. Add --data.train FILE or --data.eval FILE." in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""data.eval_share: an evaluation set split off the training records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import kit
+import pytest
+
+from fivetune.config import load_config
+from fivetune.data.split import EvalSplit, split_records
+from fivetune.errors import DataError
+from fivetune.tasks.classification import Classification
+from fivetune.tasks.squad_v2 import SQuADV2
+from fivetune.training import train
+from fivetune.types import RawRecord
+
+
+def split(task, records, **options):
+    converted = [(record, (task.to_text(record),)) for record in records]
+    found = split_records(converted, EvalSplit("eval", **options), by_label=task.labels is not None)
+    return [record for record in records if found.is_on_side(record, "eval")]
+
+
+def tickets(num, **more):
+    return [
+        RawRecord(
+            {"id": f"t{i}", "text": f"text {i}", "label": "late" if i % 4 else "refund", **more}, f"a.csv:{i + 2}"
+        )
+        for i in range(num)
+    ]
+
+
+def test_labels_keep_their_shares_and_the_seed_decides():
+    chosen = split(Classification(), tickets(400), share=0.1)
+    assert Counter(record.fields["label"] for record in chosen) == {"late": 30, "refund": 10}
+    assert chosen == split(Classification(), tickets(400), share=0.1)
+    assert chosen != split(Classification(), tickets(400), share=0.1, seed=1)
+
+
+def test_related_records_stay_on_one_side():
+    """Questions of one context, and copies of one question, are on one side as a whole."""
+    records = [
+        RawRecord({"id": f"q{i}", "question": f"Who is {i}?", "context": f"Context {i // 5}.", "answers": ["x"]}, "a:1")
+        for i in range(100)
+    ]
+    contexts = Counter(record.fields["context"] for record in split(SQuADV2(), records, share=0.2))
+    assert set(contexts.values()) == {5} and sum(contexts.values()) == 20
+    twice = [RawRecord({**record.fields, "id": f"copy-{record.fields['id']}"}, "b:1") for record in tickets(50)]
+    chosen = split(Classification(), [*tickets(50), *twice], share=0.2)
+    assert Counter(Counter(record.fields["text"] for record in chosen).values()).keys() == {2}
+
+
+def test_a_group_column_binds_and_a_question_asked_of_everything_does_not():
+    records = [record for i in range(20) for record in tickets(5, customer=f"c{i}")]
+    records = [RawRecord({**r.fields, "id": f"{i}", "text": f"unlike {i}"}, r.where) for i, r in enumerate(records)]
+    customers = Counter(
+        r.fields["customer"] for r in split(Classification(), records, share=0.2, group_column="customer")
+    )
+    assert set(customers.values()) == {5}
+    asked = [
+        RawRecord({"id": f"q{i}", "question": "Who?", "context": f"Context {i}.", "answers": ["x"]}, "a:1")
+        for i in range(50)
+    ]
+    assert len(split(SQuADV2(), asked, share=0.2)) == 10
+    with pytest.raises(DataError, match=r"there is no column 'x', which data\.group_column names"):
+        split(Classification(), records, share=0.2, group_column="x")
+
+
+def test_what_cannot_be_split_is_an_error():
+    same = [RawRecord({"id": f"{i}", "text": "one", "label": "a"}, "a:1") for i in range(9)]
+    with pytest.raises(DataError, match=r"data\.eval_share: 0\.1 of 9 records in 1 groups .* one side empty"):
+        split(Classification(), same, share=0.1)
+
+
+def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, model_folder):
+    """The labels of the training data are in config.yaml, and the two sides together are all records."""
+    rows = [{"id": f"t{i}", "text": f"{kit.WORDS[i % 14]} has {i}", "label": kit.COLOURS[i % 2]} for i in range(40)]
+    rows += [{"id": "nan", "text": "no label", "label": "NaN"}]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = kit.recipe(
+        tmp_path, model_folder, task={"name": "classification"}, data__train=str(tmp_path / "all.jsonl")
+    )
+    recipe["data"].pop("eval")
+    run = train({**recipe, "data": {**recipe["data"], "eval_share": 0.25}})
+    assert load_config(tmp_path / "run").task.labels == {"blue": "blue", "red": "red"}
+    kept, scored = run.data.train, run.data.eval
+    assert (kept.num_records_kept, scored.num_records_kept) == (30, 10)
+    assert (kept.num_unlabelled, kept.label_counts) == (1, {"red": 15, "blue": 15})
+    assert scored.split.num_eval_records == 10 and scored.label_counts == {"red": 5, "blue": 5}
+    assert run.evals[-1].num_examples == 10
+    assert run.evals[-1].rates["majority_label"] == 0.5 <= run.evals[-1].rates["one_label"]  # C2

@@ -1,0 +1,132 @@
+"""Starting the processes of a run: what the command does for the user, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import kit
+import psutil
+import pytest
+import yaml
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from fivetune import launch, rundir
+from fivetune.errors import ConfigError
+from fivetune.launch.__main__ import describe_killed_ranks
+
+
+def test_srun_that_starts_the_command_several_times_is_refused():
+    with pytest.raises(ConfigError, match=r"srun starts this command 4 times, and each would start 2"):
+        launch.is_needed(2, {"SLURM_STEP_NUM_TASKS": "4"})
+    assert not launch.is_needed(1, {"SLURM_STEP_NUM_TASKS": "4"})
+
+
+@pytest.fixture
+def command(tmp_path, model_folder) -> list[str]:
+    """A run of two processes that takes hours."""
+    table = kit.recipe(
+        tmp_path,
+        model_folder,
+        strategy="ddp",
+        launch={"nproc": 2},
+        train__num_steps=10**6,
+        eval__at_start=False,
+        eval__every_steps=10**6,
+    )
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(table))
+    return [sys.executable, "-m", "fivetune", "train", str(tmp_path / "r.yaml"), "--no-preflight"]
+
+
+def workers(command: subprocess.Popen[str]) -> list[psutil.Process]:
+    (agent,) = psutil.Process(command.pid).children()
+    return sorted(agent.children(), key=lambda process: int(process.environ()["RANK"]))
+
+
+def ended(
+    words: list[str], act: Callable[[subprocess.Popen[str]], None], run: Path, *, seconds: int = 60
+) -> tuple[int, str]:
+    """Exit code and messages of a command that something is done to once it trains."""
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    try:
+        until = time.monotonic() + 120
+        while not (run / "steps.jsonl").exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        left = workers(process)
+        act(process)
+        told = process.communicate(timeout=seconds)[1]
+        psutil.wait_procs(left, timeout=10)
+        assert not any(worker.is_running() for worker in left)
+        return process.returncode, told
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_stops_the_run_after_saving(command, tmp_path):
+    code, told = ended(command, lambda process: process.send_signal(signal.SIGINT), tmp_path / "run")
+    assert code == 128 + signal.SIGINT
+    assert told.count("stopped by SIGINT after step") == told.count("saved. Go on with: fivetune train") == 1
+    run = rundir.read_run(tmp_path / "run")
+    assert run.raw_status["state"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / str(run.raw_steps[-1]["step"]) / "manifest.json").is_file()
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others(command, tmp_path):
+    code, told = ended(command, lambda process: workers(process)[1].kill(), tmp_path / "run")
+    assert code == 128 + signal.SIGKILL
+    assert told.count("another process of this run ended") == 1 and "Traceback" not in told
+    assert re.search(r"launch: rank 1 \(process \d+\) was killed by SIGKILL\. Often memory ran out", told)
+    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, tmp_path):
+    code, told = ended(command, lambda process: psutil.Process(process.pid).children()[0].kill(), tmp_path / "run")
+    assert code == 128 + signal.SIGKILL
+    assert re.search(r"launch: torchrun \(process \d+\) was killed by SIGKILL, .*Its ranks are stopped now", told)
+    assert "stopped by SIGTERM after step" in told
+    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_sigusr1_to_the_command_stops_the_run_after_saving(command, tmp_path):
+    code, told = ended(command, lambda process: process.send_signal(signal.SIGUSR1), tmp_path / "run")
+    assert code == 128 + signal.SIGUSR1
+    assert told.count("stopped by SIGUSR1 after step") == told.count("saved. Go on with: fivetune train") == 1
+
+
+@pytest.mark.slow
+def test_a_hung_rank_is_killed_once_the_others_have_failed(command, tmp_path):
+    words = [*command, "--launch.timeout_minutes", "0.1"]
+    code, told = ended(words, lambda process: workers(process)[1].suspend(), tmp_path / "run", seconds=120)
+    assert code == 4
+    assert re.search(r"launch: rank 1 \(process \d+\) did not end after rank 0 had failed, and was killed", told)
+
+
+def test_ranks_killed_by_a_signal_are_named(tmp_path):
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=code, error_file=str(tmp_path / "none"))
+        for rank, code in enumerate([143, -signal.SIGSEGV, -signal.SIGKILL])
+    }
+    for rank, failure in failures.items():
+        failure.timestamp = int(rank != 1)
+    assert describe_killed_ranks(ChildFailedError("ranks", failures)) == [
+        "launch: rank 1 (process 101) was killed by SIGSEGV. Continue the run with --resume.",
+        "launch: rank 2 (process 102) did not end after rank 1 had failed, and was killed.",
+    ]
+
+
+@pytest.mark.slow
+def test_an_error_before_training_is_told_once_and_its_code_is_passed_on(command, tmp_path):
+    done = subprocess.run([*command, "--data.train", str(tmp_path / "r.yaml")], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("fivetune: ")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,93 @@
+"""Classification and tags: the published matrix, the bootstrap, any text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fivetune.analysis.bootstrap import compute_intervals
+from fivetune.analysis.labels import build_confusion
+from fivetune.metrics import list_score_names, score_all
+from fivetune.metrics.by_part import ByPart
+from fivetune.metrics.classification import CASES, Classification, ConfusionMatrix, choose_gold_labels
+from fivetune.metrics.tags import Tags, parse_tag_set
+from fivetune.rundir.records import Prediction
+
+WORDS = st.sampled_from(["yes", "no", "maybe", "?"])
+PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=30)
+PUBLISHED = CASES[0]
+
+
+def test_published_matrix():
+    golds = choose_gold_labels(PUBLISHED.predictions, PUBLISHED.references)
+    found = ConfusionMatrix(("none", "low", "high"), Counter(zip(golds, PUBLISHED.predictions, strict=True)))
+    assert [found.count_support(label) for label in found.labels] == [5000, 5000, 5000]
+    assert [round(found.compute_f1(label), 3) for label in found.labels] == [0.901, 0.999, 0.909]
+
+
+def test_label_tasks_that_generate_are_told_too():
+    """Without eval.score_labels a line does not say whether the model left the label set."""
+    meta = {"labels": ["HQ", "LQ"]}
+    lines = [Prediction(id=text, references=("HQ",), prediction=text, meta=meta) for text in ("HQ", "huh")]
+    found = build_confusion(lines)
+    assert found is not None
+    assert (found.labels, found.compute_recall("HQ"), found.compute_precision("HQ")) == (("HQ", "huh"), 0.5, 1.0)
+    assert build_confusion([Prediction(id="1", references=("HQ",), prediction="HQ")]) is None
+
+
+@given(PAIRS)
+def test_classification_of_any_texts(pairs):
+    golds, predictions = zip(*pairs, strict=True)
+    references, labels = [(gold,) for gold in golds], ["yes", "no", "maybe"]
+    scores = Classification().score(predictions, references, details=[{"labels": labels}] * len(pairs))
+    assert all(0 <= value <= 100 + 1e-9 for name, value in scores.corpus.items() if name != "total")
+    assert scores.resample is not None
+    drawn = scores.resample(np.arange(len(pairs)))
+    assert drawn == pytest.approx({name: scores.corpus[name] for name in drawn})
+
+
+@pytest.mark.parametrize("metric", [Classification(), Tags(), ByPart()])
+@given(PAIRS, st.integers(0, 9))
+def test_resampling_is_scoring_again(metric, pairs, seed):
+    golds, predictions = zip(*pairs, strict=True)
+    rows = np.random.default_rng(seed).integers(len(pairs), size=len(pairs))
+    labels = [{"labels": ["yes", "no", "maybe", "?"]}] * len(pairs)
+    drawn = metric.score(predictions, [(gold,) for gold in golds], details=labels).resample(rows)
+    again = metric.score([predictions[i] for i in rows], [(golds[i],) for i in rows], details=labels)
+    assert drawn == pytest.approx({name: again.corpus[name] for name in drawn})
+
+
+@given(st.text(), st.text())
+def test_tag_sets(one, other):
+    tags = parse_tag_set(one)
+    assert parse_tag_set(", ".join(sorted(tags))) == tags
+    assert parse_tag_set(f"{other},{one}") == tags | parse_tag_set(other)
+    assert all(tag == " ".join(tag.split()) and tag for tag in tags)
+
+
+def test_empty_sets_of_tags():
+    scores = Tags().score(["", "a", ""], [("",), ("",), ("a",)])
+    assert [one["exact_set"] for one in scores.each] == [1, 0, 0]
+    assert (scores.corpus["micro_f1"], scores.corpus["exact_set"]) == (0, 100 / 3)
+
+
+def test_parts_are_scored_apart():
+    metrics = [{"name": "by_part", "parts": {"a": ["classification"], "b": ["tags", "exact_match"]},
+                "mains": {"a": "macro_f1", "b": "micro_f1"}}]  # fmt: skip
+    details = [
+        {"source_task": "a", "labels": ["x", "y"]},
+        {"source_task": "b"},
+        {"source_task": "a", "labels": ["x", "y"]},
+    ]
+    scores = score_all(metrics, ["x", "p, q", "y"], [("x",), ("p",), ("x",)], details=details)
+    assert scores.corpus["a_accuracy"] == 50
+    assert scores.corpus["mean"] == pytest.approx((100 / 3 + 200 / 3) / 2)
+    assert scores.each[1] == {"mean": 2 / 3, "b_micro_f1": 2 / 3, "b_exact_set": 0, "b_exact_match": 0}
+    assert set(scores.corpus) <= set(list_score_names(metrics))
+    found = compute_intervals(scores, num_samples=50)
+    assert found["a_accuracy"][0] <= 50 <= found["a_accuracy"][1]
+    assert {"mean", "b_micro_f1"} <= set(found)

@@ -1,0 +1,262 @@
+"""Steps by graphs on the CPU: when they are taken, and that they train what launched kernels train.
+
+Triton's interpreter runs the optimizer, torch the attention of static buffers (the kernel's own tests are in
+test_kernels.py and test_fused.py), and a recorder that calls again stands in for CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import kit
+import pytest
+import torch
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
+
+from fivetune import rundir
+from fivetune.errors import ConfigError, NumericError
+from fivetune.model.cuda import dispatch
+from fivetune.model.cuda.optimizer import FlatAdamW
+from fivetune.training import checkpoint, train
+from fivetune.training.autotune import graphs as capture
+from fivetune.training.autotune.graphs import decide_graphs, find_graph_obstacle
+from fivetune.training.checkpoint import TrainingProgress
+from fivetune.training.update import refuse_nonfinite, train_step
+
+
+def again():
+    """Makes a recorder whose graphs call the function."""
+    return lambda function: function
+
+
+def attend(q, k, v, cu_q, cu_k, max_q, max_k, bias=None, causal=False, dropout=0.0):
+    """The kernel's function, one sequence after the other."""
+    outs = []
+    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
+        rows, cols = torch.arange(end_q - start_q)[:, None], torch.arange(end_k - start_k)
+        if bias is not None:
+            scores = scores + bias[:, cols - rows + bias.shape[1] // 2]
+        shares = scores.masked_fill(cols > rows, -torch.inf).softmax(-1) if causal else scores.softmax(-1)
+        outs.append(torch.einsum("hij,jhd->ihd", torch.dropout(shares, dropout, True), v[start_k:end_k]))
+    return torch.cat(outs)
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    """The CPU counts as a device of kernels and graphs; its buckets are small."""
+    monkeypatch.setattr("fivetune.model.cuda.attention.compute_attention", attend)
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(capture, "supports_graphs", lambda device: True)
+    monkeypatch.setattr(capture, "BUCKET_SIZES", (32, 16))
+    monkeypatch.setattr(capture, "NUM_WARM_UP", 2)
+    monkeypatch.setattr(capture, "make_graph_recorder", again)
+
+
+def ready(folder, model_folder, **overrides: Any):
+    overrides = {"train__batch_size": 2, "train__global_batch_size": 2, "model__dropout": 0.0, **overrides}
+    return kit.ready(folder, model_folder, **overrides)
+
+
+def clock(*seconds: float):
+    """Says these seconds, one call after the other."""
+    left = list(seconds)
+    return lambda run: left.pop(0)
+
+
+def weights(setup) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in setup.learner.model.parameters()]
+
+
+def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
+    setup = ready(tmp_path, model_folder)
+    before, random = weights(setup), torch.get_rng_state()
+    learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    assert chosen == capture.GraphDecision(True, "measured: 200.0 ms a batch with graphs, 300.0 ms a batch without")
+    assert learner.graphs and learner.optimizer is learner.graphs.optimizer and learner.graphs.steps.num_launched == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
+    assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
+
+
+def wrong():
+    return lambda function: lambda: 1.5 * function()
+
+
+def broken():
+    raise RuntimeError("no graphs here\nmore")
+
+
+def unrecorded():
+    def record(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    return record
+
+
+@pytest.mark.parametrize(
+    ("graphs", "seconds", "why"),
+    [
+        (again, 0.4, "measured: 400.0 ms a batch with graphs, 300.0 ms a batch without"),
+        (wrong, 0.2, "with graphs, the loss: "),
+        (broken, 0.2, "RuntimeError: no graphs here"),
+        (unrecorded, 0.2, "a graph could not be recorded: RuntimeError: operation not permitted when stream is"),
+    ],
+)
+def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, graphs, seconds, why):
+    setup = ready(tmp_path, model_folder)
+    before = weights(setup)
+    learner, chosen = decide_graphs(setup, make_recorder=graphs, clock=clock(0.3, seconds))
+    assert chosen is not None and not chosen.on and chosen.why.startswith(why)
+    assert learner is setup.learner
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
+    assert len({p.untyped_storage().data_ptr() for p in setup.learner.model.parameters()}) == len(before)
+    if graphs is wrong:
+        with pytest.raises(ConfigError, match=r"train\.capture: on cannot run: with graphs, the loss: .* Use auto or"):
+            object.__setattr__(setup.config.train, "capture", "on")
+            decide_graphs(setup, make_recorder=graphs)
+
+
+def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, monkeypatch):
+    original = FlatAdamW.step
+
+    def too_far(self):
+        self.lr.mul_(2)
+        original(self)
+
+    monkeypatch.setattr(FlatAdamW, "step", too_far)
+    monkeypatch.setattr(capture, "TOLERANCES", {"fp32": 1.0})
+    _, chosen = decide_graphs(ready(tmp_path, model_folder), make_recorder=again, clock=clock(0.3, 0.2))
+    assert chosen is not None and not chosen.on
+    assert chosen.why.startswith("after 3 steps the weights are ")
+
+
+def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
+    setup = ready(tmp_path, model_folder)
+    assert find_graph_obstacle(setup) == ""
+    recomputing = with_learner(setup, forward=replace(setup.learner.forward, recompute=True))
+    assert find_graph_obstacle(recomputing) == "train.recompute keeps random states on the host"
+    half = with_learner(setup, compute=replace(setup.learner.compute, precision="fp16"))
+    assert find_graph_obstacle(half) == "the precision is fp16, not bf16 or fp32"
+    monkeypatch.setattr(capture, "supports_graphs", lambda device: False)
+    assert find_graph_obstacle(setup) == "the device is cpu, which has no CUDA graphs"
+    assert decide_graphs(setup) == (setup.learner, None)
+
+
+def with_learner(setup, **changes: Any):
+    return replace(setup, learner=replace(setup.learner, **changes))
+
+
+def steps(setup, first: int, last: int) -> list[float]:
+    return [
+        train_step(setup.learner, setup.data.stream.build_micro_batches(step), lr=1e-3 / (1 + step), step=step + 1).loss
+        for step in range(first, last)
+    ]
+
+
+def captured(folder, model_folder, **overrides: Any):
+    """A set-up that steps by static buffers, launched every time."""
+    setup = ready(folder, model_folder, **overrides)
+    graphs = capture._build_graphs(setup, None)
+    return with_learner(setup, graphs=graphs, optimizer=graphs.optimizer)
+
+
+def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
+    options = {
+        "train__batch_size": 2,
+        "train__global_batch_size": 4,
+        "optimizer": {"name": "adamw", "weight_decay": 0.1},
+    }
+    mine = captured(tmp_path, model_folder, **options)
+    found = steps(mine, 0, 10)
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
+    launched = ready(tmp_path, model_folder, **options)
+    assert found == pytest.approx(steps(launched, 0, 10), rel=1e-5)
+    state, reference = mine.learner.optimizer.state_dict()["state"], launched.learner.optimizer.state_dict()["state"]
+    assert mine.learner.graphs.steps.num_launched == 20 and float(state[0]["step"]) == 10
+    for number, values in reference.items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            error = (state[number][name] - values[name]).abs().max()
+            assert error <= 1e-3 * values[name].abs().max(), (number, name)
+
+
+def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder):
+    one = captured(tmp_path, model_folder, model__dropout=0.1)
+    steps(one, 0, 2)
+    taken = checkpoint.take_snapshot(one.learner.model, one.learner.optimizer, one.learner.scaler)
+    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingProgress(step=2))
+    expected = steps(one, 2, 4)
+    two = captured(tmp_path, model_folder, model__dropout=0.1)
+    checkpoint.restore_checkpoint(path, two.learner.model, two.learner.optimizer, two.learner.scaler)
+    assert steps(two, 2, 4) == expected
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.learner.model.parameters(), two.learner.model.parameters(), strict=True)
+    )
+    plain = ready(tmp_path, model_folder)
+    checkpoint.restore_checkpoint(path, plain.learner.model, plain.learner.optimizer, plain.learner.scaler)
+    dropless = captured(tmp_path, model_folder)
+    checkpoint.restore_checkpoint(path, dropless.learner.model, dropless.learner.optimizer, dropless.learner.scaler)
+    assert steps(dropless, 2, 4) == pytest.approx(steps(plain, 2, 4), rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_from_there_on(tmp_path, model_folder, monkeypatch):
+    setup = captured(tmp_path, model_folder)
+    steps(setup, 0, 1)
+    nats, before = sys_nats(), weights(setup)
+    monkeypatch.setattr(
+        "fivetune.model.cuda.graphed.compute_static_losses", lambda *args, **named: nats(*args, **named) * torch.inf
+    )
+    update = train_step(setup.learner, setup.data.stream.build_micro_batches(1), lr=1e-3, step=2)
+    monkeypatch.setattr("fivetune.model.cuda.graphed.compute_static_losses", nats)
+    steps(setup, 2, 3)
+    assert setup.learner.graphs.nonfinite_flag == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
+    with pytest.raises(NumericError, match="step 2: loss"):
+        refuse_nonfinite(setup.learner, setup.data.stream.build_micro_batches(1), 2, update.loss, update.grad_norm)
+
+
+def sys_nats():
+    from fivetune.model.cuda import graphed
+
+    return graphed.compute_static_losses
+
+
+def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder):
+    setup = captured(tmp_path, model_folder, train__batch_size=2)
+    expected = captured(tmp_path, model_folder, train__batch_size=2)
+    original = setup.learner.graphs.steps.step
+
+    failing = [True]
+
+    def step(static, last):
+        if failing and failing.pop():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(static, last)
+
+    setup.learner.graphs.steps.step = step
+    update = train_step(setup.learner, setup.data.stream.build_micro_batches(0), lr=1e-3, step=1, batch_size=2)
+    assert update.batch_size == 1
+    assert [update.loss, *steps(setup, 1, 2)] == pytest.approx(steps(expected, 0, 2), rel=1e-5)
+
+
+def test_a_run_by_graphs_is_recorded_resumed_and_exported(tmp_path, model_folder, capsys):
+    options: dict[str, Any] = {
+        "train__capture": "on", "train__batch_size": 2, "train__global_batch_size": 2, "train__num_steps": 4,
+        "eval__every_steps": 2, "model__dropout": 0.1, "schedule": {"name": "constant"},
+    }  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    run = train(kit.recipe(whole, model_folder, **options), preflight=False)
+    assert run.raw_machine["capture"] == {"on": True, "why": "requested"}
+    assert "steps are replayed as CUDA graphs (requested)" in capsys.readouterr().err
+    recipe = kit.recipe(parts, model_folder, **options)
+    train(recipe, {"train.num_steps": 2}, quiet=True, preflight=False)
+    resumed = train(recipe, quiet=True, resume=True)
+    assert [s["loss"] for s in resumed.raw_steps] == [s["loss"] for s in run.raw_steps]
+    assert kit.weights_of(whole / "run") == kit.weights_of(parts / "run")
+    assert all(0 < step["padding_fraction"] < 1 for step in rundir.read_run(parts / "run").raw_steps)

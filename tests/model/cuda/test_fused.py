@@ -1,0 +1,156 @@
+"""The forward of CUDA, run by Triton's interpreter: kernels for every part, static buffers, against the torch path."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from flat_kit import gradients, make_batch, make_model
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
+
+from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
+from fivetune.model.cuda import attention, dispatch, norm, pointwise
+from fivetune.model.cuda.static_step import Buckets, StaticBatch, compute_static_losses, fill_block
+from fivetune.model.flat import compute_flat_losses
+from fivetune.model.layers import (
+    add_dropout_residual,
+    apply_dropout_,
+    apply_gated_dropout,
+    apply_relu_dropout_,
+    rms_norm,
+)
+from fivetune.types import Batch
+
+SHORT = [(5, 2), (36, 9), (1, 1), (9, 12)]  # one is longer than a tile
+
+
+def use_kernels(monkeypatch) -> set[str]:
+    """From here on the CPU counts as a device of the kernels. Returns: the names of those that were called."""
+    called: set[str] = set()
+    for module, name in (
+        (norm, "compute_rms_norm"),
+        (pointwise, "compute_activation_dropout"),
+        (pointwise, "add_dropout"),
+        (attention, "compute_attention"),
+    ):
+        original = getattr(module, name)
+
+        def noted(*args: Any, original=original, name=name, **named: Any):
+            called.add(name)
+            return original(*args, **named)
+
+        monkeypatch.setattr(module, name, noted)
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
+    return called
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    for name, grad in theirs.items():
+        assert (ours[name] - grad).abs().max() <= 1e-5 * grad.abs().max(), name
+
+
+def static_of(batch: Batch, *, weight: float = 1.0) -> StaticBatch:
+    """The batch in a bucket with room to spare, as `CapturedStep` writes it."""
+    longest = [int(cu.diff().max()) for cu in (batch.cu_seqlens_src, batch.cu_seqlens_tgt)]
+    buckets = Buckets(len(batch.ids), *longest, input_grain=32, target_grain=16)
+    static = StaticBatch(buckets.find_bucket(batch), buckets, "cpu")
+    fill_block(static.block, static.bucket, buckets, batch, start_id=0, weight=weight)
+    return static
+
+
+@pytest.mark.parametrize("family", ["t5", "v1_1", "umt5"])
+def test_the_kernels_compute_the_whole_forward(monkeypatch, family):
+    model, batch = make_model(family), make_batch(SHORT)
+    weight = torch.rand(batch.num_target_tokens)
+    expected = compute_flat_losses(model, batch)
+    theirs = gradients(model, expected, weight)
+    called = use_kernels(monkeypatch)
+    ours = compute_flat_losses(model, batch, fused=True)
+    assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert_close(gradients(model, ours, weight), theirs)
+    assert called == {"compute_rms_norm", "compute_activation_dropout", "add_dropout", "compute_attention"}
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_static_buffers_give_the_same_loss_and_gradients(monkeypatch, family):
+    model, batch = make_model(family), make_batch(SHORT)
+    use_kernels(monkeypatch)
+    expected = compute_flat_losses(model, batch, fused=True).mean()
+    theirs = gradients(model, expected)
+    static = static_of(batch, weight=1 / batch.num_target_tokens)
+    ours = (compute_static_losses(model, static, fused=True) * static.weights).sum()
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-6)
+    found = gradients(model, ours)
+    for name, grad in theirs.items():
+        assert (found[name] - grad).abs().max() <= 1e-6 * max(grad.abs().max(), 1), name
+
+
+def test_static_buffers_need_nothing_from_the_host(monkeypatch):
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model, static = make_model("mt5", dropout=0.1), static_of(make_batch(SHORT))
+    use_kernels(monkeypatch)
+    (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()  # what is made once, and kept
+    for module in (attention, norm, pointwise):
+        monkeypatch.setattr(module, "launch", lambda *args, **named: None)
+    with Seen():
+        (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()
+    host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_copy_from", "lift_fresh", "aten.arange")
+    assert len(seen) > 100 and [name for name in seen if any(word in name for word in host)] == []
+
+
+def test_dropout_of_the_kernels_has_its_rate_and_its_gradient(monkeypatch):
+    use_kernels(monkeypatch)
+    torch.manual_seed(0)
+    ones = torch.ones(64, 96)
+    parts = {
+        "dropout": lambda x: apply_dropout_(x, 0.25, fused=True),
+        "sum": lambda x: add_dropout_residual(torch.zeros_like(x), x, 0.25, fused=True),
+        "relu": lambda x: apply_relu_dropout_(x, 0.25, fused=True),
+        "gated": lambda x: apply_gated_dropout(torch.cat([x, ones], -1), "relu", 0.25, fused=True),
+    }
+    for name, part in parts.items():
+        x = ones.clone().requires_grad_()
+        out = part(x.clone())
+        assert out.detach().unique().tolist() == [0.0, pytest.approx(4 / 3)], name
+        assert abs(out.mean().item() - 1) < 0.03, name
+        out.sum().backward()
+        assert torch.equal(x.grad, out.detach()), name  # the gradient meets the mask of the value
+
+
+def test_a_sum_of_two_types_keeps_that_of_the_stream(monkeypatch):
+    use_kernels(monkeypatch)
+    stream, branch = torch.randn(4, 32, requires_grad=True), torch.randn(4, 32).bfloat16().requires_grad_()
+    out = add_dropout_residual(stream, branch, 0.5, fused=True)
+    out.sum().backward()
+    assert out.dtype == stream.grad.dtype == torch.float32 and branch.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(out, stream + branch.float() * branch.grad.float())
+
+
+def test_the_parts_can_be_left_to_torch(monkeypatch):
+    called = use_kernels(monkeypatch)
+    x, weight = torch.randn(3, 32), torch.ones(32)
+    rms_norm(x, weight, 1e-6)
+    assert called == set()
+    rms_norm(x, weight, 1e-6, fused=True)
+    rms_norm(x.half(), weight.half(), 1e-6, fused=True)
+    assert called == {"compute_rms_norm"}
+
+
+@pytest.mark.parametrize("longest", [1, 40, 600])
+def test_kept_buckets_are_the_buckets(longest):
+    rule = {"bidirectional": True, "num_buckets": 32, "max_distance": 128}
+    kept = get_relative_buckets(torch.device("cpu"), longest, **rule)
+    assert torch.equal(kept, compute_relative_buckets(longest, **rule))
+    assert kept.data_ptr() == get_relative_buckets(torch.device("cpu"), longest, **rule).data_ptr()

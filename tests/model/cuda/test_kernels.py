@@ -1,0 +1,277 @@
+"""The Triton kernels against plain torch, run by Triton's interpreter: values, every gradient, dropout masks."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
+pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
+
+import triton
+
+from fivetune.errors import ModelError
+from fivetune.model.cuda import tiles
+from fivetune.model.cuda.attention import compute_attention
+from fivetune.model.cuda.norm import compute_rms_norm
+from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
+from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
+from fivetune.model.cuda.random import round_dropout_rate
+
+HEADS, HEAD_SIZE, LONGEST = 2, 16, 45
+LENGTHS = [1, 3, 17, 40]
+CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles so small that the sequences above have several, none of them full."""
+    assert not isinstance(triton.language.sum, triton.JITFunction), (
+        "triton was imported before TRITON_INTERPRET was set"
+    )
+    for kernel, kind in tiles.TILES:
+        size = {"norm": (2, 0), "pointwise": (0, 64), "optimizer": (4, 64)}.get(kernel, (32, 32))
+        monkeypatch.setitem(tiles.TILES, (kernel, kind), tiles.Tile(*size, warps=1))
+
+
+# --- references ---
+
+
+def philox(seed: int, place: Tensor) -> Tensor:
+    """16 random bits for each element: eight halves of Philox 4x32-10's words for each group of 8 places."""
+    low = 0xFFFFFFFF
+    group = (place // 8).tolist()
+    words = {}
+    for g in set(group):
+        c, key = [g & low, g >> 32, 0, 0], [seed & low, seed >> 32]
+        for _ in range(10):
+            a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+            c = [b >> 32 ^ c[1] ^ key[0], b & low, a >> 32 ^ c[3] ^ key[1], a & low]
+            key = [key[0] + 0x9E3779B9 & low, key[1] + 0xBB67AE85 & low]
+        words[g] = [half for word in (c[0], c[2], c[1], c[3]) for half in (word & 0xFFFF, word >> 16)]
+    return torch.tensor([words[g][p % 8] for g, p in zip(group, place.tolist(), strict=True)])
+
+
+def kept(seed: Tensor, places: Tensor, probability: float) -> Tensor:
+    """What elements at these places are multiplied with."""
+    rate = round_dropout_rate(probability)
+    bits = philox(int(seed), places.flatten()).view(places.shape)
+    return (bits >= rate) * (65536 / (65536 - rate))
+
+
+def eager(q, k, v, bias, cu_q, cu_k, *, causal=False, probability=0.0, seed=None) -> Tensor:
+    """One sequence after the other, all scores at hand."""
+    outs = []
+    groups = -(-int(cu_k.diff().max()) // 8)
+    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
+        rows, cols = torch.arange(end_q - start_q)[:, None], torch.arange(end_k - start_k)
+        if bias is not None:
+            scores = scores + bias[:, cols - rows + LONGEST - 1]
+        weights = scores.masked_fill(cols > rows, -torch.inf).softmax(-1) if causal else scores.softmax(-1)
+        if seed is not None:
+            head = torch.arange(HEADS)[:, None, None]
+            weights = weights * kept(seed, ((start_q + rows) * HEADS + head) * groups * 8 + cols, probability)
+        outs.append(torch.einsum("hij,jhd->ihd", weights, v[start_k:end_k]))
+    return torch.cat(outs)
+
+
+def starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+def inputs(lengths_q: list[int], lengths_k: list[int], *, bias: bool, dtype=torch.float32) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    tensors = [torch.randn(sum(n), HEADS, HEAD_SIZE).to(dtype) for n in (lengths_q, lengths_k, lengths_k)]
+    table = torch.randn(HEADS, 2 * LONGEST - 1) if bias else None
+    return [None if x is None else x.requires_grad_() for x in (*tensors, table)]
+
+
+def compare(ours: Tensor, reference: Tensor, leaves: list[Tensor], doubles: list[Tensor], close: float) -> None:
+    """Outputs and all gradients, by the largest error relative to the largest value."""
+    grad = torch.randn(ours.shape).to(ours.dtype)
+    pairs = [(ours, reference)]
+    pairs += zip(
+        torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(reference, doubles, grad.double()), strict=True
+    )
+    for mine, exact in pairs:
+        assert mine.shape == exact.shape
+        assert (mine.double() - exact).abs().max() <= close * exact.abs().max()
+
+
+def double(tensors: list[Tensor]) -> list[Tensor]:
+    return [x.detach().double().requires_grad_() for x in tensors]
+
+
+# --- attention ---
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("part", ["encoder", "decoder", "cross", "dropout"])
+def test_attention_and_its_gradients_equal_the_definition(part, dtype):
+    lengths_q, lengths_k = ([17, 1, 3], [3, 40, 1]) if part == "cross" else (LENGTHS, LENGTHS)
+    q, k, v, bias = inputs(lengths_q, lengths_k, bias=part != "cross", dtype=dtype)
+    cu_q, cu_k = starts(lengths_q), starts(lengths_k)
+    causal, probability = part == "decoder", 0.3 if part == "dropout" else 0.0
+    seed = torch.tensor([2**40 + 5]) if probability else None
+    ours = compute_attention(q, k, v, cu_q, cu_k, max(lengths_q), max(lengths_k), bias, causal, probability, seed)
+    leaves = [x for x in (q, k, v, bias) if x is not None]
+    doubles = double(leaves)
+    table = None if bias is None else doubles[3]
+    reference = eager(*doubles[:3], table, cu_q, cu_k, causal=causal, probability=probability, seed=seed)
+    compare(ours, reference, leaves, doubles, CLOSE[dtype])
+
+
+def test_a_merged_projection_is_read_in_place_and_heads_of_8_columns_are_filled_up():
+    torch.manual_seed(0)
+    merged = torch.randn(5, 3, HEADS, 8, requires_grad=True)
+    doubles = double([merged])
+    cu = starts([2, 3])
+    ours = compute_attention(*merged.unbind(1), cu, cu, 3, 3)
+    compare(ours, eager(*doubles[0].unbind(1), None, cu, cu), [merged], doubles, CLOSE[torch.float32])
+
+
+def test_empty_sequences_and_queries_without_keys():
+    cu_q, cu_k = torch.tensor([0, 0, 2, 3]).int(), torch.tensor([0, 2, 2, 4]).int()
+    q, k, v, _ = inputs([3], [4], bias=False)
+    assert q is not None and k is not None and v is not None
+    out = compute_attention(q, k, v, cu_q, cu_k, 3, 3)
+    assert (out[:2] == 0).all()
+    torch.testing.assert_close(out[2:], eager(q[2:], k[2:], v[2:], None, starts([1]), starts([2])))
+    grads = torch.autograd.grad(out.sum(), [q, k, v])
+    assert all(grad.isfinite().all() for grad in grads) and (grads[2][:2] == 0).all()
+
+
+def test_no_kernel_adds_in_an_order_that_changes():
+    sources = [path.read_text() for path in Path(tiles.__file__).parent.glob("*.py")]
+    assert sources and not any("tl.atomic" in source for source in sources)
+
+
+def test_a_head_size_without_a_kernel_is_refused():
+    x, cu = torch.randn(3, 2, 48), starts([3])
+    with pytest.raises(ModelError, match="heads have 48 columns"):
+        compute_attention(x, x, x, cu, cu, 3, 3)
+
+
+# --- norm, dropout, activation ---
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_norm_is_t5s(dtype):
+    torch.manual_seed(0)
+    x, weight = (torch.randn(*shape).to(dtype).requires_grad_() for shape in ((5, 24), (24,)))
+    doubles = double([x, weight])
+    reference = doubles[1] * doubles[0] * (doubles[0].pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+    compare(compute_rms_norm(x, weight, 1e-6), reference, [x, weight], doubles, CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_residual_with_dropout(dtype):
+    torch.manual_seed(0)
+    residual, x = (torch.randn(7, 25).to(dtype).requires_grad_() for _ in "ab")
+    seed = torch.tensor([9])
+    doubles = double([residual, x])
+    reference = doubles[0] + doubles[1] * kept(seed, torch.arange(7 * 25).view(7, 25), 0.1)
+    compare(add_dropout(residual, x, 0.1, seed), reference, [residual, x], doubles, CLOSE[dtype])
+    assert compute_dropout(x, 0.0) is x
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("kind", "gated"), [("relu", False), ("gelu_new", True)])
+def test_activation_with_dropout(kind, gated, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(3, 140 if gated else 70).to(dtype).requires_grad_()
+    doubles = double([x])
+    left, right = doubles[0].chunk(2, -1) if gated else (doubles[0], 1)
+    function = torch.relu if kind == "relu" else lambda y: nn.functional.gelu(y, approximate="tanh")
+    seed = torch.tensor([3])
+    places = torch.arange(3)[:, None] * 72 + torch.arange(70)
+    reference = function(left) * right * kept(seed, places, 0.5)
+    compare(
+        compute_activation_dropout(x, kind, gated=gated, probability=0.5, seed=seed),
+        reference,
+        [x],
+        doubles,
+        CLOSE[dtype],
+    )
+
+
+def test_dropout_follows_the_seed_on_the_device_and_keeps_the_mean():
+    x, seed = torch.ones(1024), torch.tensor([1])
+    first = compute_dropout(x, 0.25, seed)
+    again = compute_dropout(x, 0.25, seed)
+    seed += 1
+    assert torch.equal(first, again) and not torch.equal(first, compute_dropout(x, 0.25, seed))
+    torch.manual_seed(0)
+    assert not torch.equal(compute_dropout(x, 0.25), compute_dropout(x, 0.25))
+    assert first.unique().tolist() == [0.0, pytest.approx(4 / 3)] and abs(first.mean() - 1) < 0.06
+
+
+# --- optimizer ---
+
+
+def models() -> tuple[nn.ParameterList, nn.ParameterList]:
+    torch.manual_seed(0)
+    ours = nn.ParameterList([torch.randn(9, 15), torch.randn(70), torch.randn(3)])
+    return ours, nn.ParameterList([p.detach().clone() for p in ours])
+
+
+@pytest.mark.parametrize("max_norm", [1.0, float("inf")])
+def test_optimizer_equals_clip_and_torchs_adamw(max_norm):
+    ours, theirs = models()
+    optimizer = FlatAdamW(ours[:1], ours[1:], lr=0.1, weight_decay=0.2, max_norm=max_norm, dtype=torch.float32)
+    groups = [{"params": theirs[:1], "weight_decay": 0.2}, {"params": theirs[1:], "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=0.1)
+    for step in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            other.grad = torch.randn_like(other)
+            assert mine.grad is not None and (mine.grad == 0).all()
+            mine.grad += other.grad
+        norm = nn.utils.clip_grad_norm_(theirs, max_norm)
+        optimizer.lr.fill_(0.1 / (1 + step))
+        for group in reference.param_groups:
+            group["lr"] = 0.1 / (1 + step)
+        optimizer.step()
+        reference.step()
+        assert optimizer.state[NORM] == pytest.approx(norm.item(), rel=1e-5)
+    torch.testing.assert_close(list(ours), list(theirs), rtol=1e-5, atol=3e-6)
+
+
+def test_optimizer_keeps_masters_and_their_copy():
+    ours, theirs = models()
+    optimizer = FlatAdamW(ours, [], lr=1e-4)
+    for parameter in ours:
+        assert parameter.dtype == torch.bfloat16 and parameter.grad is not None
+        parameter.grad.fill_(1.0)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.master[:135].view(9, 15), theirs[0].detach() - 1e-4)
+    rounded = optimizer.master[:135].view(9, 15)
+    torch.testing.assert_close(ours[0].float(), rounded, rtol=2**-7, atol=0)  # the interpreter cuts bits off
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    ours, _ = models()
+    optimizer = FlatAdamW(ours, [], lr=0.1)
+    before = optimizer.master.clone()
+    optimizer.grads[5] = torch.inf
+    optimizer.step()
+    assert optimizer.state[[CLIP, STEPS, SKIPPED]].tolist() == [0, 0, 1]
+    assert torch.equal(before, optimizer.master) and (optimizer.grads == 0).all()
+
+
+def test_optimizer_resumes():
+    (one, two), states = (models()[0], models()[0]), []
+    first, second = (FlatAdamW(model, [], lr=0.1) for model in (one, two))
+    first.grads.fill_(1.0)
+    first.step()
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
+    for optimizer in (first, second):
+        optimizer.grads.fill_(0.5)
+        optimizer.step()
+        states.append(optimizer.master)
+    assert torch.equal(*states) and torch.equal(one[0], two[0])

@@ -1,0 +1,33 @@
+"""The facts about T5's variants: one table, no torch, in agreement with transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kit
+import pytest
+from flat_kit import make_model
+
+from fivetune.errors import ModelError
+from fivetune.model.family import FAMILIES, compute_output_scale, find_family, should_scale_output
+
+
+@pytest.mark.parametrize("family", kit.FAMILIES)
+def test_classes_and_scale_are_those_of_transformers(family: str) -> None:
+    model = make_model(family)
+    assert type(model).__name__ == FAMILIES[model.config.model_type].generation_class
+    tied = model.lm_head.weight is model.shared.weight
+    assert should_scale_output(model.config) == (tied or family == "umt5")  # transformers 5.23 forces umT5's flag
+    assert compute_output_scale(model.config) == (32**-0.5 if should_scale_output(model.config) else 1.0)
+
+
+def test_other_models_are_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"here: model_type 'bert' is not of the T5 family\. Allowed: t5, mt5, umt5\."):
+        find_family({"model_type": "bert"}, Path("here"))
+
+
+def test_the_facts_need_no_torch() -> None:
+    code = "import sys, fivetune.model.family; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

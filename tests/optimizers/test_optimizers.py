@@ -1,0 +1,282 @@
+"""Every optimizer: the contract of fivetune/optimizers; then what each does by itself."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fivetune import plugins
+from fivetune.optimizers import _batched_adafactor
+from fivetune.optimizers._batched_adafactor import BatchedAdafactor
+from fivetune.optimizers.adafactor import Adafactor
+from fivetune.optimizers.adamw import AdamW
+
+OPTIMIZERS = plugins.list_plugins("optimizers")
+SIZE = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Quadratic:
+    """Half the squared distance of a matrix and a vector from where they should be."""
+
+    def __init__(self, options: Any, *, seed: int = 0) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.goals = [torch.randn(SIZE, SIZE, generator=random), torch.randn(SIZE, generator=random)]
+        self.weights = [torch.nn.Parameter(torch.randn(goal.shape, generator=random)) for goal in self.goals]
+        matrix, vector = self.weights
+        self.optimizer = options.build([{"params": [matrix]}, {"params": [vector], "weight_decay": 0.0}])
+
+    def loss(self) -> torch.Tensor:
+        return sum(((w - g) ** 2).sum() / 2 for w, g in zip(self.weights, self.goals, strict=True))  # type: ignore[return-value]
+
+    def run(self, num_steps: int) -> list[float]:
+        losses = []
+        for _ in range(num_steps):
+            self.optimizer.zero_grad()
+            loss = self.loss()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+
+def options_of(name: str) -> Any:
+    return plugins.load_plugin("optimizers", name)
+
+
+# --- the contract ---
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_reduces_a_quadratic_over_the_range_of_rates(name):
+    low, high = options_of(name).lr_range
+    assert 0 < low < high <= 10
+    for lr in (low, (low * high) ** 0.5, high):
+        losses = Quadratic(options_of(name)(lr=lr)).run(60)
+        assert losses[-1] < losses[20] < losses[0]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_deterministic(name):
+    first, second = Quadratic(options_of(name)()), Quadratic(options_of(name)())
+    assert first.run(20) == second.run(20)
+    assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_round_trips(name):
+    straight, stopped = Quadratic(options_of(name)()), Quadratic(options_of(name)())
+    straight.run(20)
+    stopped.run(10)
+    resumed = Quadratic(options_of(name)())
+    for weight, saved in zip(resumed.weights, stopped.weights, strict=True):
+        weight.data.copy_(saved.data)
+    resumed.optimizer.load_state_dict(copy.deepcopy(stopped.optimizer.state_dict()))
+    resumed.run(10)
+    assert all(torch.equal(a, b) for a, b in zip(straight.weights, resumed.weights, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_takes_the_declared_bytes(name):
+    problem = Quadratic(options_of(name)())
+    problem.run(2)
+    state = problem.optimizer.state[problem.weights[0]]
+    measured = sum(v.numel() * v.element_size() for v in state.values() if torch.is_tensor(v)) / SIZE**2
+    assert measured == pytest.approx(options_of(name).state_bytes_per_parameter, rel=0.01, abs=0.05)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_effective_rate_follows_the_schedule(name):
+    options = options_of(name)(lr=1e-3)
+    problem = Quadratic(options)
+    assert options.effective_lr(problem.optimizer) in (None, 1e-3)
+    problem.run(3)
+    full = options.effective_lr(problem.optimizer)
+    for group in problem.optimizer.param_groups:
+        group["lr"] = group["lr"] / 2
+    assert 0 < full <= 1e-2
+    assert options.effective_lr(problem.optimizer) == pytest.approx(full / 2)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 0}, "greater than 0"),
+        ({"lr": 11}, "less than or equal to 10"),
+        ({"lrr": 1}, "Extra inputs"),
+        ({"weight_decay": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, words):
+    with pytest.raises(ValidationError, match=words):
+        options_of(name)(**options)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_norms_are_not_decayed(name):
+    problem = Quadratic(options_of(name)(lr=1e-2, weight_decay=0.5))
+    assert [group["weight_decay"] for group in problem.optimizer.param_groups] == [0.5, 0.0]
+
+
+# --- adafactor ---
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"preset": "hf"}, False),
+        ({"scale_parameter": True}, True),
+        ({"preset": "hf", "scale_parameter": False}, False),
+    ],
+)
+def test_presets_say_whether_steps_are_scaled(options, expected):
+    problem = Quadratic(Adafactor(**options))
+    assert [group["scale_parameter"] for group in problem.optimizer.param_groups] == [expected] * 2
+    assert [group["lr"] for group in problem.optimizer.param_groups] == [1e-3, 1e-3]
+
+
+def test_the_presets_take_the_steps_that_they_log():
+    for preset, share in (("hf", 1.0), ("t5-paper", 3.0)):
+        options = Adafactor(preset=preset, lr=1e-3)  # type: ignore[arg-type]
+        problem = Quadratic(options)
+        for weight in problem.weights:
+            weight.data.fill_(3.0)
+        problem.run(1)
+        assert options.effective_lr(problem.optimizer) == pytest.approx(1e-3 * share, rel=1e-2)
+        step = (problem.weights[0].data - 3.0).square().mean().sqrt()
+        assert float(step) == pytest.approx(1e-3 * share, rel=0.05)
+
+
+def test_relative_step_makes_its_own_rate():
+    options = Adafactor(relative_step=True, warmup_init=True, preset="hf")
+    problem = Quadratic(options)
+    problem.run(5)
+    assert options.effective_lr(problem.optimizer) == pytest.approx(5e-6)
+    assert [group["lr"] for group in problem.optimizer.param_groups] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 1e-3, "relative_step": True}, "lr 0.001 is given together with relative_step, which makes its own"),
+        ({"scale_parameter": False}, "scale_parameter False contradicts preset t5-paper. Set preset: hf"),
+        ({"preset": "hf", "scale_parameter": True}, "contradicts preset hf. Set preset: t5-paper"),
+        ({"warmup_init": True}, "warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init"),
+    ],
+)
+def test_contradictions_are_refused(options, words):
+    with pytest.raises(ValidationError, match=words):
+        Adafactor(**options)
+
+
+SHAPES = [(), (48,), (48,), (8, 6), (48, 16), (48, 16), (48, 16), (2, 3, 48, 16), (300, 16)]
+VARIANTS = {
+    "t5-paper": {"lr": 1e-3},
+    "hf": {"lr": 1e-3, "scale_parameter": False},
+    "relative": {"relative_step": True, "warmup_init": True},
+    "relative without warm-up": {"relative_step": True, "scale_parameter": False},
+    "momentum": {"lr": 1e-3, "beta1": 0.9},
+    "decay": {"lr": 1e-3, "weight_decay": 0.1, "clip_threshold": 0.5, "decay_rate": -0.6},
+}
+
+
+def both(variant: str, *, dtype: torch.dtype = torch.float32) -> list[torch.optim.Optimizer]:
+    """transformers' Adafactor and ours over equal tensors of many shapes, one of which never gets a gradient."""
+    from transformers.optimization import Adafactor as Original
+
+    random = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=random).to(dtype) for shape in [*SHAPES, (3, 3)]]
+    options = {"relative_step": False, **VARIANTS[variant]}
+    return [made([torch.nn.Parameter(t.clone()) for t in start], **options) for made in (Original, BatchedAdafactor)]
+
+
+def train(optimizers: list[torch.optim.Optimizer], num_steps: int, *, seed: int = 1) -> None:
+    """Steps with the same gradients of all sizes, rows of zeros and gaps among them, at a rate that changes."""
+    random = torch.Generator().manual_seed(seed)
+    for step in range(num_steps):
+        sizes = 10 ** torch.randint(-4, 2, (len(SHAPES),), generator=random).float()
+        grads = [torch.randn(s, generator=random) * size for s, size in zip(SHAPES, sizes, strict=True)]
+        grads[4][7] = 0
+        for optimizer in optimizers:
+            parameters = optimizer.param_groups[0]["params"]
+            for i, grad in enumerate(grads):
+                parameters[i].grad = None if i == 5 and step % 3 == 0 else grad.to(parameters[i].dtype)
+            if optimizer.param_groups[0]["lr"]:
+                optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step % 5)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("block", [64, 1 << 18])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_50_steps_are_those_of_transformers(variant, block, monkeypatch):
+    monkeypatch.setattr(_batched_adafactor, "BLOCK", {"cpu": block})
+    optimizers = both(variant)
+    train(optimizers, 50)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    for a, b in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(o.param_groups[0]["params"][-1], theirs[-1]) for o in optimizers)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_checkpoints_of_either_load_into_the_other(variant):
+    optimizers = both(variant)
+    train(optimizers, 5)
+    states = [copy.deepcopy(o.state_dict()) for o in optimizers]
+    for a, b in zip(states[0]["state"].values(), states[1]["state"].values(), strict=True):
+        assert list(a) == list(b)
+        torch.testing.assert_close(
+            {k: v for k, v in b.items() if k != "RMS"}, {k: v for k, v in a.items() if k != "RMS"}
+        )
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for optimizer, state in zip(optimizers, reversed(states), strict=True):
+        optimizer.load_state_dict(state)
+    train(optimizers, 5, seed=2)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_bf16_weights_are_stepped_in_fp32():
+    optimizers = both("t5-paper", dtype=torch.bfloat16)
+    train(optimizers, 5)
+    theirs, ours = (o.param_groups[0]["params"] for o in optimizers)
+    torch.testing.assert_close(ours, theirs, rtol=8e-3, atol=1e-6)
+    assert optimizers[1].state[ours[4]]["exp_avg_sq_row"].dtype == torch.float32
+
+
+def test_no_step_waits_for_a_value(monkeypatch):
+    def waits(*_):
+        raise AssertionError("a value was read from the device")
+
+    optimizer = both("momentum")[1]
+    for name in ("item", "__float__", "__int__", "__bool__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, waits)
+    train([optimizer], 2)
+
+
+# --- adamw ---
+
+
+def test_adamw_is_torchs_with_these_settings():
+    optimizer = Quadratic(AdamW(lr=1e-2, beta1=0.8, beta2=0.9, eps=1e-6)).optimizer
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert {key: optimizer.defaults[key] for key in ("lr", "betas", "eps", "fused")} == {
+        "lr": 1e-2,
+        "betas": (0.8, 0.9),
+        "eps": 1e-6,
+        "fused": True,
+    }

@@ -1,0 +1,194 @@
+"""The live view: what a frame says about runs in every state, and how little of their files it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_run import fake_run, make_eval, make_run, write_run
+from rich.console import Console
+
+from fivetune import cli, rundir
+from fivetune.progress import Progress
+from fivetune.report.live import (
+    SAMPLE_BYTES,
+    TAIL_BYTES,
+    Watcher,
+    list_run_folders,
+    read_last_records,
+    render_frame,
+    sample_records,
+)
+
+
+def shown(folder: Path, *, width: int = 100, height: int | None = None) -> str:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(render_frame(Watcher(folder).read_views(), width=width, height=height))
+    return console.export_text()
+
+
+def a_run(
+    folder: Path, *, state: str = "finished", steps: int = 300, why: str = "", telemetry: list | None = None
+) -> Path:
+    run = fake_run(name=folder.name)
+    status = run.raw_status | {"state": state, "step": steps, "why": why}
+    write_run(folder, fake_run(name=folder.name, status=status, steps=run.raw_steps[:steps], predictions={}))
+    if telemetry:
+        (folder / rundir.TELEMETRY).write_text("".join(json.dumps(line) + "\n" for line in telemetry))
+    return folder
+
+
+def test_a_finished_run_in_a_frame(tmp_path):
+    a_run(tmp_path / "one")
+    text = shown(tmp_path)
+    assert "1 finished" in text
+    assert "one" in text and "300/300" in text and "100 %" in text and "2 min 41 s" in text
+    assert "f1 93.95 at step 250" in text and "tok/s" in text
+    assert "█" in text and "▁" in text
+
+
+def test_a_running_run_tells_time_left_and_utilisation(tmp_path):
+    device = {"index": 0, "utilisation": 0.75, "ours": True}
+    foreign = {"index": 1, "utilisation": 0.05, "ours": False}
+    samples = [{"seconds": 100.0 + i, "core_utilisation": [0.1], "devices": [device, foreign]} for i in range(5)]
+    a_run(tmp_path / "one", state="running", steps=150, telemetry=samples)
+    text = shown(tmp_path)
+    assert "150/300" in text and "50 %" in text and "gpu 75 %" in text
+    # 150 steps of 0.39 s, and three evaluations of 4.8 s at steps 200, 250 and 300
+    left = float(text.partition(" min ")[2].partition(" s left")[0]) + 60
+    assert abs(left - (150 * 0.39 + 3 * 4.8)) < 3
+
+
+def test_utilisation_of_a_machine_without_a_gpu_is_that_of_its_cores(tmp_path):
+    old = {"seconds": 1.0, "core_utilisation": [0.0, 0.0], "devices": []}
+    new = {"seconds": 100.0, "core_utilisation": [1.0, 0.5], "devices": []}
+    a_run(tmp_path / "one", state="running", steps=150, telemetry=[old, new])
+    assert "cpu 75 %" in shown(tmp_path)
+
+
+def test_what_is_unknown_is_not_made_up(tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump({"run": {"dir": "x"}}))
+    text = shown(tmp_path)
+    assert "preparing" in text and "n/a" in text and "0 %" not in text
+
+
+def test_states_reasons_and_the_order_of_runs(tmp_path):
+    a_run(tmp_path / "a", state="failed", why="step 7: loss nan, first in decoder.")
+    a_run(tmp_path / "d", state="pruned", steps=10, why="pruned after evaluation 2")
+    a_run(tmp_path / "deep" / "b", state="running", steps=10)
+    killed = a_run(tmp_path / "c", state="running", steps=10)
+    (killed / rundir.LOCK).write_text("process 1 on gone")
+    text = shown(tmp_path)
+    assert "1 running, 1 pruned, 1 interrupted, 1 failed" in text and "pruned after evaluation 2" in text
+    assert text.index("deep/b") < text.index("\na ") < text.index("\nc ")
+    assert "step 7: loss nan, first in decoder." in text and "killed (process 1 on gone is gone)" in text
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path):
+    a_run(tmp_path / "one")
+    (a_run(tmp_path / "two") / "status.json").write_text("{")
+    text = shown(tmp_path)
+    assert "1 finished" in text and "1 unreadable" in text and "damaged" in text
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_no_line_is_wider_than_the_terminal(tmp_path, width):
+    a_run(tmp_path / ("a-long-name-of-a-run-" * 6), state="failed", why="because " * 40)
+    a_run(tmp_path / "other", state="running", steps=100)
+    lines = shown(tmp_path, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 6 + 1 or len(lines) == 6  # the running one may have no verdict
+
+
+def test_a_low_terminal_says_how_many_are_left_out(tmp_path):
+    for number in range(9):
+        a_run(tmp_path / f"run-{number}")
+    text = shown(tmp_path, height=8)
+    assert len(text.splitlines()) <= 8
+    assert "and 4 more" in text
+
+
+def test_only_the_ends_of_long_files_are_read(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 100_001):
+            file.write(json.dumps({"step": step, "loss": 1 / step, "pad": "x" * 60}) + "\n")
+        file.write('{"step": 100001, "lo')  # torn
+    tail = read_last_records(path)
+    assert tail[-1]["step"] == 100_000 and 500 < len(tail) < 1000
+    places = list(sample_records(path, 40))
+    assert 38 <= len(places) <= 41 and places[0][0]["step"] == 1
+    firsts = [records[0]["step"] for records in places]
+    assert firsts == sorted(firsts) and firsts[20] == pytest.approx(50_000, rel=0.05)
+    assert path.stat().st_size / 50 > TAIL_BYTES + 41 * SAMPLE_BYTES
+
+
+def test_a_run_that_does_not_change_is_read_once(tmp_path, monkeypatch):
+    a_run(tmp_path / "one")
+    watcher = Watcher(tmp_path)
+    first = watcher.read_views()
+    monkeypatch.setattr(rundir, "read_status", lambda path: pytest.fail("read again"))
+    assert watcher.read_views() == first
+
+
+def test_runs_are_found_in_folders_but_not_inside_runs(tmp_path):
+    outer = a_run(tmp_path / "x" / "outer")
+    a_run(outer / "checkpoints" / "inner")
+    assert list_run_folders(tmp_path) == [outer] and list_run_folders(outer) == [outer]
+
+
+def test_once_prints_a_frame_and_mistakes_are_named(tmp_path, capsys):
+    a_run(tmp_path / "one")
+    assert cli.main(["watch", str(tmp_path), "--once"]) == 0
+    assert "300/300" in capsys.readouterr().out
+    assert cli.main(["watch", str(tmp_path / "gone")]) == 4
+    assert "no such directory" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["watch", str(tmp_path / "empty"), "--once"]) == 4
+    assert "no run in it" in capsys.readouterr().err
+    assert cli.main(["watch", str(tmp_path), "--interval", "0"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["q", signal.SIGINT, signal.SIGTERM])
+def test_the_live_view_leaves_the_terminal_as_it_was(tmp_path, how):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    import termios
+
+    a_run(tmp_path / "one")
+    control, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    words = [sys.executable, "-m", "fivetune", "watch", str(tmp_path), "--interval", "0.1"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "20"}
+    process = subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    seen, deadline = b"", time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if select.select([control], [], [], 0.1)[0]:
+            before_it = b"300/300" in seen
+            seen += os.read(control, 65536)
+            if b"300/300" in seen and not before_it:
+                os.write(control, b"q") if how == "q" else process.send_signal(how)
+    assert process.poll() == 0
+    assert termios.tcgetattr(terminal) == before
+    assert seen.count(b"\x1b[?1049h") == 1
+    os.close(terminal)
+    os.close(control)
+
+
+def test_scores_on_the_terminal_have_their_interval(capsys):
+    line = make_eval(7, {"f1": 93.5, "total": 24}, intervals={"f1": [90.2, 95.5]}, seconds=1.0)
+    record = make_run(evals=[line]).evals[0]
+    Progress().show_evaluation(record)
+    assert "eval at step 7: f1 93.50 (90.2-95.5)" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,126 @@
+"""Figures of a run on typed records: which evaluations, steps and devices count."""
+
+from __future__ import annotations
+
+import pytest
+from fake_run import fake_run
+
+from fivetune.rundir.figures import (
+    compute_examples_per_second,
+    compute_host_load,
+    compute_median_step_seconds,
+    compute_padding_share,
+    compute_phase_shares,
+    compute_tokens_per_second,
+    compute_utilisation,
+    find_best_eval,
+    find_longest_freeze,
+    list_device_series,
+    select_comparable_evals,
+    select_evals_by_step,
+    select_steady_steps,
+)
+from fivetune.rundir.records import DeviceSample, EvalRecord, StepRecord, TelemetryRecord
+
+
+def evaluation(
+    step: int, f1: float = 50.0, *, split: str = "eval", num: int = 90, loss: float | None = 1.0
+) -> EvalRecord:
+    return EvalRecord(step, "squad_v2", 1, split, num, 0, {"f1": f1}, loss, {}, 16, 1.0)
+
+
+def step(number: int, *, seconds: float = 1.0, warm_up: bool = False, loss: float | None = None) -> StepRecord:
+    return StepRecord(
+        number, loss if loss is not None else float(number), 1e-3, None, 1.0, 80, 20, 0.5, seconds, 0.1, None, None, 1,
+        8 * number, phase_seconds={"forward": 0.6 * seconds}, warm_up=warm_up,
+    )  # fmt: skip
+
+
+def sample(
+    second: float, *devices: DeviceSample, rank: int = 0, phase: str | None = "train", **host
+) -> TelemetryRecord:
+    return TelemetryRecord(second, host="node", rank=rank, phase=phase, devices=devices, **host)
+
+
+# --- evaluations ---
+
+
+def test_the_whole_set_replaces_the_subset_of_its_step_and_other_files_are_left_out():
+    evals = [evaluation(3), evaluation(3, split="subset"), evaluation(1, split="subset"), evaluation(3, split="other")]
+    assert [(e.step, e.split) for e in select_evals_by_step(evals)] == [(1, "subset"), (3, "eval")]
+
+
+def test_a_curve_is_made_of_evaluations_of_the_same_examples():
+    evals = [evaluation(0), *(evaluation(at, split="subset", num=9) for at in (5, 10, 15)), evaluation(10)]
+    assert [(e.step, e.num_examples) for e in select_comparable_evals(evals)] == [(5, 9), (10, 9), (15, 9)]
+    assert select_comparable_evals([]) == []
+
+
+def test_the_best_evaluation_asks_the_direction_of_its_metric():
+    evals = [evaluation(0, 99.0), evaluation(1, 40.0), evaluation(2, 60.0)]
+    assert find_best_eval(evals, metric="f1", higher_is_better=True) == evals[2]
+    assert find_best_eval(evals, metric="f1", higher_is_better=False) == evals[1]
+    assert find_best_eval(evals, metric="f1", higher_is_better=True, chosen_step=1) == evals[1]
+    assert find_best_eval(evals, metric="exact", higher_is_better=True) is None
+
+
+def test_equal_scores_go_to_the_lower_loss_and_then_to_the_later_step():
+    evals = [evaluation(1, loss=2.97), evaluation(2, loss=0.71), evaluation(3, loss=0.9)]
+    assert find_best_eval(evals, metric="f1", higher_is_better=True) == evals[1]
+    assert find_best_eval([evaluation(1), evaluation(2)], metric="f1", higher_is_better=True) == evaluation(2)
+    assert find_best_eval([evaluation(1), evaluation(2, loss=None)], metric="f1", higher_is_better=False).step == 2
+
+
+def test_a_subset_is_not_compared_with_the_whole_set():
+    evals = [evaluation(1, 90.0, split="subset", num=9), evaluation(2, 60.0)]
+    assert find_best_eval(evals, metric="f1", higher_is_better=True) == evals[1]
+    assert find_best_eval(evals[:1], metric="f1", higher_is_better=True) == evals[0]
+
+
+# --- steps ---
+
+
+def test_speeds_leave_out_the_first_step_and_the_warm_up():
+    steps = [step(1, seconds=9.0), step(2, seconds=7.0, warm_up=True), step(3, seconds=2.0), step(4, seconds=3.0)]
+    assert [each.step for each in select_steady_steps(steps)] == [3, 4]
+    assert compute_tokens_per_second(steps) == 40.0
+    assert compute_examples_per_second(steps) == 16 / 5
+    assert compute_median_step_seconds(steps) == 2.5
+    assert compute_phase_shares(steps) == pytest.approx({"data": 0.04, "forward": 0.6})
+    assert compute_padding_share(steps) == 0.5
+    for compute in (compute_tokens_per_second, compute_examples_per_second, compute_median_step_seconds):
+        assert compute(steps[:1]) is None
+    assert compute_padding_share([]) is None and compute_phase_shares([]) == {}
+
+
+def test_the_longest_stretch_of_equal_losses():
+    losses = (3.0, 2.0, 2.0, 1.0, 1.0, 1.0, 4.0)
+    assert find_longest_freeze([step(at, loss=loss) for at, loss in enumerate(losses, start=1)]) == (3, 4)
+    assert find_longest_freeze([]) == (0, 0)
+    assert find_longest_freeze(fake_run().steps)[0] == 1
+
+
+# --- devices and hosts ---
+
+
+def test_a_device_counts_once_and_only_if_the_run_may_use_it():
+    records = [
+        sample(0, DeviceSample(0, utilisation=0.8, ours=True), DeviceSample(1, utilisation=0.9, ours=False)),
+        sample(0, DeviceSample(0, utilisation=0.1), rank=1),
+        sample(1, DeviceSample(0, utilisation=0.6, ours=True), DeviceSample(2, utilisation=0.4), phase="evaluate"),
+    ]
+    series = list_device_series(records)
+    assert [(device.index, device.is_used, len(device.samples)) for device in series] == [
+        (0, True, 2), (1, False, 1), (2, True, 1),
+    ]  # fmt: skip
+    assert compute_utilisation(records) == 0.8  # of device 0, by rank 0, while training
+    assert compute_utilisation([]) is None
+
+
+def test_what_other_programs_take_of_a_host():
+    records = [
+        sample(at, rank=rank, process_cores=0.5, core_utilisation=(1.0, 0.8)) for at in (0, 1) for rank in (0, 1)
+    ]
+    load = compute_host_load(records)
+    assert load and (load.own_cores, load.num_cores) == (1.0, 2) and load.other_cores == pytest.approx(0.8)
+    assert compute_host_load([sample(0, process_cores=0.5)]) is None

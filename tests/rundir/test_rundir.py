@@ -1,0 +1,406 @@
+"""The run directory: whole or torn files, and whose directory it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fivetune import rundir
+from fivetune.errors import RunDirError
+from fivetune.rundir import (
+    CONFIG,
+    DATA,
+    EVALS,
+    FORMAT_VERSION,
+    MACHINE,
+    STATUS,
+    STEPS,
+    TELEMETRY,
+    RunDir,
+    read_jsonl,
+    read_run,
+)
+
+
+def started(path: Path) -> RunDir:
+    """A run that has written its config, as `train` does first."""
+    run = RunDir.create(path)
+    rundir.write_text(path / CONFIG, yaml.safe_dump({"run": {"seed": 1}}))
+    return run
+
+
+def refusal(function, *args, **options) -> str:
+    with pytest.raises(RunDirError) as caught:
+        function(*args, **options)
+    return str(caught.value)
+
+
+# --- files ---
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "new" / "status.json"
+    rundir.write_json(path, {"who": "Zoë"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"who": "Zoë"}
+
+    def full_disk(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    message = refusal(rundir.write_json, path, {"who": "Ann"})
+    expected = f"{path}: cannot be written: No space left on device. Free space or choose another run.dir: "
+    assert message.startswith(expected)
+    assert " B are needed, " in message and message.endswith(" are free.")
+    assert json.loads(path.read_text(encoding="utf-8")) == {"who": "Zoë"}
+    assert [p.name for p in path.parent.iterdir()] == ["status.json"]
+
+
+def test_a_file_below_a_file_is_refused(tmp_path):
+    (tmp_path / "a").write_text("")
+    assert "cannot be written: Not a directory." in refusal(rundir.write_text, tmp_path / "a" / "b" / "c", "")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=4), cut=st.integers(0, 400))
+def test_a_torn_last_line_is_dropped(tmp_path, records, cut):
+    path = tmp_path / "steps.jsonl"
+    whole = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.write_bytes(whole[:cut])
+    num_whole = whole[:cut].count(b"\n")
+    assert read_jsonl(path)[:num_whole] == records[:num_whole]
+    assert len(read_jsonl(path)) <= num_whole + 1
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    assert refusal(read_jsonl, path) == f"{path}:2: damaged line in the middle of the file. Delete that line."
+    assert read_jsonl(tmp_path / "absent.jsonl") == []
+
+
+# --- whose directory ---
+
+
+def test_an_occupied_directory_is_refused_or_moved_aside(tmp_path):
+    started(tmp_path / "run").close()
+    assert refusal(RunDir.create, tmp_path / "run") == (
+        f"{tmp_path}/run: holds a run already. Add --resume to go on, --overwrite to move it aside, "
+        "or choose another run.dir."
+    )
+    RunDir.create(tmp_path / "run", overwrite=True).close()
+    aside = next(tmp_path.glob("run.before-*"))
+    assert (aside / CONFIG).is_file()
+    assert not (tmp_path / "run" / CONFIG).exists()
+
+
+def test_a_discarded_run_brings_back_the_one_before(tmp_path):
+    started(tmp_path / "run").close()
+    run = RunDir.create(tmp_path / "run", overwrite=True)
+    run.discard()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run" / CONFIG).is_file()
+    RunDir.resume(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_foreign_directory_is_never_touched(tmp_path, overwrite):
+    (tmp_path / "thesis.tex").write_text("precious")
+    message = f"{tmp_path}: is not empty and not a run directory. Choose another run.dir."
+    assert refusal(RunDir.create, tmp_path, overwrite=overwrite) == message
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_cannot_be_a_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert refusal(RunDir.create, tmp_path / "file") == (
+        f"{tmp_path}/file: cannot be written: File exists. Choose another run.dir."
+    )
+    assert "cannot be written: Not a directory. Choose another run.dir." in refusal(
+        RunDir.create, tmp_path / "file" / "run"
+    )
+
+
+def test_a_directory_whose_run_never_began_is_free(tmp_path):
+    RunDir.create(tmp_path / "run").close()
+    RunDir.create(tmp_path / "run").close()
+
+
+def test_two_runs_in_one_directory(tmp_path):
+    run = started(tmp_path)
+    words = [sys.executable, "-c", f"from fivetune.rundir import RunDir; RunDir.resume({str(tmp_path)!r})"]
+    other = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert f"{tmp_path}: in use by process {os.getpid()} on " in other.stderr
+    assert ". Wait for it, or choose another run.dir." in other.stderr
+    assert "in use by" in refusal(RunDir.create, tmp_path, overwrite=True)
+    run.close()
+    RunDir.resume(tmp_path).close()
+
+
+@pytest.mark.parametrize("function", [read_run, RunDir.resume])
+def test_what_is_no_run(tmp_path, function):
+    assert refusal(function, tmp_path / "x") == (
+        f"{tmp_path}/x: no such directory. Give the run.dir of a run (runs/<name>)."
+    )
+    assert refusal(function, tmp_path) == (
+        f"{tmp_path}: not a run directory (it has no config.yaml). Give the run.dir of a run."
+    )
+    (tmp_path / CONFIG).write_text("{}")
+    rundir.write_json(tmp_path / MACHINE, {"format_version": FORMAT_VERSION + 1})
+    assert refusal(function, tmp_path) == (
+        f"{tmp_path}: written in format {FORMAT_VERSION + 1}, this version reads up to {FORMAT_VERSION}. Upgrade."
+    )
+
+
+# --- reading ---
+
+
+def test_a_partial_run_reads(tmp_path):
+    started(tmp_path).close()
+    run = read_run(tmp_path)
+    assert (run.name, run.config, run.raw_machine, run.raw_status) == (tmp_path.name, {"run": {"seed": 1}}, {}, {})
+    assert (run.raw_data, run.raw_steps, run.raw_evals, run.raw_predictions, run.warnings) == ({}, [], [], {}, [])
+
+
+def test_what_was_written_reads_back(tmp_path):
+    run = started(tmp_path)
+    run.append(STEPS, {"step": 1, "loss": None})
+    run.write_predictions("eval", 1, [{"id": "q1", "prediction": "Zoë\u2028\x85"}])
+    assert [run.add_warning("odd"), run.add_warning("odd")] == [True, False]
+    run.update_status(state="running", step=1)
+    run.update_status(state="finished")
+    run.close()
+    back = read_run(tmp_path)
+    assert (back.raw_steps, back.warnings) == ([{"step": 1, "loss": None}], ["odd"])
+    assert back.raw_predictions == {"eval-1": [{"id": "q1", "prediction": "Zoë\u2028\x85"}]}
+    assert back.raw_status == {"state": "finished", "step": 1, "warnings": [{"message": "odd", "kind": ""}]}
+
+
+def test_predictions_have_their_name_only_when_whole(tmp_path):
+    def lines():
+        yield {"id": "q1"}
+        raise KeyboardInterrupt
+
+    run = started(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.write_predictions("eval", 1, lines())
+    run.close()
+    assert read_run(tmp_path).raw_predictions == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (STATUS, b'{"a": 1,', "status.json:1:9: damaged: "),
+        (STATUS, b"[]", "status.json: damaged: it holds a list instead of an object. Delete the file: a resume"),
+        (STATUS, b'{"why": "\xe5"}', "status.json: damaged: it is not UTF-8. Delete the file"),
+        (MACHINE, b"3", "machine.json: damaged: it holds a int instead of an object. Delete the file"),
+        (MACHINE, b'{"format_version": "1"}', "machine.json: damaged: format_version is '1'. Delete the file"),
+        (DATA, b"[" * 100_000, "data.json: damaged: "),
+        (STEPS, b'{"step": 1}\n{}\n', "steps.jsonl:2: damaged line ('step' is None). Delete that line."),
+        (STEPS, b"[]\n", "steps.jsonl:1: damaged line (list instead of an object). Delete that line."),
+        (EVALS, b'{"step": 1e308}\n', "evals.jsonl:1: damaged line ('step' is 1e+308). Delete that line."),
+        (EVALS, b'{"step": "\x80"}\n', "evals.jsonl:1: damaged line in the middle of the file. Delete that line."),
+        (CONFIG, b"a: !!python/object:os.system {}", "config.yaml: damaged: could not determine a constructor"),
+        (CONFIG, b"a: " + b"[" * 5000, "config.yaml: damaged: "),
+        (CONFIG, b"a: {", "config.yaml: damaged: while parsing a flow"),
+        (CONFIG, b"- 1", "config.yaml: damaged: it is not a table of settings. Restore the file."),
+        (CONFIG, b"a: \xff", "config.yaml: damaged: 'utf-8' codec can't decode byte"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    started(tmp_path).close()
+    (tmp_path / name).write_bytes(content)
+    found = refusal(read_run, tmp_path)
+    assert message in found
+    assert "\n" not in found
+    assert found.endswith(("Restore the file.", "Delete that line.", "Delete the file: a resume writes it again."))
+
+
+def test_damaged_telemetry_is_left_out_with_a_warning(tmp_path):
+    started(tmp_path).close()
+    lines = [b'{"seconds": 2}', b"{}", b"[1]", b'{"sec', b'{"seconds": 1e308}', b'{"seconds": 1}', b'{"torn']
+    (tmp_path / TELEMETRY).write_bytes(b"\n".join(lines))
+    run = read_run(tmp_path)
+    assert [record["seconds"] for record in run.raw_telemetry] == [1, 2]
+    assert run.warnings == [
+        f"{tmp_path}/telemetry.jsonl:2: damaged line ('seconds' is None). It is left out. "
+        "3 more damaged telemetry lines are left out."
+    ]
+
+
+# --- what a killed process leaves ---
+
+LEFTOVERS = [
+    [".lock"],
+    [".lock", ".probe"],
+    [".lock", "log.txt"],
+    [".lock", "log.txt", ".config.yaml.1.tmp"],
+    [".lock", "log.txt", ".best.17"],
+]
+
+
+@pytest.mark.parametrize("names", LEFTOVERS, ids=" ".join)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_killed_in_its_first_milliseconds_can_be_started(tmp_path, names, overwrite):
+    for name in names:
+        (tmp_path / name).touch()
+    RunDir.create(tmp_path, overwrite=overwrite).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*names} & {".lock", "log.txt"})
+
+
+def test_a_log_with_content_is_kept(tmp_path):
+    (tmp_path / "log.txt").write_text("10:00:00 something\n")
+    assert "is not empty and not a run directory" in refusal(RunDir.create, tmp_path)
+
+
+def test_resuming_removes_what_killed_exports_left(tmp_path):
+    started(tmp_path).close()
+    (tmp_path / "predictions").mkdir()
+    for name in (".status.json.1.tmp", ".report.html.99999999.tmp", ".best.3", "predictions/eval-3.tmp"):
+        (tmp_path / name).write_text("half")
+    for name in (".model.4.tmp", ".model.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("half")
+    (tmp_path / f".report.html.{os.getppid()}.tmp").write_text("written now")
+    RunDir.resume(tmp_path).close()
+    left = {".lock", CONFIG, "predictions", f".report.html.{os.getppid()}.tmp"}
+    assert {path.name for path in tmp_path.rglob("*")} == left
+
+
+def test_a_failed_start_leaves_no_empty_parents(tmp_path):
+    RunDir.create(tmp_path / "runs" / "a" / "b").discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- a resume does not need everything ---
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"a', b"\xe5", b"null"])
+def test_a_damaged_status_is_set_aside(tmp_path, content):
+    started(tmp_path).close()
+    (tmp_path / STATUS).write_bytes(content)
+    run = RunDir.resume(tmp_path)
+    run.close()
+    assert (tmp_path / "status.json.damaged").read_bytes() == content and not (tmp_path / STATUS).exists()
+    (warning,) = [each.message for each in run.warnings]
+    assert "status.json" in warning and "Set aside as status.json.damaged; the run does not need it." in warning
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size": 0},
+        {"batch_size": -4},
+        {"step": "x"},
+        {"num_steps": 1.5},
+        {"begun": 1},
+        {"warnings": 3},
+        {"seconds_by_phase": []},
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_kind_in_a_status_count_as_missing(tmp_path, changes):
+    started(tmp_path).close()
+    rundir.write_json(tmp_path / STATUS, {"state": "running", **changes})
+    run = RunDir.resume(tmp_path)
+    run.close()
+    assert run.get_status() == {"state": "running"} and run.warnings == []
+
+
+@pytest.mark.parametrize("name", ["log.txt", "telemetry.jsonl", "telemetry-1.jsonl"])
+def test_links_of_somebody_else_are_set_aside(tmp_path, name):
+    started(tmp_path / "run").close()
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (tmp_path / "run" / name).symlink_to(private)
+    run = RunDir.resume(tmp_path / "run")
+    run.close()
+    assert private.read_text() == "mine" and len(run.warnings) == 1
+    assert (tmp_path / "run" / f"{name}.damaged").is_symlink()
+
+
+def test_the_lock_is_not_written_through_a_link(tmp_path):
+    started(tmp_path / "run").close()
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (tmp_path / "run" / ".lock").unlink()
+    (tmp_path / "run" / ".lock").symlink_to(private)
+    assert "run/.lock: cannot be written: it is a symbolic link; remove it." in refusal(RunDir.resume, tmp_path / "run")
+    assert private.read_text() == "mine"
+
+
+def test_a_torn_line_does_not_swallow_the_next_evaluation(tmp_path):
+    run = started(tmp_path)
+    (tmp_path / EVALS).write_text('{"step": 1}\n{"step": 1')
+    run.append(EVALS, {"step": 2})
+    run.close()
+    assert [record["step"] for record in read_run(tmp_path).raw_evals] == [1, 2]
+
+
+def test_a_resume_leaves_damaged_lines_out_and_reports_lost_steps(tmp_path):
+    run = started(tmp_path)
+    (tmp_path / STEPS).write_bytes(b'{"step": 1}\n{}\n{"step": 3}\n')
+    (tmp_path / EVALS).write_bytes(b'[]\n{"step": 3}\n')
+    notes = run.truncate_after(3)
+    run.close()
+    assert [record["step"] for record in read_jsonl(tmp_path / STEPS)] == [1, 3]
+    assert [record["step"] for record in read_jsonl(tmp_path / EVALS)] == [3]
+    assert [text.partition(str(tmp_path))[2] or text for text in notes] == [
+        "/steps.jsonl:2: damaged line ('step' is None). It is left out.",
+        "steps.jsonl: 1 of 3 steps are missing: the report has no curve for them.",
+        "/evals.jsonl:1: damaged line (list instead of an object). It is left out.",
+    ]
+
+
+def test_a_text_that_utf8_cannot_express_is_named(tmp_path):
+    message = refusal(rundir.write_text, tmp_path / CONFIG, "a: \udce5")
+    assert "a setting or text holds U+DCE5, which UTF-8 cannot express. Remove it." in message
+
+
+def test_a_name_that_is_too_long_is_named(tmp_path):
+    assert "File name too long. Choose a shorter name." in refusal(rundir.write_text, tmp_path / ("x" * 300), "")
+
+
+# --- going on ---
+
+
+def test_resuming_drops_what_came_after_the_checkpoint(tmp_path):
+    run = started(tmp_path)
+    for step in range(1, 6):
+        run.append(STEPS, {"step": step})
+    run.append(EVALS, {"step": 4})
+    run.add_warning("odd")
+    run.update_status(state="running", num_resumes=2)
+    run.close()
+    with (tmp_path / STEPS).open("a") as file:
+        file.write('{"step": 6, "lo')
+    run = RunDir.resume(tmp_path)
+    run.truncate_after(3)
+    run.append(STEPS, {"step": 4})
+    run.close()
+    assert [record["step"] for record in read_jsonl(tmp_path / STEPS)] == [1, 2, 3, 4]
+    assert read_jsonl(tmp_path / EVALS) == []
+    assert (
+        run.get_status_value("num_resumes", 0),
+        run.get_status_value("nothing", 7),
+        [w.message for w in run.warnings],
+    ) == (2, 7, ["odd"])
+
+
+def test_keeping_while_a_file_is_open(tmp_path):
+    run = started(tmp_path)
+    run.append(STEPS, {"step": 1})
+    run.append(STEPS, {"step": 2})
+    run.truncate_after(1)
+    run.append(STEPS, {"step": 2, "again": True})
+    run.close()
+    assert read_jsonl(tmp_path / STEPS) == [{"step": 1}, {"step": 2, "again": True}]

@@ -1,0 +1,84 @@
+"""Every schedule: the contract of fivetune/schedules; then the values of each."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fivetune import plugins
+from fivetune.schedules.cosine import Cosine
+from fivetune.schedules.linear import Linear
+
+SCHEDULES = plugins.list_plugins("schedules")
+STEPS = st.integers(1, 10_000)
+
+
+# --- the contract ---
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(num_steps=STEPS, share=st.floats(0, 0.99), data=st.data())
+def test_factors_are_shares_of_the_learning_rate(name, num_steps, share, data):
+    schedule = plugins.load_plugin("schedules", name)(warmup_fraction=share)
+    step = data.draw(st.integers(0, num_steps - 1))
+    assert 0 < schedule.factor(step, num_steps) <= 1
+    assert schedule.factor(step, num_steps) == schedule.factor(step, num_steps)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("warmup", [{"warmup_steps": 4}, {"warmup_fraction": 0.2}])
+def test_warmup_rises_in_equal_steps_to_the_full_rate(name, warmup):
+    schedule = plugins.load_plugin("schedules", name)(**warmup)
+    assert [schedule.factor(step, 20) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_warmup_the_full_rate_comes_first(name):
+    schedule = plugins.load_plugin("schedules", name)()
+    assert [schedule.factor(0, num_steps) for num_steps in (1, 10)] == [1.0, 1.0]
+    factors = [schedule.factor(step, 50) for step in range(50)]
+    assert factors == sorted(factors, reverse=True)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warmup_longer_than_the_run_never_gets_there(name):
+    schedule = plugins.load_plugin("schedules", name)(warmup_steps=8)
+    assert [schedule.factor(step, 2) for step in range(2)] == [0.125, 0.25]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"warmup_steps": 1, "warmup_fraction": 0.1},
+            "warmup_steps and warmup_fraction are both given. Keep one of them",
+        ),
+        ({"warmup_steps": -1}, "greater than or equal to 0"),
+        ({"warmup_fraction": 1.0}, "less than 1"),
+        ({"warm_up": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, words):
+    with pytest.raises(ValidationError, match=words):
+        plugins.load_plugin("schedules", name)(**options)
+
+
+# --- each one ---
+
+
+def test_linear():
+    assert [Linear().factor(step, 5) for step in range(5)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    ending = Linear(final_fraction=0.5, warmup_steps=1)
+    assert [ending.factor(step, 5) for step in range(5)] == pytest.approx([1.0, 1.0, 0.875, 0.75, 0.625])
+
+
+@given(progress=st.floats(0, 1), final=st.floats(0, 1))
+def test_cosine_is_its_formula(progress, final):
+    expected = final + (1 - final) * (1 + cos(pi * progress)) / 2
+    assert Cosine(final_fraction=final).compute_decay(progress) == pytest.approx(expected, abs=1e-12)
+    assert Cosine(final_fraction=final).compute_decay(1.0) == pytest.approx(final, abs=1e-12)

@@ -1,0 +1,315 @@
+"""Every strategy: what a run learns does not depend on how many processes share it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import several_processes
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from fivetune import plugins, rundir
+from fivetune.config import load_config
+from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
+from fivetune.errors import ConfigError
+from fivetune.strategies.ddp import BUCKET_BYTES, iter_gradient_buckets
+from fivetune.training import train
+
+STRATEGIES = plugins.list_plugins("strategies")
+SEVERAL = [name for name in STRATEGIES if plugins.load_plugin("strategies", name).supports_multiple]
+FAMILIES = ("t5", "v1_1")  # a head that is tied to the embeddings, and one of its own
+NUM_STEPS = 5
+
+# --- one process ---
+
+
+def model_with_gradients() -> torch.nn.Module:
+    """Two weights with the gradient (3, 4)."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    return model
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_model_that_nobody_shares_stays_as_it_is(name):
+    strategy, model = plugins.load_plugin("strategies", name)(), model_with_gradients()
+    assert strategy.wrap(model, "cpu") is model
+    with strategy.gather_model(model) as plain:
+        assert plain is model
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("limit", "clipped"), [(None, 5.0), (10.0, 5.0), (1.0, 1.0)])
+def test_clipping_says_the_norm_before(name, limit, clipped):
+    strategy, model = plugins.load_plugin("strategies", name)(), model_with_gradients()
+    norm = strategy.clip(strategy.wrap(model, "cpu"), limit)
+    assert float(norm) == pytest.approx(5.0)
+    assert float(next(model.parameters()).grad.norm()) == pytest.approx(clipped, rel=1e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_broken_gradient_is_not_hidden(name):
+    strategy, model = plugins.load_plugin("strategies", name)(), model_with_gradients()
+    next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+    assert not torch.isfinite(strategy.clip(strategy.wrap(model, "cpu"), 1.0))
+
+
+def test_alone_nothing_is_sent():
+    world, tensor = World(), torch.ones(2)
+    world.all_reduce_sum(tensor)
+    assert tensor.tolist() == [1.0, 1.0]
+    assert (world.gather(7), world.broadcast_object(7), world.all_reduce_max(7), world.run_on_all(lambda: 7)) == (
+        [7],
+        7,
+        7,
+        [7],
+    )
+    assert gather_tensor(tensor) is tensor and shard_like(tensor, torch.zeros(2)) is tensor
+
+
+def test_small_gradients_travel_together():
+    small, large = torch.zeros(3), torch.empty(BUCKET_BYTES // 4 + 1)
+    found = list(iter_gradient_buckets([small, small, large, small, small.double()]))
+    assert [[t.numel() for t in bucket] for bucket in found] == [[3, 3], [large.numel()], [3], [3]]
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked", "words"),
+    [
+        ({}, 2, "world size 1, 2 devices asked. The command fivetune train starts"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 1, "world size 2, 1 device asked. Set launch.nproc to 2"),
+        ({"SLURM_NTASKS": "2"}, 1, "world size 1, 2 tasks asked of SLURM"),
+    ],
+)
+def test_as_many_processes_as_were_asked_for_or_an_error(environ, asked, words):
+    with pytest.raises(ConfigError, match=f"^launch.nproc: {words}"):
+        refuse_wrong_world_size(World.from_environment(environ), asked, environ)
+    refuse_wrong_world_size(World.from_environment({"SLURM_NTASKS": "1"}), 1, {"SLURM_NTASKS": "1"})
+
+
+def test_more_processes_than_devices_are_an_error():
+    with pytest.raises(
+        ConfigError, match=r"2 processes on this machine, which has 1 CUDA device\. .*launch.nproc to 1, or"
+    ):
+        refuse_shared_devices(1, {"LOCAL_WORLD_SIZE": "2"})
+    refuse_shared_devices(2, {"LOCAL_WORLD_SIZE": "2"})
+
+
+def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
+    table = kit.recipe(tmp_path, model_folder, launch={"nproc": 2}, strategy="ddp")
+    with pytest.raises(ConfigError, match=r"world size 1, 2 devices asked"):
+        train(table, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "single"}, "strategy.name single has one. Use ddp"),
+        (
+            {"train": {"global_batch_size": 9, "batch_size": 3}},
+            "global_batch_size 9 is not a multiple of launch.nproc 2",
+        ),
+        ({"device": "cuda:1"}, "device cuda:1 is one device, launch.nproc is 2"),
+        ({"strategy": "fsdp", "train__precision": "fp16"}, "train.precision fp16"),
+        ({"strategy": "fsdp", "train__forward": "flat"}, "train.forward flat"),
+        ({"strategy": "fsdp", "train__batch_size": "auto"}, "train.batch_size auto"),
+    ],
+)
+def test_settings_that_several_processes_cannot_have(tmp_path, model_folder, changes, words):
+    table = kit.recipe(tmp_path, model_folder, **{"launch": {"nproc": 2}, "strategy": "ddp", **changes})
+    with pytest.raises(ConfigError, match=words):
+        load_config(table)
+
+
+# --- two processes ---
+
+
+@dataclass(frozen=True)
+class Together:
+    """What two processes did, and in `alone` what one does with the same recipes."""
+
+    folder: Path
+    seen: list[dict[str, Any]]
+    alone: dict[str, Any]
+
+
+def recipe(
+    folder: Path, model: Path, name: str, strategy: str, nproc: int, num_steps: int = NUM_STEPS
+) -> dict[str, Any]:
+    """25 examples, 8 a step in micro-batches of 2: the last step of an epoch has one example, for two processes."""
+    table = kit.recipe(
+        folder,
+        model,
+        strategy=strategy,
+        launch={"nproc": nproc},
+        model__dropout=0.0,
+        train__batch_size=2,
+        train__num_steps=num_steps,
+        eval__every_steps=5,
+        eval__at_start=False,
+    )
+    table["run"]["dir"] = str(folder / name)
+    table["data"]["train"] = str(kit.squad_file(folder / "train.json", num_questions=25))
+    return table
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, family_folders) -> Together:
+    """One start of two processes that do everything, because starting is what takes long."""
+    folder, alone = tmp_path_factory.mktemp("together"), {}
+    for family in FAMILIES:
+        table = recipe(folder, family_folders[family], f"alone-{family}", "single", 1)
+        alone[family] = train(table, preflight=False, quiet=True)
+        alone[f"gradients-{family}"] = several_processes.gradients(table)
+    table = {**recipe(folder, family_folders["t5"], "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
+    alone["adafactor"] = train(table, preflight=False, quiet=True)
+    for strategy in SEVERAL:
+        for family in FAMILIES:
+            model = family_folders[family]
+            table = recipe(folder, model, f"run-{strategy}-{family}", strategy, 2)
+            checked = "-checked" if family == "t5" else ""
+            (folder / f"run-{strategy}-{family}{checked}.yaml").write_text(yaml.safe_dump(table))
+            (folder / f"gradients-{strategy}-{family}.yaml").write_text(yaml.safe_dump(table))
+        begun = recipe(folder, family_folders["t5"], f"resumed-{strategy}", strategy, 1, num_steps=2)
+        train(begun, preflight=False, quiet=True)
+        begun["launch"], begun["train"]["num_steps"] = {"nproc": 2}, NUM_STEPS
+        (folder / f"resumed-{strategy}.yaml").write_text(yaml.safe_dump(begun))
+        begun["optimizer"], begun["run"]["dir"] = {"name": "adafactor"}, str(folder / f"adafactor-{strategy}")
+        train({**begun, "launch": {}, "train": {**begun["train"], "num_steps": 2}}, preflight=False, quiet=True)
+        (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
+        table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
+        (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
+    run_two(folder)
+    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone)
+
+
+def run_two(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in ("0", "1"):
+        environ = {
+            **os.environ,
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-W", "error::UserWarning:fivetune", several_processes.__file__, str(folder)]
+        processes.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
+    try:
+        told = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_gradients_are_those_of_one_process(together, strategy, family):
+    """With uneven targets, accumulation, and clipping by the norm of all of them."""
+    expected = together.alone[f"gradients-{family}"]
+    for seen in together.seen:
+        found = seen[f"gradients-{strategy}-{family}"]
+        assert found.keys() == expected.keys()
+        worst = max((found[name] - expected[name]).abs().max().item() for name in expected)
+        assert worst < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_a_run_is_that_of_one_process(together, strategy, family):
+    ours, alone = rundir.read_run(together.folder / f"run-{strategy}-{family}"), together.alone[family]
+    assert [step["loss"] for step in ours.raw_steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
+    counts = ("step", "num_input_tokens", "num_target_tokens", "num_examples_seen", "encoder_flops")
+    found, expected = ([[getattr(step, name) for name in counts] for step in run.steps] for run in (ours, alone))
+    assert found == expected
+    assert {step["world_size"] for step in ours.raw_steps} == {2}
+    for found, expected in zip(ours.evals, alone.evals, strict=True):
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+        same = ("scores", "intervals", "num_examples", "rates")
+        assert [getattr(found, key) for key in same] == [getattr(expected, key) for key in same]
+    assert {line["id"] for line in ours.raw_predictions["eval-5"]} == {f"q{i}" for i in range(100, 112)}
+    assert ours.raw_machine["strategy"] == {"name": strategy, "world_size": 2, "devices": ["cpu", "cpu"]}
+    assert ours.raw_status["state"] == "finished" and {line["rank"] for line in ours.raw_telemetry} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_what_is_saved_is_the_whole_plain_model(together, strategy, family):
+    ours, alone = (together.folder / name for name in (f"run-{strategy}-{family}", f"alone-{family}"))
+    for file in ("model/model.safetensors", f"checkpoints/{NUM_STEPS}/model.safetensors"):
+        found, expected = load_file(ours / file), load_file(alone / file)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=2e-5)
+    states = [torch.load(run / f"checkpoints/{NUM_STEPS}/state.pt")["optimizer"] for run in (ours, alone)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    for number, state in states[1]["state"].items():
+        assert {k: v.shape for k, v in states[0]["state"][number].items()} == {k: v.shape for k, v in state.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strategy, family_folders):
+    """One process began and two went on; two began and were stopped, and one goes on."""
+    expected = [step.loss for step in together.alone["t5"].steps]
+    resumed = rundir.read_run(together.folder / f"resumed-{strategy}")
+    assert [step["world_size"] for step in resumed.raw_steps] == [1, 1, 2, 2, 2]
+    assert [step["loss"] for step in resumed.raw_steps] == pytest.approx(expected, rel=1e-6)
+    stopped = together.folder / f"stopped-{strategy}"
+    done = train(str(stopped), {"launch.nproc": 1}, resume=True, quiet=True)
+    assert [step["world_size"] for step in done.raw_steps] == [2, 2, 1, 1, 1]
+    assert [step["loss"] for step in done.raw_steps] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_adafactor_needs_whole_matrices_and_gets_them(together, strategy):
+    ours, alone = rundir.read_run(together.folder / f"adafactor-{strategy}"), together.alone["adafactor"]
+    assert [step["loss"] for step in ours.raw_steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
+    weights = [
+        load_file(together.folder / name / f"checkpoints/{NUM_STEPS}/model.safetensors")
+        for name in (f"adafactor-{strategy}", "alone-adafactor")
+    ]
+    for name, expected in weights[1].items():
+        torch.testing.assert_close(weights[0][name], expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_a_signal_to_one_process_stops_all_at_the_same_step(together, strategy):
+    first, second = (seen[f"stopped-{strategy}"] for seen in together.seen)
+    assert first.startswith("InterruptedRunError 143: stopped by SIGTERM after step 2 of 5; saved.")
+    assert second == "ReportedByOtherRankError 143: "
+
+
+@pytest.mark.slow
+def test_errors_are_told_once_and_by_all_who_have_another(together):
+    first, second = together.seen
+    assert sorted([first["same"], second["same"]]) == ["DataError 3: bad file", "ReportedByOtherRankError 3: "]
+    other = {first["different"], second["different"]}
+    assert other in (
+        {"DataError 3: bad file 0", "DataError 3: process 1: bad file 1"},
+        {"DataError 3: process 0: bad file 0", "DataError 3: bad file 1"},
+    )
+    assert (first["lost"], second["lost"]) == ("ReportedByOtherRankError 3: ", "DataError 3: no more")
+    assert first["alike"] == second["alike"] == "ZeroDivisionError"

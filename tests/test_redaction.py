@@ -1,0 +1,89 @@
+"""No secret leaves the process: not in a file of the run, not on the terminal."""
+
+from __future__ import annotations
+
+import kit
+import pytest
+import yaml
+
+from fivetune.cli import main
+from fivetune.errors import DataError
+from fivetune.redaction import is_secret_name, redact_json, redact_secrets
+from fivetune.report import write_report
+from fivetune.training import train
+
+TOKEN = "hf_" + "aB3" * 11
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        TOKEN,
+        "sk-proj-abc_DEF-1234",
+        "ghp_" + "a1" * 18,
+        "github_pat_" + "a1" * 20,
+        "AKIA" + "A1" * 8,
+        "wandb_v1_abcdefgh12",
+    ],
+)
+def test_tokens_are_hidden(secret):
+    assert redact_secrets(f"with {secret}, and more") == "with (hidden), and more"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://me:p-w@host:5432/db", "postgresql://(hidden)@host:5432/db"),
+        ("api_key: 1234abcd", "api_key: (hidden)"),
+        ('{"wandb_api_key": "1234", "a": 1}', '{"wandb_api_key": "(hidden)", "a": 1}'),
+        ("--sinks.wandb.api_key 1234 --run.seed 3", "--sinks.wandb.api_key (hidden) --run.seed 3"),
+        ("export HF_TOKEN=abcd", "export HF_TOKEN=(hidden)"),
+        ("password='p w'", "password='(hidden) w'"),
+        ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer (hidden)"),
+    ],
+)
+def test_values_of_secret_names_are_hidden(text, expected):
+    assert redact_secrets(text) == expected
+    assert redact_secrets(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_input_tokens: 512",
+        "the tokenizer: t5-small",
+        "api_key: null",
+        "commit 0123456789abcdef0123456789abcdef01234567",
+        "https://host:8080/x@y",
+        "runs/hf_base",
+    ],
+)
+def test_other_texts_stay(text):
+    assert redact_secrets(text) == text
+
+
+def test_values_of_a_json_tree_are_hidden_by_name_and_by_form():
+    tree = {"token": "a", "num_tokens": 3, "list": [TOKEN, None, True], "nested": {"password": "", "key": "kept"}}
+    expected = {"token": "(hidden)", "num_tokens": 3, "list": ["(hidden)", None, True]}
+    assert redact_json(tree) == {**expected, "nested": {"password": "", "key": "kept"}}
+    assert not is_secret_name("model.tokenizer")
+
+
+def test_errors_show_no_secret(capsys):
+    assert str(DataError(f"https://me:pw@host/x.json: {TOKEN}")) == "https://(hidden)@host/x.json: (hidden)"
+    assert main(["train", f"{TOKEN}.yaml"]) == 2
+    assert TOKEN not in capsys.readouterr().err
+
+
+def test_no_file_of_a_run_holds_a_secret(tmp_path, model_folder, capsys):
+    table = kit.recipe(tmp_path, model_folder, report={"title": f"mine {TOKEN}"}, train__num_steps=2)
+    train(table, command=f"fivetune train x.yaml --report.title {TOKEN}", preflight=False)
+    write_report(tmp_path / "run")
+    printed = "".join(capsys.readouterr())
+    texts = {
+        path: path.read_bytes().decode("utf-8", "replace") for path in (tmp_path / "run").rglob("*.*") if path.is_file()
+    }
+    assert [path.name for path, text in texts.items() if TOKEN in text] == []
+    assert TOKEN not in printed
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["report"]["title"] == "mine (hidden)"
+    assert "mine (hidden)" in (tmp_path / "run" / "report.html").read_text()

@@ -1,0 +1,198 @@
+"""A finished run answers and is scored again: the commands predict and evaluate, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import kit
+import pytest
+
+import fivetune
+from fivetune import rundir
+from fivetune.cli import main
+from fivetune.errors import DataError, RunDirError
+from fivetune.evaluation.output import PREDICTED
+from fivetune.training.inference import open_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
+    return folder / "run"
+
+
+def test_predictions_come_in_the_order_of_the_file(run: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    assert main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(answers)]) == 0
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert [line["id"] for line in lines] == [f"q{i}" for i in range(100, 112)]
+    assert all(set(line) == {*PREDICTED} - {"candidates", "skipped"} for line in lines)
+
+
+def test_predictions_equal_those_of_the_evaluation(run: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(answers)])
+    best = rundir.read_run(run).raw_status["best"]["step"]
+    recorded = {line["id"]: line["prediction"] for line in rundir.read_run(run).raw_predictions[f"eval-{best}"]}
+    assert {x["id"]: x["prediction"] for x in map(json.loads, answers.read_text().splitlines())} == recorded
+
+
+def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["question: What has Ann? context: Ann has a red hat.", "question: What has Bob? context: Bob has a bag."]
+    assert main(["predict", str(run), "--inputs", *texts]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == ["0", "1"]
+
+
+def test_an_empty_text_is_refused(run: Path) -> None:
+    with pytest.raises(DataError, match="--inputs: text 2 is empty"):
+        open_run(run).predict(["question: a", " "])
+
+
+def test_records_without_answers_can_be_predicted(run: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"id": "a", "question": "What has Ann?", "context": "Ann has a red hat."}\n')
+    assert [one.prediction.id for one in open_run(run).predict_file(asked)] == ["a"]
+
+
+def test_evaluation_on_another_file_keeps_its_own_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = kit.squad_file(run.parent / "eval.json", num_questions=5, offset=300)
+    before = rundir.select_own_evals(rundir.read_run(run).raw_evals)
+    assert main(["evaluate", str(run), "--data.eval", str(other), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["num_examples"], told["split"], told["scores"]["total"]) == (5, "other-eval", 5)
+    assert rundir.select_own_evals(rundir.read_run(run).raw_evals) == before
+
+
+def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: Path) -> None:
+    config = fivetune.load_config(kit.recipe(tmp_path, model_folder))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(config.as_dict()))
+    with pytest.raises(RunDirError, match=r"has no model/ yet: the run is not finished\. Go on with: fivetune train"):
+        open_run(tmp_path / "run")
+
+
+# --- from Python ---
+
+
+def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
+    trained = fivetune.open_run(run)
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    (first,) = trained.predict([record])
+    assert isinstance(first, fivetune.Prediction) and first.confidence is not None and first.id == "0"
+    text = "question: What has Ann? context: Ann has a red hat."
+    assert trained.predict([text, text])[1].prediction == first.prediction
+    assert fivetune.predict(run, [record], {"device": "cpu"}) == [first]
+    assert trained.predict([]) == []
+    with pytest.raises(DataError, match="texts and records are mixed"):
+        trained.predict([text, record])
+
+
+def test_a_record_that_cannot_be_used_keeps_its_place(run: Path) -> None:
+    good = {"id": "g", "question": "What has Ann?", "context": "Ann has a red hat."}
+    bad = {"id": "b", "question": " ", "context": "Ann has a red hat."}
+    found = fivetune.open_run(run).predict([good, bad, {**good, "id": "h"}])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("g", False), ("b", True), ("h", False)]
+    assert "question" in (found[1].skipped or "")
+    with pytest.raises(DataError, match=r"no example is left of 1 records?\. The first: .*question"):
+        fivetune.open_run(run).predict([bad])
+
+
+def test_the_public_names_are_found_and_short() -> None:
+    assert {"open_run", "predict", "evaluate", "read_run", "write_report", "compare_runs", "train"} <= {*dir(fivetune)}
+    assert all(getattr(fivetune, name) is not None for name in fivetune.__all__)
+
+
+def test_representations_take_one_line(run: Path) -> None:
+    assert repr(fivetune.open_run(run)) == f"TrainedRun({str(run)!r}, squad_v2, step {fivetune.open_run(run).step})"
+    assert len(repr(fivetune.read_run(run))) < 100
+
+
+def test_evaluate_from_python_is_recorded(run: Path) -> None:
+    other = kit.squad_file(run.parent / "more.json", num_questions=4, offset=500)
+    record = fivetune.evaluate(run, {"data.eval": str(other)})
+    assert (record.split, record.num_examples) == ("more", 4)
+    assert (run / "predictions" / f"more-{record.step}.jsonl").is_file()
+
+
+# --- fivetune predict ---
+
+ROWS = (
+    'ticket,question,context\n17,What has Ann?,"Ann has a red hat, big."\n18,,Bob has a bag.\n19,What has Bob?,Bob.\n'
+)
+
+
+def test_a_csv_is_joined_to_the_columns_of_the_input(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "new.csv", tmp_path / "out.csv"
+    source.write_text(ROWS)
+    assert main(["predict", str(run), "--input", str(source), "--output", str(target), "--json"]) == 0
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["ticket"], row["context"][:3]) for row in rows] == [("17", "Ann"), ("18", "Bob"), ("19", "Bob")]
+    assert list(rows[0]) == ["ticket", "question", "context", "prediction", "confidence"]
+    assert rows[1]["prediction"] == rows[1]["confidence"] == "" and float(rows[0]["confidence"]) > 0
+    printed = capsys.readouterr()
+    counts = json.loads(printed.out.splitlines()[-1])
+    assert (counts["num_records"], counts["num_answers"], counts["num_skipped"]) == (3, 2, 1)
+    assert "3 records: 2 answered, 1 skipped (first: " in printed.err and "new.csv:3: " in printed.err
+
+
+def test_a_skipped_record_is_a_line_with_null(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "new.csv"
+    source.write_text(ROWS)
+    assert main(["predict", str(run), "--input", str(source)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prediction"] is None for line in lines] == [False, True, False]
+    assert "question" in lines[1]["skipped"]
+
+
+def test_input_from_standard_input(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b'{"id": "a", "question": "What has Ann?", "context": "Ann has a red hat."}\n'
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert main(["predict", str(run), "--input", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "a"
+
+
+def test_one_question_is_formatted_by_the_template(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--question", "What has Ann?", "--context", "Ann has a red hat."]
+    assert main(["predict", str(run), *words]) == 0
+    first = json.loads(capsys.readouterr().out)["prediction"]
+    assert main(["predict", str(run), *words[:2], "--column", "context=Ann has a red hat."]) == 0
+    assert json.loads(capsys.readouterr().out)["prediction"] == first
+    assert main(["predict", str(run), "--column", "context"]) == 2
+    assert "--column context: has no value. Write --column NAME=VALUE." in capsys.readouterr().err
+    assert main(["predict", str(run), *words, "--inputs", "a"]) == 2
+
+
+def test_direction_marks_are_escaped_on_the_terminal(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"id": "a\\u202eb\\u009b", "question": "What has Ann?", "context": "Ann has a red hat."}\n')
+    assert main(["predict", str(run), "--input", str(asked)]) == 0
+    printed = capsys.readouterr().out
+    assert "\u202e" not in printed and "\x9b" not in printed and json.loads(printed)["id"] == "a\u202eb\x9b"
+
+
+def test_an_impossible_output_name_is_no_internal_error(run: Path, tmp_path: Path) -> None:
+    assert main(["predict", str(run), "--inputs", "a", "--output", str(tmp_path / ("a" * 300))]) == 4
+
+
+def test_a_run_is_evaluated_from_another_working_directory(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Paths in config.yaml stay as typed; the working directory of the run is tried when they do not exist."""
+    monkeypatch.chdir(tmp_path)
+    recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1)
+    recipe["run"]["dir"], recipe["data"] = "run", {**recipe["data"], "train": "train.json", "eval": "dev.json"}
+    fivetune.train(recipe, quiet=True, preflight=False)
+    monkeypatch.chdir("/")
+    assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_examples"] == 12

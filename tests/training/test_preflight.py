@@ -1,0 +1,324 @@
+"""Pre-flight: it sees what would go wrong, says what to do, and leaves no trace in the run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections import namedtuple
+
+import kit
+import pytest
+import torch
+import yaml
+from transformers import AutoTokenizer
+
+from fivetune import cli
+from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.model.load import count_parameters, load_model_and_tokenizer
+from fivetune.training import preflight, train
+from fivetune.training.preflight import Check, run_checks
+
+NAMES = [
+    "data", "leakage", "model", "characters", "truncation", "learning rate", "train step", "generation",
+    "save and reload", "memory", "disk", "cores",
+]  # fmt: skip
+
+
+def _checks(folder, model, **overrides) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(kit.ready(folder, model, **overrides))}
+
+
+def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
+    checks = _checks(tmp_path, model_folder)
+    assert list(checks) == NAMES
+    assert {name: c.detail for name, c in checks.items() if c.state != "pass" and name != "disk"} == {}
+    assert checks["data"].detail == (
+        "train: 24 records read = 24 kept + 0 left out; 24 examples; "
+        "eval: 12 records read = 12 kept + 0 left out; 12 examples"
+    )
+    assert "compared with its file" in checks["model"].detail
+    assert "12 predictions, f1 " in checks["generation"].detail and "cap 8 tokens" in checks["generation"].detail
+    assert checks["memory"].detail.startswith("forecast: up to ") and "optimizer 0.00" in checks["memory"].detail
+    assert "GiB for checkpoints and model, " in checks["disk"].detail
+
+
+def test_everything_is_left_as_it_was_found(tmp_path, model_folder):
+    setup = kit.ready(tmp_path, model_folder)
+    weights = [p.detach().clone() for p in setup.learner.model.parameters()]
+    states = setup.learner.optimizer.state_dict()
+    list(run_checks(setup))
+    assert all(torch.equal(a, b) for a, b in zip(weights, setup.learner.model.parameters(), strict=True))
+    assert all(p.grad is None for p in setup.learner.model.parameters())
+    assert setup.learner.optimizer.state_dict() == states
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_training_is_the_same_with_and_without(tmp_path, model_folder, precision):
+    for name in ("with", "without"):
+        run = {"dir": str(tmp_path / name), "seed": 1}
+        table = kit.recipe(tmp_path, model_folder, run=run, train__precision=precision)
+        train(table, preflight=name == "with", quiet=True)
+    assert kit.weights_of(tmp_path / "with") == kit.weights_of(tmp_path / "without")
+
+
+def test_random_start_is_the_same_with_and_without(tmp_path, model_folder):
+    start = {"config": str(model_folder), "tokenizer": str(model_folder), "init": "random"}
+    for name in ("with", "without"):
+        table = kit.recipe(tmp_path, model_folder, run={"dir": str(tmp_path / name), "seed": 3})
+        train({**table, "model": start}, preflight=name == "with", quiet=True)
+    assert kit.weights_of(tmp_path / "with") == kit.weights_of(tmp_path / "without")
+
+
+def _changed_train(folder, change) -> str:
+    """The training file of kit.recipe after `change(question, paragraph)` on each of its questions."""
+    path = kit.squad_file(folder / "changed.json")
+    table = json.loads(path.read_text())
+    for number, paragraph in enumerate(table["data"][0]["paragraphs"]):
+        change(number, paragraph["qas"][0], paragraph)
+    path.write_text(json.dumps(table))
+    return str(path)
+
+
+def test_unknown_characters_are_named(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        if number % 2:
+            question["question"] += " 漢\n"
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "warn"
+    assert check.detail.startswith("train: 50.0% of examples hold characters that the tokenizer does not keep: ")
+    assert "'漢' (12)" in check.detail and "ByT5 has all" in check.detail
+
+
+def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
+    check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
+    assert check.state == "warn"
+    assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
+    assert check.detail.endswith(
+        "Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows. "
+        "Raise data.max_target_tokens"
+    )
+
+
+def test_a_text_that_needs_no_answer_in_it_loses_none(tmp_path, model_folder):
+    task = {"name": "jsonl", "inputs": "{question} {context}", "targets": "{context}"}
+    check = _checks(tmp_path, model_folder, task=task, data__max_input_tokens=16)["truncation"]
+    assert check.state == "pass" and "over 16 tokens; 0 targets" in check.detail
+
+
+def test_evaluation_data_that_is_learnt(tmp_path, model_folder):
+    copy = shutil.copy(kit.squad_file(tmp_path / "train.json"), tmp_path / "copy.json")
+    for path in (copy, tmp_path / "train.json"):
+        check = _checks(tmp_path, model_folder, data__eval=str(path))["leakage"]
+        assert check.state == "warn" and check.detail.startswith(f"{path} is in data.train and in data.eval")
+
+
+def test_line_ends_are_no_reason_for_a_warning(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        question["question"] += "\n"
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "pass" and check.detail.endswith("; line ends and other white space become spaces")
+
+
+@pytest.mark.parametrize(("lr", "state"), [(1e-6, "warn"), (1e-3, "pass"), (0.5, "warn")])
+def test_learning_rate_out_of_range(tmp_path, model_folder, lr, state):
+    check = _checks(tmp_path, model_folder, optimizer__lr=lr)["learning rate"]
+    assert check.state == state
+    if state == "warn":
+        assert check.detail == f"optimizer.lr {lr:g} is outside 1e-05 to 0.005, where T5 fine-tuning is known to work"
+
+
+def test_no_evaluation_data_is_a_warning(tmp_path, model_folder):
+    checks = _checks(tmp_path, model_folder, data__eval=[])
+    assert (checks["data"].state, checks["generation"].state) == ("warn", "warn")
+    assert checks["generation"].detail == "no data.eval, nothing to generate for"
+
+
+def test_score_that_the_evaluation_set_cannot_give(tmp_path, model_folder):
+    def unanswerable(number, question, paragraph):
+        question.update(answers=[], is_impossible=True)
+
+    setting = {"data__eval": _changed_train(tmp_path, unanswerable), "eval__metric": "HasAns_f1"}
+    check = _checks(tmp_path, model_folder, **setting)["generation"]
+    assert (check.state, check.error_class.exit_code) == ("fail", 2)
+    assert check.detail.startswith("eval.metric: there is no 'HasAns_f1'. Allowed: NoAns_exact")
+
+
+def test_a_vocabulary_that_loses_most_characters_fails(tmp_path, model_folder):
+    """Fault F3: a lost vocabulary was a warning, and the run went on."""
+
+    def cyrillic(number, question, paragraph):
+        question["question"] = f"Что есть у Анны {number}? " * 9
+
+    check = _checks(tmp_path, model_folder, data__train=_changed_train(tmp_path, cyrillic))["characters"]
+    assert (check.state, check.error_class) == ("fail", ModelError)
+    assert re.search(
+        r"train: the tokenizer does not keep \d\d% of the characters. Allowed is at most 50%", check.detail
+    )
+
+
+def test_grown_vocabulary_is_a_warning(tmp_path, model_folder):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(folder)
+    words.add_tokens([f"<new{i}>" for i in range(200)])
+    words.save_pretrained(folder)
+    checks = _checks(tmp_path, folder)
+    assert checks["model"].state == "warn" and "grown to" in checks["model"].detail
+    assert checks["save and reload"].state == "pass"
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.9, "fail"), (1.5, "warn"), (2.1, "pass")])
+def test_disk_space(tmp_path, model_folder, monkeypatch, share, state):
+    """Four checkpoints of 12 bytes a weight (fp32, AdamW's two moments) and model/ twice."""
+    needed = count_parameters(load_model_and_tokenizer(str(model_folder)).model) * (4 * 12 + 8)
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(2**40, 0, share * needed))
+    check = _checks(tmp_path, model_folder)["disk"]
+    assert check.state == state
+    assert ("Free space, lower checkpoint.keep, or choose another run.dir" in check.detail) is (state == "fail")
+
+
+@pytest.mark.parametrize(("load", "state"), [(0.5, "pass"), (1e6, "warn")])
+def test_cores_that_other_programs_use(tmp_path, model_folder, monkeypatch, load, state):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    check = _checks(tmp_path, model_folder)["cores"]
+    assert (check.state, "train.num_threads 1" in check.detail) == (state, state == "warn")
+
+
+def test_memory_that_is_nearly_full(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight, "get_peak_memory_bytes", lambda device: 2**50)
+    check = _checks(tmp_path, model_folder)["memory"]
+    assert check.state == "warn"
+    assert check.detail.endswith("Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens")
+
+
+def test_memory_forecast_adds_the_optimizer_state(tmp_path, model_folder, monkeypatch):
+    """A step that took 2**33 bytes: its weights, gradients and activations; AdamW's 8 bytes a weight come on top."""
+    monkeypatch.setattr(preflight, "get_peak_memory_bytes", lambda device: 2**33)
+    monkeypatch.setattr(preflight, "count_parameters", lambda model: 2**28)
+    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: namedtuple("Memory", "total")(2**40))
+    assert preflight._check_memory(kit.ready(tmp_path, model_folder)) == (
+        "pass",
+        "forecast: up to 10.00 of 1024.0 GiB: weights 1.00, gradients 1.00, optimizer 2.00, "
+        "activations and the rest 6.00",
+    )
+
+
+def test_first_fp16_step_may_overflow(tmp_path, model_folder):
+    setup = kit.ready(tmp_path, model_folder, train__precision="fp16")
+    setup.learner.model.shared.weight.register_hook(lambda gradient: gradient * math.inf)
+    assert preflight._check_train_step(setup)[0] == "warn"
+
+
+def test_characters_of_the_evaluation_set_count_too(tmp_path, model_folder):
+    def change(number, question, paragraph):
+        question["question"] += " 漢\n"
+
+    check = _checks(tmp_path, model_folder, data__eval=_changed_train(tmp_path, change))["characters"]
+    assert check.state == "warn" and check.detail.startswith("eval: 100.0% of examples")
+
+
+def test_run_directory(tmp_path):
+    check = preflight.check_run_directory(tmp_path / "new" / "run")
+    assert (check.state, check.detail) == ("pass", f"{tmp_path}/new/run is free")
+    (tmp_path / "file").write_text("")
+    check = preflight.check_run_directory(tmp_path / "file" / "run")
+    assert (check.state, check.detail) == ("fail", f"{tmp_path}/file is a file. Choose another run.dir")
+    assert preflight.check_run_directory(tmp_path).state == "fail"
+    (tmp_path / "config.yaml").write_text("{}")
+    check = preflight.check_run_directory(tmp_path)
+    assert check.state == "warn" and "--overwrite to move it aside" in check.detail
+
+
+def test_failed_check_stops_the_run(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(1, 1, 0))
+    with pytest.raises(FiveTuneEnvironmentError, match=r"^pre-flight: disk: .* Free space, lower checkpoint.keep"):
+        train(kit.recipe(tmp_path, model_folder), quiet=True)
+    assert not (tmp_path / "run").exists(), "a run that never began leaves its place free"
+
+
+def test_warnings_go_into_the_run(tmp_path, model_folder):
+    run = train(kit.recipe(tmp_path, model_folder, optimizer__lr=6e-3, train__num_steps=1), quiet=True)
+    assert any(w.startswith("learning rate: optimizer.lr 0.006 is outside") for w in run.warnings)
+    assert "pre-flight: " in (tmp_path / "run" / "log.txt").read_text()
+
+
+# --- the command ---
+
+
+def _check(capsys, folder, model, *flags: str, **overrides) -> tuple[int, str]:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(kit.recipe(folder, model, **overrides)))
+    code = cli.main(["check", str(path), *flags])
+    return code, capsys.readouterr().out
+
+
+def test_command_lists_the_checks(capsys, tmp_path, model_folder):
+    code, out = _check(capsys, tmp_path, model_folder, "--json")
+    assert code == 0
+    names = [*NAMES, "run directory"]
+    assert all(line.startswith(f"pass  {name} ") for line, name in zip(out.splitlines(), names, strict=False))
+    result = json.loads(out.splitlines()[-1])
+    assert [c["name"] for c in result["checks"]] == names
+    assert (result["failed"], result["exit_code"]) == (0, 0)
+    assert not (tmp_path / "run").exists()
+
+
+def _two_bad_records(number, question, paragraph):
+    if number in (3, 5):
+        question["answers"] = [{"text": "", "answer_start": 0}]
+        question["is_impossible"] = False
+
+
+def test_command_counts_bad_records(capsys, tmp_path, model_folder):
+    bad = _changed_train(tmp_path, _two_bad_records)
+    code, out = _check(capsys, tmp_path, model_folder, data__train=bad)
+    assert code == 3
+    first = out.splitlines()[0]
+    assert first.startswith("fail  data") and "24 records read = 22 kept + 2 left out" in first
+    assert (
+        "2 of them cannot be used, the first: " in first
+        and "set data.on_bad_record: skip to train without them" in first
+    )
+    assert out.splitlines()[-1].endswith("1 failed")
+
+
+def test_command_may_skip_bad_records(capsys, tmp_path, model_folder):
+    bad = _changed_train(tmp_path, _two_bad_records)
+    code, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
+    assert code == 0
+    assert out.splitlines()[0].startswith("warn  data")
+
+
+def test_command_lists_out_of_memory(capsys, tmp_path, model_folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(preflight, "train_step", full)
+    code, out = _check(capsys, tmp_path, model_folder)
+    assert code == 4
+    assert "fail  train step       device: out of memory: CUDA out of memory. Lower train.batch_size" in out
+    assert out.splitlines()[-1].endswith("1 failed")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"optimizer__lr": 1e-30}, 4, "one optimizer step did not change the weights"),
+        ({"data__train": "absent.json"}, 3, "absent.json"),
+        ({"model__path": "./absent"}, 4, "./absent: no such model folder"),
+    ],
+)
+def test_command_gives_the_exit_code_of_the_error(capsys, tmp_path, model_folder, change, code, message):
+    found, out = _check(capsys, tmp_path, model_folder, "--json", **change)
+    assert found == code
+    assert message in out
+    result = json.loads(out.splitlines()[-1])
+    assert (result["failed"], result["exit_code"]) == (1, code)

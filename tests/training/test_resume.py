@@ -1,0 +1,368 @@
+"""Interrupted and resumed is the same as uninterrupted: every bit of the weights, every step once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import torch
+import yaml
+
+from fivetune import rundir
+from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
+from fivetune.progress import Progress
+from fivetune.rundir.records import Run
+from fivetune.training import checkpoint, train
+
+CADENCE = {"eval__every_steps": 3, "checkpoint__every_steps": 2, "model__dropout": 0.1, "eval__metric": "HasAns_exact"}
+
+
+def _table(folder: Path, model: Path, **overrides) -> dict:
+    return kit.recipe(folder, model, **{**CADENCE, **overrides})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, model_folder) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    train(_table(folder, model_folder), preflight=False, quiet=True)
+    return folder / "run"
+
+
+def _comparable(run: Run) -> tuple:
+    """What must not depend on interruptions: everything but times and memory."""
+    timing = ("_seconds", "_bytes", "warm_up", "starved")
+    steps = [{k: v for k, v in s.items() if not k.endswith(timing)} for s in run.raw_steps]
+    evals = [{k: v for k, v in e.items() if k != "seconds"} for e in run.raw_evals]
+    return steps, evals, run.raw_status["best"], run.raw_predictions
+
+
+def _last_checkpoint(run: Path) -> Path:
+    return max((p for p in (run / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested lists and dicts with tensors in them, as something that == compares."""
+    if isinstance(value, torch.Tensor):
+        return {name: (value.dtype, value.shape, value.numpy().tobytes())}
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for k, v in items for key, leaf in _flat(v, f"{name}.{k}").items()}
+    return {name: value}
+
+
+def _assert_same(run: Path, whole: Path) -> None:
+    """model/ and the last checkpoint: weights, optimizer state, random states."""
+    last, other = _last_checkpoint(run), _last_checkpoint(whole)
+    assert last.name == other.name
+    assert (last / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    states = [_flat(torch.load(p / "state.pt", weights_only=True)) for p in (last, other)]
+    assert any(name.startswith(".optimizer.state.") for name in states[0])
+    assert states[0] == states[1]
+    assert kit.weights_of(run) == kit.weights_of(whole)
+    assert _comparable(rundir.read_run(run)) == _comparable(rundir.read_run(whole))
+
+
+def _signal_at(monkeypatch, method: str, step: int, signum: int = signal.SIGTERM) -> None:
+    """Once, when Progress.<method> gets the record of `step`, the process gets a signal."""
+    whole, left = getattr(Progress, method), [signum]
+
+    def told(self, record, *rest):
+        if record.step == step and left:
+            os.kill(os.getpid(), left.pop())
+        return whole(self, record, *rest)
+
+    monkeypatch.setattr(Progress, method, told)
+
+
+def _slow(*values) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+SLOW = [_slow("show_step", k) for k in (1, 2, 3, 5)]
+MOMENTS = [("show_step", 4), ("show_step", 6), ("show_evaluation", 3), *SLOW]
+
+
+@pytest.mark.parametrize(("method", "step"), MOMENTS)
+def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, monkeypatch, method, step):
+    table = _table(tmp_path, model_folder)
+    _signal_at(monkeypatch, method, step)
+    with pytest.raises(
+        InterruptedRunError, match=rf"stopped by SIGTERM after step {step} of 6; saved. Go on with: fivetune"
+    ) as caught:
+        train(table, preflight=False, quiet=True)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert str(caught.value).endswith(f"fivetune train {tmp_path / 'run'} --resume")
+    stopped = rundir.read_run(tmp_path / "run")
+    assert (stopped.raw_status["state"], stopped.raw_status["step"]) == ("interrupted", step)
+    assert checkpoint.find_damage(tmp_path / "run" / "checkpoints" / str(step)) is None
+
+    run = train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+    assert (run.raw_status["state"], run.raw_status["why"], run.raw_status["num_resumes"]) == ("finished", "", 1)
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", _slow("SIGHUP"), _slow("SIGUSR2")])
+def test_other_signals_save_like_sigterm(tmp_path, model_folder, uninterrupted, monkeypatch, name):
+    table, signum = _table(tmp_path, model_folder), signal.Signals[name]
+    _signal_at(monkeypatch, "show_step", 4, signum)
+    with pytest.raises(InterruptedRunError, match=rf"stopped by {name} after step 4 of 6; saved") as caught:
+        train(table, preflight=False, quiet=True)
+    assert caught.value.exit_code == 128 + signum
+    train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    _signal_at(monkeypatch, "show_evaluation", 0, signal.SIGINT)
+    with pytest.raises(
+        InterruptedRunError, match=r"stopped by SIGINT after step 0 of 6; nothing to save yet. Go"
+    ) as caught:
+        train(table, preflight=False, quiet=True)
+    assert caught.value.exit_code == 130
+    train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folder, uninterrupted, monkeypatch):
+    _signal_at(monkeypatch, "show_evaluation", 6)
+    assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).raw_status["state"] == "finished"
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def _signal_during(monkeypatch, what: str, wanted: int, signum: int = signal.SIGTERM) -> None:
+    """Once, at the `wanted`-th count of a phase, the process gets a signal."""
+    whole, calls = Progress.update, []
+
+    def told(self, name, done, total=None):
+        whole(self, name, done, total)
+        if name.startswith(what):
+            calls.append(done)
+            if len(calls) == wanted:
+                os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(Progress, "update", told)
+
+
+@pytest.mark.parametrize(("count", "step"), [(3, 0), (15, 3), (27, 6)])
+def test_stopped_during_an_evaluation(tmp_path, model_folder, uninterrupted, monkeypatch, capfd, count, step):
+    """Of 12 examples, every evaluation is broken off at the third; it is made again when the run goes on."""
+    table = _table(tmp_path, model_folder)
+    _signal_during(monkeypatch, "evaluating", count)
+    with pytest.raises(
+        InterruptedRunError, match=rf"stopped by SIGTERM after step {step} of 6; (saved|nothing to save yet)"
+    ):
+        train(table, preflight=False, quiet=True)
+    assert "SIGTERM received: stopping" in capfd.readouterr().err
+    assert [e["step"] for e in rundir.read_run(tmp_path / "run").raw_evals] == list(range(0, step, 3))
+    train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "tokenising", 1)
+        with pytest.raises(
+            InterruptedRunError, match=r"^stopped by SIGTERM. Nothing was trained, nothing is kept.$"
+        ) as caught:
+            train(table, quiet=True)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "pre-flight", 2, signal.SIGINT)
+        with pytest.raises(InterruptedRunError, match=r"stopped by SIGINT. Nothing was trained"):
+            train(table, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    train(table, preflight=False, quiet=True)
+    before = (tmp_path / "run" / "status.json").read_bytes()
+    shutil.rmtree(tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        _signal_during(patch, "tokenising", 1)
+        with pytest.raises(
+            InterruptedRunError, match=r"^stopped by SIGTERM. Go on with: fivetune train .*run --resume$"
+        ):
+            train(table, resume=True, quiet=True)
+    assert (tmp_path / "run" / "status.json").read_bytes() == before
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.slow
+def test_stopped_again_and_again(tmp_path, model_folder, uninterrupted, monkeypatch):
+    table = _table(tmp_path, model_folder)
+    for number, step in enumerate((1, 2, 3, 5)):
+        _signal_at(monkeypatch, "show_step", step)
+        with pytest.raises(InterruptedRunError):
+            train(table, resume=number > 0, preflight=False, quiet=True)
+    assert train(table, resume=True, quiet=True).raw_status["num_resumes"] == 4
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+class _PowerCut(Exception):
+    pass
+
+
+def _cut_at(monkeypatch, step: int) -> None:
+    whole = Progress.show_step
+
+    def told(self, record, num_steps):
+        if record.step == step:
+            raise _PowerCut
+        return whole(self, record, num_steps)
+
+    monkeypatch.setattr(Progress, "show_step", told)
+
+
+@pytest.mark.parametrize("step", [_slow(1), _slow(3), 4, _slow(6)])
+def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterrupted, monkeypatch, step):
+    """As a crash would: the run goes back to its newest checkpoint, and every step is recorded once."""
+    table = _table(tmp_path, model_folder)
+    with monkeypatch.context() as patch:
+        _cut_at(patch, step)
+        with pytest.raises(_PowerCut):
+            train(table, preflight=False, quiet=True)
+    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "failed"
+    with (tmp_path / "run" / "steps.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')  # a torn line
+    train(table, resume=True, quiet=True)
+    _assert_same(tmp_path / "run", uninterrupted)
+
+
+def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monkeypatch):
+    """Stopped where an evaluation is due, resumed and evaluated, broken off before the next checkpoint."""
+    table = _table(tmp_path, model_folder, checkpoint__every_steps=6)
+    kit.scored(monkeypatch, {3: 9.0, 6: 8.0}, name="HasAns_exact")
+    with monkeypatch.context() as patch:
+        _signal_at(patch, "show_step", 3)
+        with pytest.raises(InterruptedRunError):
+            train(table, preflight=False, quiet=True)
+    with monkeypatch.context() as patch:
+        _cut_at(patch, 4)
+        with pytest.raises(_PowerCut):
+            train(table, resume=True, quiet=True)
+    run = train(table, resume=True, quiet=True)
+    assert run.raw_status["best"]["step"] == 3
+    assert [e["step"] for e in run.raw_evals] == [0, 3, 6]
+
+
+@pytest.mark.slow
+def test_adafactor_resumes_exactly(tmp_path, model_folder, monkeypatch):
+    optimizer = {"name": "adafactor", "preset": "t5-paper"}
+    schedule = {"name": "linear", "warmup_steps": 2}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    tables = [_table(tmp_path / n, model_folder, optimizer=optimizer, schedule=schedule) for n in ("whole", "parts")]
+    train(tables[0], preflight=False, quiet=True)
+    _signal_at(monkeypatch, "show_step", 4)
+    with pytest.raises(InterruptedRunError):
+        train(tables[1], preflight=False, quiet=True)
+    train(tables[1], resume=True, quiet=True)
+    _assert_same(tmp_path / "parts" / "run", tmp_path / "whole" / "run")
+
+
+def test_second_signal_acts_at_once(tmp_path, model_folder, monkeypatch):
+    whole = Progress.show_step
+
+    def twice(self, record, num_steps):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, record, num_steps)
+
+    monkeypatch.setattr(Progress, "show_step", twice)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    with pytest.raises(KeyboardInterrupt):
+        train(_table(tmp_path, model_folder), preflight=False, quiet=True)
+    status = rundir.read_run(tmp_path / "run").raw_status
+    assert (status["state"], status["why"]) == (
+        "interrupted",
+        "stopped by a second signal; the last checkpoint is whole",
+    )
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_directory_in_use_is_refused(tmp_path, model_folder):
+    table = _table(tmp_path, model_folder, train__num_steps=1)
+    train(table, preflight=False, quiet=True)
+    owner = rundir.RunDir.resume(tmp_path / "run")
+    with pytest.raises(RunDirError, match=rf"run: in use by process {os.getpid()} on .*Wait for it, or choose another"):
+        train(table, resume=True, quiet=True)
+    owner.close()
+
+
+def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
+    table = _table(tmp_path, model_folder, train__num_steps=4)
+    train(table, preflight=False, quiet=True)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"^train.num_steps: 2 steps are asked for, and .*run has done 4\. Ask for"):
+        train(_table(tmp_path, model_folder, train__num_steps=2), resume=True, quiet=True)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
+
+
+# --- real processes, real signals ---
+
+
+def _start(recipe: Path, *flags: str) -> subprocess.Popen:
+    words = [sys.executable, "-m", "fivetune", "train", str(recipe), "--no-preflight", *flags]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _write_recipe(folder: Path, model: Path) -> Path:
+    table = _table(folder, model, train__num_steps=60, eval__every_steps=20, checkpoint__every_steps=7)
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(table))
+    return path
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory, model_folder) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    process = _start(_write_recipe(folder, model_folder))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return folder / "run"
+
+
+def _wait_for_steps(process: subprocess.Popen, run: Path, count: int, pause: float) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (run / "steps.jsonl").is_file() and (run / "steps.jsonl").read_text().count("\n") >= count:
+            break
+        time.sleep(0.005)
+    time.sleep(pause)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_killed_process_resumes_to_the_same_bits(tmp_path, model_folder, long_run, name):
+    recipe, moments = _write_recipe(tmp_path, model_folder), random.Random(name)
+    for number, count in enumerate(sorted(moments.sample(range(2, 50), 2))):
+        process = _start(recipe, *(["--resume"] if number else []))
+        _wait_for_steps(process, tmp_path / "run", count, moments.uniform(0, 0.05))
+        process.send_signal(signal.Signals[name])
+        said, _ = process.communicate(timeout=120)
+        if name == "SIGKILL":
+            assert process.returncode == -signal.SIGKILL
+        else:
+            assert process.returncode == 128 + signal.Signals[name], said
+            assert f"stopped by {name} after step" in said and "--resume" in said
+    process = _start(recipe, "--resume", "--json")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert json.loads(said.splitlines()[-1])["step"] == 60
+    _assert_same(tmp_path / "run", long_run)
+    lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 61))

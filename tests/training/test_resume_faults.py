@@ -1,0 +1,195 @@
+"""A resume after somebody changed, damaged or lost files of the run: refused by name, or reported; never silent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import kit
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fivetune.errors import ConfigError, RunDirError
+from fivetune.rundir.checksums import write_checksums
+from fivetune.training import resume, train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, model_folder) -> dict:
+    """A run of 4 steps with checkpoints at 2 and 4 and its best at 2; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("finished")
+    options = {"checkpoint": {"every_steps": 2, "keep": 2}, "eval__at_start": False, "model__dropout": 0.1}
+    table = kit.recipe(folder, model_folder, train__num_steps=4, eval__every_steps=2, **options)
+    train(table, preflight=False, quiet=True)
+    return table
+
+
+@pytest.fixture
+def stopped(finished, tmp_path) -> dict:
+    """The run as it was at step 2, in a folder of its own."""
+    run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
+    shutil.rmtree(run / "checkpoints" / "4")
+    shutil.rmtree(run / "model")
+    return {**finished, "run": {**finished["run"], "dir": str(run)}}
+
+
+def path_of(table: dict, name: str) -> Path:
+    return Path(table["run"]["dir"]) / name
+
+
+def edit(path: Path, pattern: str, replacement: str) -> None:
+    text = path.read_text()
+    assert re.search(pattern, text)
+    path.write_text(re.sub(pattern, replacement, text))
+
+
+def continue_run(table: dict):
+    """Resume with the settings that config.yaml has, as `fivetune train RUN --resume` does."""
+    return train(
+        path_of(table, "config.yaml"), {"run.dir": table["run"]["dir"]}, resume=True, preflight=False, quiet=True
+    )
+
+
+def test_an_unchanged_run_resumes_to_the_same_weights(stopped, finished):
+    run = continue_run(stopped)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+    assert run.warnings == []
+    parts = run.machine.parts
+    assert [part.step for part in parts] == [0, 2] and parts[1].changed == ()
+    assert parts[0].num_threads == 1 and parts[0].versions["torch"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "named"),
+    [
+        (r"dropout: 0.1", "dropout: 0.0", "model.dropout was 0.1, is 0.0"),
+        (r"lr: 0.001", "lr: 0.03", "optimizer.lr was 0.001, is 0.03"),
+        (r"seed: 1", "seed: 2", "run.seed was 1, is 2"),
+        (r"\n  batch_size: 4", "\n  batch_size: 2", "train.batch_size was 4, is 2"),
+    ],
+)
+def test_edited_settings_are_refused_by_name(stopped, pattern, replacement, named):
+    edit(path_of(stopped, "config.yaml"), pattern, replacement)
+    with pytest.raises(ConfigError, match=f"the checkpoint of step 2 was trained with other settings: {named}. Put"):
+        continue_run(stopped)
+
+
+def test_half_a_config_is_refused(stopped):
+    path = path_of(stopped, "config.yaml")
+    text = path.read_text()
+    path.write_text(text[: text.index("\ntrain:") + 1])
+    with pytest.raises((ConfigError, RunDirError)):
+        continue_run(stopped)
+
+
+def test_an_edited_micro_batch_in_the_plan_is_not_followed(stopped, finished):
+    edit(path_of(stopped, "plan.json"), r'"batch_size": 4', '"batch_size": 3')
+    continue_run(stopped)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+    assert "batch_size is 4, as at the checkpoint (plan.json has 3)" in path_of(stopped, "log.txt").read_text()
+
+
+@pytest.mark.parametrize("size", [0, -4])
+def test_an_impossible_micro_batch_is_refused(stopped, size):
+    edit(path_of(stopped, "plan.json"), r'"batch_size": 4', f'"batch_size": {size}')
+    with pytest.raises(RunDirError, match=r"plan.json: damaged"):
+        continue_run(stopped)
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"forward": {"kind": "padded"}}', '{"forward": 3, "parts": 3}'])
+def test_a_changed_machine_json_does_not_change_the_numbers(stopped, finished, content):
+    path = path_of(stopped, "machine.json")
+    path.unlink() if content is None else path.write_text(content)
+    run = continue_run(stopped)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+    assert any("machine.json is missing" in text for text in run.warnings) == (content is None)
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped, finished):
+    other = path_of(stopped, "checkpoints/2")
+    state = json.loads((other / "state.json").read_text())
+    state["owner"]["run_id"] = "another"
+    (other / "state.json").write_text(json.dumps(state))
+    write_checksums(other)
+    with pytest.raises(RunDirError, match=r"checkpoints/2: belongs to another run \(id another, this run is \w+\)"):
+        continue_run(stopped)
+
+
+def test_a_checkpoint_under_another_step_is_not_used(stopped, finished):
+    shutil.copytree(path_of(finished, "checkpoints/4"), path_of(stopped, "checkpoints/3"))
+    run = continue_run(stopped)
+    assert any("checkpoints/3: state.json is damaged (step is 4)" in text for text in run.warnings)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+
+
+def test_other_data_are_refused_also_without_data_json(stopped, tmp_path):
+    path_of(stopped, "data.json").unlink()
+    kit.squad_file(tmp_path / "other.json", num_questions=30)
+    edit(path_of(stopped, "config.yaml"), r"train: \S*train.json|- \S*train.json", f"- {tmp_path / 'other.json'}")
+    with pytest.raises((ConfigError, RunDirError), match=r"other data|data.train was"):
+        continue_run(stopped)
+
+
+def test_lost_histories_are_reported(stopped):
+    for name in ("steps.jsonl", "evals.jsonl", "data.json"):
+        path_of(stopped, name).unlink()
+    warnings = continue_run(stopped).warnings
+    for name in ("steps.jsonl", "evals.jsonl", "data.json"):
+        assert any(text.startswith(f"{name} is missing: it is written again") for text in warnings)
+    assert "steps.jsonl: 2 of 2 steps are missing: the report has no curve for them." in warnings
+
+
+def test_a_damaged_checkpoint_is_a_warning_of_the_run_also_when_quiet(stopped, capfd):
+    (path_of(stopped, "checkpoints/2") / "state.pt").write_bytes(b"")
+    run = continue_run(stopped)
+    assert any("state.pt is damaged" in text and "starting over" in text for text in run.warnings)
+    assert "Set aside as 2.damaged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["status.json", "telemetry.jsonl"])
+@pytest.mark.parametrize("content", [b"[]\n", b'{"a": 1\n{}\n', b"\xe5\n"])
+def test_files_that_a_resume_does_not_need_do_not_stop_it(stopped, finished, name, content):
+    path_of(stopped, name).write_bytes(content)
+    run = continue_run(stopped)
+    assert run.status.state == "finished" and any(name in text for text in run.warnings)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+
+
+def test_a_damaged_optimizer_state_of_the_best_checkpoint_costs_nothing(finished, tmp_path):
+    run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
+    last, best = run / "checkpoints" / "4", run / "checkpoints" / "2"
+    state = json.loads((last / "state.json").read_text())
+    (last / "state.json").write_text(json.dumps({**state, "best": {**state["best"], "step": 2}}))
+    write_checksums(last)
+    (best / "state.pt").write_bytes(b"")
+    after = continue_run({**finished, "run": {"dir": str(run)}})
+    assert after.status.incomplete is None
+    expected = load_file(best / "model.safetensors")
+    exported = load_file(run / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in exported.items() if name in expected)
+
+
+@pytest.mark.parametrize(
+    "names", [[".lock"], [".lock", ".probe"], [".lock", "log.txt", ".config.yaml.1.tmp"]], ids=" ".join
+)
+def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_folder, names):
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval__at_start=False)
+    (tmp_path / "run").mkdir()
+    for name in names:
+        (tmp_path / "run" / name).touch()
+    assert train(table, resume=True, preflight=False, quiet=True).status.state == "finished"
+
+
+def test_another_environment_is_listed_and_warned_of():
+    before = {"device": {"name": "A"}, "num_threads": 2, "versions": {"torch": "2.11"}}
+    parts, warnings = resume.add_part(None, before, step=0)
+    assert warnings == []
+    parts, warnings = resume.add_part(parts, {**before, "num_threads": 1, "versions": {"torch": "2.12"}}, step=7)
+    assert parts[1]["changed"] == ["num_threads: 2 -> 1", "versions.torch: 2.11 -> 2.12"]
+    assert warnings == [
+        "from step 7 on the environment differs: num_threads: 2 -> 1; versions.torch: 2.11 -> 2.12. "
+        "Losses may differ in the last bits."
+    ]

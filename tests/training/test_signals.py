@@ -1,0 +1,70 @@
+"""What each signal does, in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from fivetune.errors import InterruptedRunError
+from fivetune.training.signals import SAVE_SIGNALS, STOP_SIGNALS, StopNowError, StopRequest, interrupt_on_signals
+
+
+def send(signum: int) -> None:
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [*STOP_SIGNALS, *SAVE_SIGNALS])
+def test_every_signal_only_sets_a_flag_while_deferred(signum, capfd):
+    before = signal.getsignal(signum)
+    with StopRequest() as stop, stop.defer_signals():
+        send(signum)
+        assert (stop.signum, stop.name) == (signum, signal.Signals(signum).name)
+    assert f"{stop.name} received: stopping soon" in capfd.readouterr().err
+    assert signal.getsignal(signum) == before
+
+
+@pytest.mark.parametrize("signum", SAVE_SIGNALS)
+def test_every_signal_acts_at_once_where_nothing_is_to_be_finished(signum):
+    with pytest.raises(StopNowError), StopRequest() as stop:
+        send(signum)
+    assert stop.signum == signum
+
+
+@pytest.mark.parametrize("second", [signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM])
+def test_sigterm_after_a_scheduler_warning_lets_the_save_go_on(second, capfd):
+    with StopRequest() as stop, stop.defer_signals():
+        send(signal.SIGUSR1)
+        send(second)
+        assert stop.signum == (signal.SIGTERM if second == signal.SIGTERM else signal.SIGUSR1)
+
+
+def test_a_second_ctrl_c_acts_at_once(capfd):
+    with pytest.raises(KeyboardInterrupt), StopRequest() as stop, stop.defer_signals():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_nohup_stays_in_force(monkeypatch):
+    """The parent ignores SIGHUP: a closed terminal does not stop the run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop, stop.defer_signals():
+            send(signal.SIGHUP)
+            assert stop.signum is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_during_the_report_is_reported(signum):
+    before = signal.getsignal(signum)
+    words = rf"^stopped by {signal.Signals(signum).name} here$"
+    with pytest.raises(InterruptedRunError, match=words) as caught, interrupt_on_signals("stopped by {name} here"):
+        try:
+            send(signum)
+        except Exception:  # what is interrupted cannot swallow it
+            pytest.fail("swallowed")
+    assert caught.value.exit_code == 128 + signum
+    assert signal.getsignal(signum) == before
