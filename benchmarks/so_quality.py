@@ -24,7 +24,8 @@ import fivetune
 from benchmarks.harness import facts, table, write_result
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano.tokenizer import train_tokenizer
-from fivetune.rundir import find_best_own_eval, write_json
+from fivetune.rundir import write_json
+from fivetune.rundir.figures import find_exported_eval
 
 RECIPE = "stackoverflow_quality_nano"
 FOLDER = Path("runs/so-quality")
@@ -142,13 +143,13 @@ def _run_recipe(folder: Path) -> dict[str, float]:
         overwrite=True,
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    evaluation = find_best_own_eval(run.raw_evals, run.raw_status["best"])
+    evaluation = find_exported_eval(run)
     assert evaluation is not None  # the recipe evaluates at its end
-    scores = evaluation["scores"]
+    scores = evaluation.scores
     return {
         "accuracy": scores["accuracy"] / 100,
         "macro_f1": scores["macro_f1"] / 100,
-        "step": evaluation["step"],
+        "step": evaluation.step,
         "wall_seconds": wall,
         "cpu_seconds": cpu,
     }

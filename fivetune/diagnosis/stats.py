@@ -28,6 +28,7 @@ from fivetune.rundir.figures import (
     compute_process_cores,
     count_positions,
     count_tokens,
+    find_exported_eval,
     find_longest_freeze,
     select_comparable_evals,
     select_steady_steps,
@@ -222,6 +223,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     run = replace(run, config=run.config or {})
     steps, machine, status = run.steps, run.machine, run.status
     kind, metric = machine.device.kind, status.best.metric if status.best else None
+    exported = find_exported_eval(run)
     nonfinite = [step.step for step in steps if step.loss is None]
     if status.nonfinite_step is not None:
         nonfinite.append(status.nonfinite_step)
@@ -250,7 +252,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         scored_ratio=_compute_scored_ratio(run),
         padded_length=_find_padded_length(run),
         evals=select_comparable_evals(run.evals),
-        best_eval=_find_exported_eval(run),
+        best_eval=exported if exported and metric in exported.scores else None,
         metric=metric,
         higher_is_better=metric is None or is_metric_maximized(run.config, metric),
         train_loss={step.step: step.loss for step in steps if step.loss is not None},
@@ -406,15 +408,6 @@ def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, e
     if not training:
         return None
     return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
-
-
-def _find_exported_eval(run: Run) -> EvalRecord | None:
-    """The evaluation that picks the exported weights: that of the best step, on the whole set if there is one."""
-    best = run.status.best
-    if best is None:
-        return None
-    records = [record for record in run.evals if record.step == best.step and best.metric in record.scores]
-    return max(records, key=lambda record: record.split == "eval", default=None)
 
 
 def load_run_task(config: Mapping[str, Any]) -> Any:

@@ -23,9 +23,7 @@ from fivetune.launch.signals import interrupt_on_stop_signals
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
-from fivetune.rundir.figures import select_evals_by_step
-from fivetune.rundir.parse import parse_record
-from fivetune.rundir.records import EvalRecord
+from fivetune.rundir.figures import find_own_eval, select_evals_by_step
 from fivetune.types import Search
 
 if TYPE_CHECKING:
@@ -131,20 +129,15 @@ def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool
 
 def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
     """(step, score) of a run's own evaluations after its start, in order."""
-    evals = select_evals_by_step(_read_evals(folder))
+    evals = select_evals_by_step(rundir.read_evals(folder))
     return [(one.step, one.scores[metric]) for one in evals if one.step > 0 and metric in one.scores]
 
 
 def read_best_score(folder: Path, metric: str) -> float | None:
     """Score of the evaluation that picked the run's weights, on all examples once the run has finished."""
     best = read_run_status(folder).best
-    chosen = (one for one in select_evals_by_step(_read_evals(folder)) if best and one.step == best.step)
-    return next((one.scores.get(metric) for one in chosen), None)
-
-
-def _read_evals(folder: Path) -> list[EvalRecord]:
-    lines = rundir.read_jsonl(folder / rundir.EVALS)
-    return [record for line in lines if (record := parse_record(EvalRecord, line))]
+    chosen = find_own_eval(rundir.read_evals(folder), best.step) if best else None
+    return chosen.scores.get(metric) if chosen else None
 
 
 def _format_trial(found: Search, number: int) -> str:

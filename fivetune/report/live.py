@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -32,7 +32,7 @@ from fivetune.report.page.wording import (
     format_percent,
 )
 from fivetune.rundir.figures import count_tokens, list_device_series
-from fivetune.rundir.parse import parse_record
+from fivetune.rundir.parse import parse_record, parse_records
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.reader import read_warnings
 from fivetune.rundir.records import EvalRecord, Run, RunStatus, StepRecord, TelemetryRecord
@@ -52,9 +52,6 @@ STYLES = {
     "failed": "red",
 }  # fmt: skip
 BLOCKS = "▁▂▃▄▅▆▇█"
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +213,6 @@ def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
         losses = [step.loss for step in parse_records(StepRecord, records) if step.loss is not None]
         if losses:
             yield fmean(losses)
-
-
-def parse_records(kind: type[T], tables: Sequence[object]) -> list[T]:
-    """The tables that are records of a kind."""
-    return [record for table in tables if (record := parse_record(kind, table)) is not None]
 
 
 def _estimate_seconds_left(path: Path, step: int | None, num_steps: int | None, seconds: float | None) -> float | None:

@@ -25,8 +25,8 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.reader import (
     PredictionFiles,
-    find_best_own_eval,
     read_data,
+    read_evals,
     read_jsonl,
     read_machine,
     read_run,
@@ -34,7 +34,6 @@ from fivetune.rundir.reader import (
     read_status,
     read_telemetry,
     refuse_foreign,
-    select_own_evals,
 )
 from fivetune.rundir.writer import (
     NullRunDir,
@@ -67,11 +66,11 @@ __all__ = [
     "PredictionFiles",
     "RunDir",
     "build_sibling_path",
-    "find_best_own_eval",
     "find_conflict",
     "fsync_folder",
     "lock_folder",
     "read_data",
+    "read_evals",
     "read_jsonl",
     "read_machine",
     "read_run",
@@ -79,7 +78,6 @@ __all__ = [
     "read_status",
     "read_telemetry",
     "refuse_foreign",
-    "select_own_evals",
     "write_bytes",
     "write_json",
     "write_text",

@@ -50,10 +50,15 @@ def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def find_own_eval(evals: Iterable[EvalRecord], step: int) -> EvalRecord | None:
+    """The run's evaluation of its own data at a step; None if there is none."""
+    return next((record for record in select_evals_by_step(evals) if record.step == step), None)
+
+
 def find_exported_eval(run: Run) -> EvalRecord | None:
     """The run's evaluation at the step that status.json names as the best, whose weights are in model/."""
     best = run.status.best
-    return next((record for record in select_evals_by_step(run.evals) if best and record.step == best.step), None)
+    return find_own_eval(run.evals, best.step) if best else None
 
 
 def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:

@@ -6,7 +6,7 @@ Out: a frozen record whose fields hold what their types say, so that no reader h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -41,6 +41,11 @@ def parse_record(kind: type[T], table: object) -> T | None:
         elif required:
             return None
     return kind(**values)
+
+
+def parse_records(kind: type[T], tables: Iterable[object]) -> list[T]:
+    """The tables that are records of a kind; the others are left out."""
+    return [record for table in tables if (record := parse_record(kind, table)) is not None]
 
 
 @cache

@@ -6,7 +6,7 @@ In: a folder. Out: a Run; damaged files raise RunDirError.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,14 @@ from fivetune.rundir.layout import (
     FORMAT_VERSION,
     LOCK,
     MACHINE,
-    OWN_SPLITS,
     STATUS,
     STEPS,
     TRACE,
     build_sibling_path,
 )
-from fivetune.rundir.parse import parse_record
+from fivetune.rundir.parse import parse_record, parse_records
 from fivetune.rundir.plan import read_plan
-from fivetune.rundir.records import Run, RunWarning
+from fivetune.rundir.records import EvalRecord, Run, RunWarning
 from fivetune.values import as_finite_number
 
 REWRITTEN = (STATUS, MACHINE, DATA)
@@ -135,6 +134,11 @@ def read_data(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / DATA)
 
 
+def read_evals(folder: str | Path) -> list[EvalRecord]:
+    """evals.jsonl of a run directory. Raises RunDirError for a damaged line."""
+    return parse_records(EvalRecord, read_jsonl(Path(folder) / EVALS, required="step"))
+
+
 def read_warnings(status: Mapping[str, Any]) -> list[RunWarning]:
     """The warnings in a table of status.json; those that are none are left out."""
     listed = status.get("warnings")
@@ -158,26 +162,6 @@ class PredictionFiles(Mapping[str, list[dict[str, Any]]]):
 
     def __len__(self) -> int:
         return len(self._paths)
-
-
-def select_own_evals(evals: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A run's evaluations on its own data, one per step, in order.
-
-    What was evaluated on other files is left out; where a step has both, the whole set beats the subset; of a step
-    that was done again after a resume, the last one counts.
-
-    >>> select_own_evals([{"step": 3, "split": "eval"}, {"step": 3, "split": "subset"}, {"step": 3, "split": "other"}])
-    [{'step': 3, 'split': 'eval'}]
-    """
-    by_step: dict[int, dict[str, Any]] = {}
-    for split in OWN_SPLITS:
-        by_step |= {e["step"]: e for e in evals if e.get("split") == split and isinstance(e.get("step"), int)}
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def find_best_own_eval(evals: Sequence[dict[str, Any]], best: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The run's own evaluation at the step of `best` ({"step": ...}, as in status.json); None if there is none."""
-    return next((record for record in select_own_evals(evals) if best and record["step"] == best.get("step")), None)
 
 
 def refuse_foreign(folder: Path) -> None:

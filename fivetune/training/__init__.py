@@ -26,7 +26,6 @@ from fivetune.redaction import redact_json, redact_secrets
 from fivetune.rundir import (
     CONFIG,
     DATA,
-    EVALS,
     FORMAT_VERSION,
     LOG,
     MACHINE,
@@ -35,9 +34,10 @@ from fivetune.rundir import (
     NullRunDir,
     RunDir,
 )
+from fivetune.rundir.figures import find_own_eval, select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
-from fivetune.rundir.records import Run
+from fivetune.rundir.records import EvalRecord, Run
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -228,7 +228,7 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
-        evaluated_steps={record["step"] for record in rundir.select_own_evals(_read_past_evals(run, world))},
+        evaluated_steps={record.step for record in select_evals_by_step(_read_past_evals(run, world))},
         owner=owner,
     )
 
@@ -294,9 +294,9 @@ def _train_and_export(training: Training) -> None:
     setup.learner.world.barrier()
 
 
-def _read_past_evals(run: RunDir, world: World) -> list[JsonTable]:
+def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
     """The evaluations that the first process has written."""
-    return world.broadcast_object(rundir.read_jsonl(run.path / EVALS) if world.is_first else [])
+    return world.broadcast_object(rundir.read_evals(run.path) if world.is_first else [])
 
 
 def _write_initial_status(config: RunConfig, run: RunDir) -> None:
@@ -352,14 +352,15 @@ def _export_model(training: Training) -> str | None:
                 state.best = None
             else:
                 checkpoint.load_weights(path, learner.model)
-    scored = {(e["step"], e["split"]) for e in _read_past_evals(run, world)}
+    scored = {(e.step, e.split) for e in _read_past_evals(run, world)}
     if state.best and (state.best["step"], "eval") not in scored:
         with measure_phase(training, "evaluate"):
             run_evaluation(training, step=state.best["step"])
     with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
         if world.is_first:
-            past = rundir.read_run(run.path)
-            card = redact_secrets(build_model_card(setup.config, past, state.best, model_type=plain.config.model_type))
+            best = find_own_eval(rundir.read_evals(run.path), state.best["step"]) if state.best else None
+            name, model_type = run.path.resolve().name, plain.config.model_type
+            card = redact_secrets(build_model_card(setup.config, best, name=name, model_type=model_type))
             target_p99 = setup.data.stream.store.summary["target_p99"]
             decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
             generation = decoding.as_generation_config()

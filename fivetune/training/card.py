@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import yaml
 
 from fivetune.config import RunConfig
-from fivetune.rundir import find_best_own_eval
-from fivetune.rundir.records import Run
+from fivetune.rundir.records import EvalRecord
 from fivetune.tasks import head_of
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
 
 EXAMPLE = """\
 With FiveTune, which applies the run's template, label set and answer format to records:
@@ -42,11 +36,12 @@ UMT5_FIX = (
 TEXT = "the text as the run's template writes it"
 
 
-def build_model_card(config: RunConfig, run: Run, best: JsonTable | None, *, model_type: str) -> str:
+def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: str, model_type: str) -> str:
     """Markdown: what the model was trained from and on, its scores, how to use it, the settings of the run.
 
     Args:
-        best: the best evaluation, as in status.json.
+        evaluation: of the exported weights; None where nothing was evaluated.
+        name: of the run, the title.
         model_type: the family in config.json: t5, mt5 or umt5.
     """
     base = config.model.path or f"random weights ({config.model.config})"
@@ -54,13 +49,12 @@ def build_model_card(config: RunConfig, run: Run, best: JsonTable | None, *, mod
     metadata: dict[str, str | list[str]] = {"library_name": "transformers", "tags": ["fivetune", task]}
     if config.model.init == "pretrained" and base.count("/") == 1 and not base.startswith((".", "/")):
         metadata["base_model"] = base
-    lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {run.name}", ""]
+    lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {name}", ""]
     lines += [f"Fine-tuned with FiveTune on the task `{task}` from {base}.", ""]
-    record = find_best_own_eval(run.raw_evals, best)
-    if record:
-        lines += [f"Scores on {record['num_examples']:,} evaluation examples at step {record['step']:,}:", ""]
+    if evaluation:
+        lines += [f"Scores on {evaluation.num_examples:,} evaluation examples at step {evaluation.step:,}:", ""]
         lines += ["| score | value |", "|---|---|"]
-        lines += [f"| {name} | {format_score(name, value)} |" for name, value in record["scores"].items()]
+        lines += [f"| {name} | {format_score(name, value)} |" for name, value in evaluation.scores.items()]
         lines += [""]
     lines += ["## Use", "", EXAMPLE.format(folder=config.run.dir, text=TEXT)]
     if head_of(config.task) != "extractive":

@@ -19,6 +19,7 @@ from fivetune.data.store import load_or_build_store
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics.squad_v2 import SQuADV2 as Metric
 from fivetune.model.forward import compute_padded_losses
+from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import Prediction
 from fivetune.training import train
 
@@ -196,14 +197,14 @@ def _evaluate(run, *words: str, capsys) -> dict:
 def test_other_data_never_takes_the_name_of_the_run_s_own(trained, tmp_path, capsys):
     before = rundir.read_run(trained)
     own = {name: before.raw_predictions[name] for name in before.raw_predictions}
-    best = rundir.find_best_own_eval(before.raw_evals, before.raw_status["best"])
+    best = find_exported_eval(before)
     other = str(kit.squad_file(tmp_path / "eval.json", num_questions=5, offset=300))
     assert _evaluate(trained, "--data.eval", other, capsys=capsys)["split"] == "other-eval"
     assert _evaluate(trained, "--data.eval", other, "--split", "subset", capsys=capsys)["split"] == "other-subset"
     assert _evaluate(trained, "--split", "eval", "--eval.max_new_tokens", "1", capsys=capsys)["split"] == "other-eval"
     after = rundir.read_run(trained)
     assert {name: after.raw_predictions[name] for name in own} == own
-    assert rundir.find_best_own_eval(after.raw_evals, after.raw_status["best"]) == best
+    assert find_exported_eval(after) == best
 
 
 def test_a_run_is_evaluated_again_on_its_own_data(trained, capsys):

@@ -35,7 +35,7 @@ from fake_run import (
     write_run,
 )
 
-from fivetune import plugins, rundir
+from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
 from fivetune.config import load_config
 from fivetune.errors import RunDirError
@@ -62,6 +62,7 @@ from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import describe_blank_golds, describe_verdict
 from fivetune.report.run.scores import build_run_summary, choose_best_eval, find_baseline_eval, find_main_score_key
 from fivetune.report.run.warnings import find_warnings, select_own_warnings
+from fivetune.rundir.figures import find_exported_eval, find_own_eval
 from fivetune.rundir.records import Histogram, Run
 from fivetune.tasks.mixture import Mixture
 from fivetune.training.card import build_model_card
@@ -368,13 +369,12 @@ def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
         make_eval(9, {"f1": 5.0}, split="subset"),
     ]  # fmt: skip
     run = make_run(evals=evals, status=make_best(5))
-    assert choose_best_eval(run).as_dict()["scores"] == {"f1": 2.0}  # type: ignore[union-attr]
-    assert rundir.find_best_own_eval(evals, {"step": 9}) == evals[4]
-    assert rundir.find_best_own_eval(evals, None) is rundir.find_best_own_eval(evals, {"step": 7}) is None
+    best = choose_best_eval(run)
+    assert best is find_exported_eval(run) is find_own_eval(run.evals, 5) is run.evals[1]
+    assert find_own_eval(run.evals, 9) is run.evals[4]
+    assert find_exported_eval(make_run(evals=evals)) is find_own_eval(run.evals, 7) is None
     config = load_config({"model": {"path": "m"}, "task": "squad_v2"})
-    assert "| f1 | 2.00 |" in build_model_card(
-        config, change_run(run, evals=[e | {"num_examples": 4} for e in evals]), {"step": 5}, model_type="t5"
-    )
+    assert "| f1 | 2.00 |" in build_model_card(config, best, name="run", model_type="t5")
 
 
 def test_a_run_that_got_worse_says_so() -> None:

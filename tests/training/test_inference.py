@@ -15,6 +15,7 @@ from fivetune import rundir
 from fivetune.cli import main
 from fivetune.errors import DataError, RunDirError
 from fivetune.evaluation.output import PREDICTED
+from fivetune.rundir.figures import select_evals_by_step
 from fivetune.training.inference import open_run
 
 
@@ -60,11 +61,11 @@ def test_records_without_answers_can_be_predicted(run: Path, tmp_path: Path) -> 
 
 def test_evaluation_on_another_file_keeps_its_own_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = kit.squad_file(run.parent / "eval.json", num_questions=5, offset=300)
-    before = rundir.select_own_evals(rundir.read_run(run).raw_evals)
+    before = select_evals_by_step(rundir.read_evals(run))
     assert main(["evaluate", str(run), "--data.eval", str(other), "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["num_examples"], told["split"], told["scores"]["total"]) == (5, "other-eval", 5)
-    assert rundir.select_own_evals(rundir.read_run(run).raw_evals) == before
+    assert select_evals_by_step(rundir.read_evals(run)) == before
 
 
 def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: Path) -> None:
