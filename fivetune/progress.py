@@ -1,6 +1,6 @@
-"""What a run shows while it works: one live display in a terminal, one line per interval elsewhere.
+"""Progress display of a run: a live panel in a terminal, one line per interval elsewhere.
 
-Every line also goes to log.txt of the run; control characters never do.
+Lines are also appended to log.txt of the run, without control characters.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fivetune.redaction import redact_secrets
 from fivetune.rundir.lines import open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
-SECONDS_BETWEEN_LINES = 5.0  # for phases that count something, outside a terminal
+SECONDS_BETWEEN_LINES = 5.0  # of a phase's progress, outside a terminal
 
 
 class ProgressCallback(Protocol):
-    """What a long operation calls to report how far it is; `Progress.update` is one."""
+    """Reports the progress of a long operation; `Progress.update` implements it."""
 
     def __call__(self, what: str, done: int, total: int | None = None) -> None: ...
 
@@ -33,11 +33,11 @@ def ignore_progress(what: str, done: int, total: int | None = None) -> None:
 
 
 class Progress:
-    """Shows on the terminal what is going on, and appends it to a log file.
+    """Shows progress on the terminal and appends it to a log file.
 
     Args:
-        log: file that every line is appended to; if it cannot be written, the run goes on without it.
-        log_every_steps: one step line per so many steps outside a terminal.
+        log: path of the log file; if it cannot be written, the run continues without it.
+        log_every_steps: number of steps per step line outside a terminal.
         quiet: print warnings only.
         silent: print nothing, because another rank prints.
     """
@@ -86,21 +86,21 @@ class Progress:
             self._give_up_log(error)
 
     def _give_up_log(self, error: OSError) -> None:
-        """A log that cannot be written does not end a run."""
+        """Close the log and warn, because an unwritable log must not end a run."""
         if self._log is not None:
             self._log.close()
             self._log = None
-        self.warn(f"{self._log_path}: cannot be written: {error.strerror}. The run goes on without it.")
+        self.warn(f"{self._log_path}: cannot be written: {error.strerror}. The run continues without it.")
 
     def start(self) -> None:
-        """Open the live display; nothing outside a terminal."""
+        """Open the live display; no-op outside a terminal."""
         if self.is_terminal and not self._quiet and self._live is None:
             self._facts.setdefault("phase", "preparing")
             self._live = Live(self._build_panel(), console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def update(self, what: str, done: int, total: int | None = None) -> None:
-        """Show how far a phase is."""
+        """Show the progress of a phase."""
         now = time.monotonic()
         if self._facts.get("phase") != what:
             self._last_line = now
@@ -170,13 +170,13 @@ class Progress:
 
 
 def _format_interval(record: EvalRecord, name: str) -> str:
-    """The 95 % interval of a score, where the evaluation has one: " (90.2-94.7)"."""
+    """Format the 95 % interval of a score, as in ` (90.2-94.7)`; empty if the evaluation has none."""
     edges = record.intervals.get(name)
     return f" ({edges[0]:.1f}-{edges[1]:.1f})" if edges else ""
 
 
 def format_time_span(seconds: float) -> str:
-    """A time span in at most two units.
+    """Format a time span in at most two units.
 
     >>> (format_time_span(0.04), format_time_span(7.04), format_time_span(59.97), format_time_span(161.4),
     ...  format_time_span(7260))

@@ -47,7 +47,7 @@ def test_train_by_command_line(tmp_path, model_folder):
     assert model.generate(**words("question: What has Ann?", return_tensors="pt"), max_new_tokens=3).shape[0] == 1
 
     refused = _fivetune("train", recipe, code=4)
-    assert refused.startswith("fivetune: ") and "holds a run already. Add --resume to go on" in refused
+    assert refused.startswith("fivetune: ") and "holds a run already. Add --resume to continue it" in refused
     assert "model   " in _fivetune("train", str(run), "--resume")
 
 

@@ -376,7 +376,7 @@ class RunConfig(_Section):
         if name != "constant" or warmup:
             key, value = ("name", name) if name != "constant" else (warmup, getattr(self.schedule, str(warmup)))
             raise ValueError(
-                f"schedule.{key} {value} has no effect with optimizer.relative_step, which makes its own "
+                f"schedule.{key} {value} has no effect with optimizer.relative_step, which computes its "
                 "rate. Drop one of them (warmup_init is its warm-up)"
             )
         return self

@@ -238,7 +238,7 @@ SINGLE_PROCESS = World()
 _DISCONNECTED = (
     "launch: another process of this run ended, or did not answer in time (launch.timeout_minutes). "
     "Its own message, if it could print one, gives the reason; a killed process has none (memory?). "
-    "The checkpoints are whole: go on with --resume."
+    "The checkpoints are whole: continue with --resume."
 )
 
 

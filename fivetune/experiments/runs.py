@@ -66,7 +66,7 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     except KeyboardInterrupt as stopped:
         raise InterruptedRunError(
             f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
-            f"Go on with: fivetune compare {sweep.path} --resume",
+            f"Resume with: fivetune compare {sweep.path} --resume",
             signum=next(iter(stopped.args), signal.SIGINT),
         ) from None
     finally:

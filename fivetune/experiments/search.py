@@ -53,7 +53,7 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
                 _check_failures(study.build_search(), folder)
     except KeyboardInterrupt as stop:
         raise InterruptedRunError(
-            f"stopped; {folder} keeps the study. Go on with the same command.",
+            f"stopped; {folder} keeps the study. Resume with the same command.",
             signum=next(iter(stop.args), signal.SIGINT),
         ) from None
     finally:

@@ -1,7 +1,7 @@
-"""Starts the ranks of a run on this machine with torchrun, and waits for them in their place.
+"""Launcher: starts the ranks of a run on this machine with torchrun, waits for them and forwards signals.
 
-In: the number of ranks and the words of the command. Out: the exit code of the rank that ended the run. Signals are
-forwarded. torchrun runs in a child process (`python -m fivetune.launch`), so that nothing here imports torch.
+In: the number of ranks and the words of the command. Out: the exit code of the rank that ended the run. torchrun runs
+in a child process (`python -m fivetune.launch`), so that this module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ORPHAN_SAVE_SECONDS = 900  # for ranks that lost torchrun to write a checkpoint
 
 
 def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process has to start the ranks: not for one rank, and not in a rank that torchrun started.
+    """Whether this process has to start the ranks: false for one rank, and in a rank that torchrun started.
 
-    Raises ConfigError where SLURM would start each of them several times.
+    Raises ConfigError if srun runs this command several times, because each would start all ranks.
 
     >>> is_needed(2, {}), is_needed(2, {"RANK": "0"}), is_needed(1, {})
     (True, False, False)
@@ -46,7 +46,7 @@ def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
 def start_processes(words: Sequence[str], *, nproc: int) -> int:
     """Run `fivetune WORDS` in `nproc` connected ranks; returns the exit code, 128 + n after signal n.
 
-    If torchrun itself is killed, the ranks are stopped too: without a parent they would train on unseen.
+    If torchrun itself is killed, the ranks are stopped too: as orphans they would continue to train.
     """
     launch_id = uuid.uuid4().hex
     agent = subprocess.Popen(
@@ -63,7 +63,7 @@ def start_processes(words: Sequence[str], *, nproc: int) -> int:
 
 
 def find_ranks(launch_id: str) -> list[psutil.Process]:
-    """The running ranks of a launch, by its id in their environment: also those that lost their parent."""
+    """Running ranks of a launch, identified by its id in their environment; orphans are included."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -74,7 +74,7 @@ def find_ranks(launch_id: str) -> list[psutil.Process]:
 
 
 def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str) -> SignalHandler:
-    """A signal handler: the first signal goes to torchrun, the second to each rank, from the third on SIGKILL."""
+    """Make a signal handler: the first signal goes to torchrun, the second to each rank, the third as SIGKILL."""
     received: list[int] = []
 
     def forward(signum: int, frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str) -> Si
             agent.send_signal(signum)
             return
         if signum not in STOP_SIGNALS:
-            return  # a repeated request to save: the first one was passed on
+            return  # a repeated request to save: the first one was forwarded
         stops = sum(number in STOP_SIGNALS for number in received)
         for process in find_ranks(launch_id):
             with suppress(psutil.Error):
@@ -93,7 +93,7 @@ def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str) -> Si
 
 
 def _stop_orphaned_ranks(launch_id: str, agent_pid: int, signum: int) -> None:
-    """Stop the ranks of a torchrun that was killed, and report it. They save first, as after any SIGTERM."""
+    """Report that torchrun was killed, and stop its ranks; after SIGTERM they save a checkpoint first."""
     name = signal.Signals(signum).name
     sys.stderr.write(
         f"fivetune: launch: torchrun (process {agent_pid}) was killed by {name}, often because memory ran out. "

@@ -1,6 +1,6 @@
-"""torchrun as a child of `fivetune.launch`: starts the ranks, ends with the exit code of the first that failed.
+"""torchrun in a child process of `fivetune.launch`: starts the ranks; exits with the code of the first failed rank.
 
-In: the number of ranks and the words of the command. It stops when its parent is gone, with all ranks.
+In: the number of ranks and the words of the command. When its parent ends, it stops all ranks and itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import psutil
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # that a step and a checkpoint may take after a signal to the command
-HUNG_RANK_SECONDS = 60  # that the other ranks have to end after rank 0 has
+SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # for a step and a checkpoint after a signal
+HUNG_RANK_SECONDS = 60  # for the other ranks to end after rank 0
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 
@@ -51,7 +51,7 @@ def run_torchrun(nproc: int, words: list[str]) -> int:
 
 
 def describe_killed_ranks(error: ChildFailedError) -> list[str]:
-    """One sentence for each rank that ended by a signal; a rank that ended by itself has printed its own error."""
+    """One sentence for each rank that a signal killed; a rank that exited has printed its own error."""
     first, _ = error.get_first_failure()
     lines: list[str] = []
     for rank, failure in sorted(error.failures.items(), key=lambda item: (item[0] != first, item[0])):
@@ -69,7 +69,7 @@ def describe_killed_ranks(error: ChildFailedError) -> list[str]:
 
 
 def _kill_hung_ranks() -> None:
-    """SIGKILL every rank that runs on a minute after rank 0 has ended: a hung rank never answers SIGTERM.
+    """SIGKILL every rank that still runs HUNG_RANK_SECONDS after rank 0 ended: a hung rank ignores SIGTERM.
 
     Rank 0 writes the checkpoints and the report, so in a healthy run the others end before it or right after.
     """
@@ -93,7 +93,7 @@ def _kill_hung_ranks() -> None:
 
 
 def _stop_when_orphaned() -> None:
-    """The pipe from the parent is closed when the parent ends."""
+    """Stop this process when its parent ends, which closes the pipe to stdin."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""A `fivetune` command in a process of its own: start it, wait for it, stop it, and why it ended.
+"""A `fivetune` command as a child process: start it, wait for it, stop it, and find the reason why it ended.
 
-In: the words after `fivetune`, and a file for what it prints. Out: its exit code and its error. Sweeps, searches and
-the verification of a verdict train through this module.
+In: the words after `fivetune`, and a log file for its output. Out: its exit code and its error. Sweeps, studies and
+the verification of verdicts train with this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fivetune.errors import ConfigError, DataError, NumericError
 
 PROGRAM = (sys.executable, "-m", "fivetune")
 SECONDS_TO_SAVE = 300.0  # for a stopped training to write its checkpoint
-PERMANENT_ERROR_CODES = (ConfigError.exit_code, DataError.exit_code, NumericError.exit_code)  # a retry fails likewise
+PERMANENT_ERROR_CODES = (ConfigError.exit_code, DataError.exit_code, NumericError.exit_code)  # a retry fails too
 
 
 class Job:
-    """A running command; as a context it is stopped on exit unless it has ended.
+    """A running command; leaving its context stops it.
 
-    It heads a session of its own, so that Ctrl-C in a terminal reaches only the process that started it.
+    It runs in its own session, so that Ctrl-C in a terminal reaches only the parent.
     """
 
     def __init__(self, words: list[str], log: Path) -> None:
@@ -57,11 +57,11 @@ class Job:
         return self._process.poll()
 
     def wait(self) -> int:
-        """Wait until it ends; the exit code."""
+        """Wait until it ends; returns the exit code."""
         return self._process.wait()
 
     def stop(self) -> None:
-        """End it: SIGTERM lets it save, a second one ends it at once, then SIGKILL. A second Ctrl-C kills it."""
+        """Stop it: SIGTERM lets it save, a second SIGTERM ends it at once, then SIGKILL. Ctrl-C meanwhile kills it."""
         try:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
                 if self.code is None:
@@ -74,14 +74,14 @@ class Job:
             raise
 
     def read_error(self) -> str:
-        """Why it ended, from its exit code and the last error that it printed."""
+        """Find the reason why it ended in its exit code and its output."""
         with self._log.open("rb") as file:
             file.seek(self._log_start)
             return find_exit_reason(file.read().decode("utf-8", "replace"), self.code or 0)
 
 
 def find_exit_reason(printed: str, code: int) -> str:
-    """Why a process ended, from what it printed last.
+    """Find the reason why a process ended: its signal, its last error line, its last line, or its exit code.
 
     >>> find_exit_reason("step 1\\nfivetune: a.yaml:3: wrong value 1. Give 2.\\n", 2)
     'a.yaml:3: wrong value 1. Give 2'
@@ -98,7 +98,7 @@ def find_exit_reason(printed: str, code: int) -> str:
 
 
 class ProcessIdentity(NamedTuple):
-    """A process number and when that process started (seconds since 1970): numbers are reused, both together not."""
+    """A process id and its start time (seconds since 1970): the system reuses ids, but not the pair."""
 
     pid: int
     started: float
@@ -116,7 +116,7 @@ def is_alive(process: ProcessIdentity) -> bool:
 
 
 def stop_orphan(process: ProcessIdentity) -> None:
-    """Stop a training whose parent is gone, and wait until it has saved."""
+    """Stop a process whose parent has ended, and wait at most SECONDS_TO_SAVE for its checkpoint."""
     if is_alive(process):
         with suppress(psutil.Error):
             orphan = psutil.Process(process.pid)

@@ -1,6 +1,6 @@
-"""Signal handlers for the time of a block.
+"""Signal handlers for the duration of a block.
 
-In: signals and what is done when one arrives. Out: a context in which that is so; the handlers before are put back.
+In: signals and a handler. Out: a context manager that installs the handler and restores the previous ones on exit.
 """
 
 from __future__ import annotations

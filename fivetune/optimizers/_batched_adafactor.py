@@ -1,10 +1,10 @@
-"""Adafactor (Shazeer and Stern 2018) as transformers has it, over many tensors at once and without waiting for them.
+"""Adafactor (Shazeer and Stern 2018) with the update rule of transformers, on stacked tensors, without host syncs.
 
 In: parameter groups with gradients. Out: the steps of transformers' Adafactor, up to rounding, and its state:
 step, RMS, and exp_avg_sq_row with exp_avg_sq_col (matrices) or exp_avg_sq (vectors), exp_avg with beta1.
-Tensors of one shape are stacked; a large one is walked through in blocks of rows, so that what is computed in between
-stays small (a CPU keeps it in its cache) and is never as large as the embedding. Of parameters that are divided among
-processes (FSDP2), one stack at a time is collected and updated by all; each keeps its part, and the whole state.
+Tensors of one shape are stacked; a large tensor is processed in blocks of rows, so that intermediate results fit into
+a CPU's cache and never reach the size of the embedding. Sharded parameters (FSDP2) are gathered one stack at a time;
+every rank computes the full update, keeps its shard of the weights, and holds the full optimizer state.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from fivetune.types import TorchState
 
-BLOCK = {"cpu": 1 << 18}  # elements computed at once: 1 MB fits a core's cache
+BLOCK = {"cpu": 1 << 18}  # elements per block: 1 MiB of fp32 fits into a core's cache
 BLOCK_ELSEWHERE = 1 << 25
 
-many: Any = torch  # its functions over lists of tensors have no public names
+many: Any = torch  # untyped, because torch's _foreach functions are private
 
 
 class BatchedAdafactor(Optimizer):
-    """A drop-in for `transformers.optimization.Adafactor`: same options, same state, checkpoints of either load.
+    """Drop-in replacement for `transformers.optimization.Adafactor`: same options, same state, same checkpoints.
 
-    `keeps_whole_state`: also of parameters that are divided among processes.
+    `keeps_whole_state`: every rank holds the full state, of sharded parameters too.
 
     Args:
-        lr: learning rate, None with relative_step. A schedule may set another in each group before any step.
-        eps: added to squared gradients; least RMS by which scale_parameter multiplies.
+        lr: learning rate, None with relative_step. A schedule may change it in each group before a step.
+        eps: constant added to squared gradients; lower bound of the RMS in scale_parameter.
         The others: see fivetune/optimizers/adafactor.py.
     """
 
@@ -83,7 +83,7 @@ class BatchedAdafactor(Optimizer):
         return loss
 
     def compute_mean_rate(self) -> float | None:
-        """Mean over all parameters of the rate that the last step multiplied with; None before the first."""
+        """Learning rate of the last step, averaged over all parameters; None before the first step."""
         total: Tensor | float = 0.0
         count = 0
         for group in self.param_groups:
@@ -96,7 +96,7 @@ class BatchedAdafactor(Optimizer):
         return float(total) / count if count else None
 
     def _iter_stacks(self, group: TorchState) -> Iterator[_Stack]:
-        """The parameters that have a gradient, those of one shape (and age) together, as many as a block holds."""
+        """Yield the parameters with a gradient, stacked by shape and step number, at most one block per stack."""
         alike: dict[tuple[torch.Size, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -114,7 +114,7 @@ class BatchedAdafactor(Optimizer):
 
 
 def _gather_parameter(parameter: Tensor) -> Tensor:
-    """A parameter with its gradient, collected where it is divided among processes."""
+    """Gather a sharded parameter and its gradient; an unsharded one is returned as it is."""
     full = gather_tensor(parameter)
     if full is not parameter:
         assert parameter.grad is not None
@@ -123,7 +123,7 @@ def _gather_parameter(parameter: Tensor) -> Tensor:
 
 
 def compute_base_rate(group: TorchState, step: int) -> float:
-    """The learning rate of a 1-based step before any scaling: the group's own, or min(1/sqrt(step), its cap)."""
+    """Learning rate of a 1-based step before scaling: the group's, or with relative_step min(1/sqrt(step), cap)."""
     if not group["relative_step"]:
         return group["lr"]
     return min(1e-6 * step if group["warmup_init"] else 1e-2, 1 / math.sqrt(step))
@@ -144,7 +144,7 @@ def _create_state(parameter: Tensor, beta1: float | None) -> TorchState:
 
 @dataclass(slots=True)
 class _Stack:
-    """n parameters of one shape [..., R, C] (or [C], or []), their states, and the elements computed at once."""
+    """n parameters of one shape [..., R, C] (or [C], or []), their states, and the block size in elements."""
 
     group: TorchState
     parameters: list[Tensor]
@@ -152,7 +152,7 @@ class _Stack:
     block: int
 
     def update(self) -> None:
-        """One step. The rate of a tensor is divided by RMS(update) / clip_threshold where that is above 1."""
+        """Apply one step. A tensor's rate is divided by RMS(update) / clip_threshold if that is above 1."""
         grads = _stack_tensors([p.grad for p in self.parameters])  # type: ignore[misc]
         rates = self._compute_rates()
         if grads.dim() > 2:
@@ -161,7 +161,7 @@ class _Stack:
             self._update_vectors(grads, rates)
 
     def _compute_rates(self) -> Tensor:
-        """The step's learning rate of each parameter: [n]."""
+        """Compute the learning rate of each parameter in this step, [n], and store its RMS in the state."""
         rate = compute_base_rate(self.group, self.states[0]["step"])
         if not self.group["scale_parameter"]:
             return rate * torch.ones(len(self.parameters), device=self.parameters[0].device)
@@ -177,7 +177,7 @@ class _Stack:
         self._subtract(self.parameters, self._list_averages("exp_avg"), update.mul_(_align_dims(scale, update)), rates)
 
     def _update_matrices(self, grads: Tensor, rates: Tensor) -> None:
-        """The update is grad * row * col; its sum of squares is that of (grad * col) by rows, times row squared."""
+        """Apply update = grad * row * col; its squared norm is sum over rows of row^2 * sum((grad * col)^2)."""
         blocks = self._split_rows(grads)
         rows, cols = [], torch.zeros_like(grads[..., 0, :])
         for block in blocks:
@@ -198,13 +198,13 @@ class _Stack:
             self._subtract(parameters, [m[..., block, :] for m in momenta], update, rates)
 
     def _split_rows(self, grads: Tensor) -> list[slice]:
-        """Slices of the rows, so that each holds about `block` elements of all matrices together."""
+        """Slices of the rows with about `block` elements each, counted over all matrices."""
         num_rows = grads.shape[-2]
         size = max(1, self.block * num_rows // max(grads.numel(), 1))
         return [slice(i, i + size) for i in range(0, num_rows, size)]
 
     def _update_averages(self, name: str, value: Tensor) -> Tensor:
-        """Move the running averages of that name towards `value`: [n, ...], and give a copy of them."""
+        """Update the running averages `name` with `value` [n, ...]; returns a copy of the averages."""
         weight = math.pow(self.states[0]["step"], self.group["decay_rate"])
         averages = self._list_averages(name)
         moved = _stack_tensors(averages) * (1 - weight) + value * weight
@@ -215,12 +215,16 @@ class _Stack:
         return [state[name] for state in self.states if name in state]
 
     def _clip_rates(self, rates: Tensor, squares: Tensor) -> Tensor:
-        """The rates [n] over max(1, RMS / clip_threshold) of updates whose squares sum up to those of `squares`."""
+        """Divide the rates [n] by max(1, RMS(update) / clip_threshold).
+
+        Args:
+            squares: [n, ...]; its sum per parameter is the squared norm of the update.
+        """
         rms = (squares.reshape(len(rates), -1).sum(1) / self.parameters[0].numel()).sqrt()
         return rates / (rms / self.group["clip_threshold"]).clamp(min=1)
 
     def _subtract(self, parameters: list[Tensor], momenta: list[Tensor], update: Tensor, rates: Tensor) -> None:
-        """Decay (blocks of) n parameters, then take updates [n, ...] from them, by way of their momenta if any."""
+        """Apply weight decay and updates [n, ...] to (blocks of) n parameters, through their momenta if any."""
         if momenta:
             many._foreach_mul_(momenta, self.group["beta1"])
             many._foreach_add_(momenta, list(update.unbind()), alpha=1 - self.group["beta1"])
@@ -233,10 +237,10 @@ class _Stack:
 
 
 def _stack_tensors(tensors: list[Tensor]) -> Tensor:
-    """[n, ...] in fp32; a view if it is one tensor of fp32."""
+    """Stack tensors to [n, ...] in fp32; a single fp32 tensor is not copied."""
     return (tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)).float()
 
 
 def _align_dims(scale: Tensor, tensor: Tensor) -> Tensor:
-    """[n] shaped so that it multiplies [n, ...] along the first dimension."""
+    """Reshape [n] so that it multiplies [n, ...] along the first dimension."""
     return scale.view(-1, *[1] * (tensor.dim() - 1))

@@ -1,8 +1,8 @@
-"""AdamW that takes the gradient of a large table as what it is made of, and keeps no state for rows never seen.
+"""AdamW with factored gradients for large embedding tables, and no committed state memory for rows without gradient.
 
-In: parameter groups. Out: a torch optimizer whose steps and state_dict are those of torch's AdamW.
-A vocabulary of 250,112 words has a gradient of 512 MB that consists of a few rows (embedding) or of two thin
-factors (head). `TableGrad` keeps those; the dense gradient exists for `SLICE` rows at a time.
+In: parameter groups. Out: a torch optimizer with the steps and the state_dict of torch's AdamW.
+The gradient of a vocabulary of 250,112 tokens takes 512 MB, but consists of a few rows (embedding) or of two thin
+factors (head). `TableGrad` stores these; the dense gradient exists for `SLICE` rows at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.optim.adamw import adamw
 if TYPE_CHECKING:
     from fivetune.types import TorchState
 
-SLICE = 2**14  # rows whose gradient is made at once
+SLICE = 2**14  # rows per slice of the dense gradient
 
 
 class TableGrad:
-    """The gradient of a table [V, d]: `rows` added at `ids`, plus share^T hidden.
+    """Factored gradient of a table [V, d]: sparse `rows` at `ids`, plus the product share^T hidden.
 
     >>> grad = TableGrad()
     >>> grad.add_rows(torch.tensor([2, 0, 2]), torch.tensor([[1.0], [2.0], [3.0]]))
@@ -51,7 +51,7 @@ class TableGrad:
         self._rows = [(distinct, rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, place, rows))]
 
     def add_product(self, share: Tensor, hidden: Tensor) -> None:
-        """Add share^T hidden: [n, V], [n, d]."""
+        """Add the product share^T hidden of share [n, V] and hidden [n, d]."""
         share, hidden = share.detach(), hidden.detach()
         if self._products:
             (before, there), *_ = self._products
@@ -67,7 +67,7 @@ class TableGrad:
         self._products = [(share, hidden * factor) for share, hidden in self._products]
 
     def compute_norm(self) -> Tensor:
-        """Its Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, in fp64 where sums are long."""
+        """Euclidean norm: |R + S^T H|^2 = |R|^2 + 2 <R, S^T H> + <S S^T, H H^T>, with long sums in fp64."""
         total = torch.zeros((), dtype=torch.float64)
         for _, rows in self._rows:
             total += rows.double().square().sum()
@@ -78,12 +78,12 @@ class TableGrad:
         return total.clamp_min(0).sqrt().float()
 
     def get_rows(self) -> tuple[Tensor, Tensor]:
-        """The rows that are not zero: ids [u] ascending, gradients [u, d]. Only without a product."""
+        """The nonzero rows: ids [u] ascending, gradients [u, d]. Only valid without a product."""
         assert not self._products
         return self._rows[0]
 
     def iter_slices(self, num_rows: int) -> Iterator[tuple[int, int, Tensor]]:
-        """The dense gradient of a table with so many rows, SLICE of them at a time: start, end, [end - start, d]."""
+        """Yield the dense gradient of `num_rows` rows in slices of SLICE rows: start, end, [end - start, d]."""
         for start in range(0, num_rows, SLICE):
             end = min(start + SLICE, num_rows)
             grad = self._compute_product(start, end)
@@ -99,12 +99,12 @@ class TableGrad:
         return next((share[:, start:end].t() @ hidden for share, hidden in self._products), None)
 
     def to_dense(self, num_rows: int) -> Tensor:
-        """[num_rows, d]."""
+        """The dense gradient, [num_rows, d]."""
         return torch.cat([grad for *_, grad in self.iter_slices(num_rows)])
 
 
 def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The Euclidean norm of all gradients, those of tables in parts too."""
+    """Euclidean norm of all gradients, factored ones included."""
     for parameter in parameters:
         _merge_parts(parameter)
     norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)]
@@ -113,25 +113,24 @@ def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def _merge_parts(parameter: Tensor) -> None:
-    """Where a table got a dense gradient from some micro-batches and parts from others, add the parts to it."""
+    """Add the factored gradient to the dense one, if micro-batches have produced both."""
     if parameter.grad is not None and (parts := getattr(parameter, "table_grad", None)):
         parameter.grad += parts.to_dense(len(parameter))
         parts.clear()
 
 
 def scale_tables(parameters: list[nn.Parameter], max_norm: float, norm: Tensor) -> None:
-    """What torch's clip_grads_with_norm_ does, for the gradients of tables in parts."""
+    """Scale factored gradients as torch's clip_grads_with_norm_ scales dense ones."""
     for parameter in parameters:
         if parts := getattr(parameter, "table_grad", None):
             parts.mul_((max_norm / (norm + 1e-6)).clamp_max(1))
 
 
 class TableAdamW(torch.optim.AdamW):
-    """torch's fused AdamW; tables with `table_grad` are updated from their parts.
+    """torch's fused AdamW; tables with `table_grad` are updated from the factored gradient.
 
-    Where only rows of a table have gradients (an embedding with a head of its own), rows that never had one have
-    moments of zero and stay where they are, but for weight decay: they are passed over, and their moments lie in
-    memory that the system commits at the first write.
+    If only some rows of a table have gradients (an untied embedding), the other rows have zero moments and change by
+    weight decay only. They are skipped, and the system commits memory for their moments only at the first write.
     """
 
     def __init__(
@@ -144,13 +143,13 @@ class TableAdamW(torch.optim.AdamW):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        """`smallest`: numbers in a table from which on its gradient is taken in parts."""
+        """`smallest`: least number of elements of a table with a factored gradient."""
         super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         self._seen: dict[Tensor, Tensor] = {}
         for parameter in self._list_parameters():
             if parameter.dim() == 2 and parameter.numel() >= smallest and parameter.device.type == "cpu":
                 vars(parameter)["table_grad"] = TableGrad()
-        self.register_step_pre_hook(self._merge_tables)  # an own `step` would call the hooks of others twice
+        self.register_step_pre_hook(self._merge_tables)  # overriding `step` would call other hooks twice
         self.register_step_post_hook(self._step_tables)
 
     def _list_parameters(self) -> list[nn.Parameter]:
@@ -164,7 +163,7 @@ class TableAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _merge_tables(self, *called: object) -> None:
-        """Before torch's step: whoever has a dense gradient takes it, and every row gets moments."""
+        """Before torch's step: add factored to dense gradients. A dense step gives every row moments."""
         for parameter in self._list_parameters():
             _merge_parts(parameter)
             if parameter.grad is not None:
@@ -172,7 +171,7 @@ class TableAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def _step_tables(self, *called: object) -> None:
-        """After torch's step, which passed over the tables whose gradients are in parts."""
+        """After torch's step: update the tables with a factored gradient, which torch skips."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parts := getattr(parameter, "table_grad", None):
@@ -213,7 +212,7 @@ class TableAdamW(torch.optim.AdamW):
         return state
 
     def _find_seen_rows(self, table: Tensor) -> Tensor:
-        """[V] bool: the rows that have, or had, a gradient; after loading, those whose second moment is not zero."""
+        """Mask [V] of the rows that have or had a gradient; after loading, of those with a nonzero second moment."""
         if table not in self._seen:
             moments = self.state[table]["exp_avg_sq"]
             self._seen[table] = torch.cat([part.any(1) for part in moments.split(SLICE)])
@@ -236,7 +235,7 @@ class TableAdamW(torch.optim.AdamW):
 def _apply_adamw(
     parameter: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: Tensor, group: TorchState
 ) -> None:
-    """torch's fused update of one tensor; `step` stays as it is."""
+    """Apply torch's fused update to one tensor; `step` does not change."""
     beta1, beta2 = group["betas"]
     adamw(
         [parameter],
@@ -257,8 +256,8 @@ def _apply_adamw(
 
 
 def _allocate_zeros(like: Tensor) -> Tensor:
-    """Zeros of a tensor's shape in memory of the system's, which commits a page of it at the first write."""
+    """Zeros of a tensor's shape in mapped memory: the system commits a page at its first write."""
     memory = mmap.mmap(-1, math.prod(like.shape) * like.element_size())
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)  # one row would commit the 2 MiB around it
+        memory.madvise(mmap.MADV_NOHUGEPAGE)  # in a huge page one row would commit 2 MiB
     return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)

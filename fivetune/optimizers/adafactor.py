@@ -1,9 +1,9 @@
-"""Adafactor (Shazeer and Stern 2018), the steps that transformers takes, with two named presets.
+"""Adafactor (Shazeer and Stern 2018) with the update rule of transformers and two named presets.
 
-Two recipes share the name "Adafactor, 1e-3" and take very different steps:
-`t5-paper` multiplies the rate with each tensor's root mean square (t5x: multiply_by_parameter_scale=True),
-`hf` does not (the usual forum advice for transformers). The step that was really taken is logged.
-How it is computed: `_batched_adafactor.py`. State: a row and a column per matrix, everything again for vectors.
+"Adafactor with lr 1e-3" names two recipes with very different steps: `t5-paper` multiplies the rate by each tensor's
+root mean square (t5x: multiply_by_parameter_scale=True), `hf` does not (the usual forum advice for transformers).
+The effective learning rate is logged. The computation is in `_batched_adafactor.py`. State: one row and one column
+per matrix, one value per element of a vector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Adafactor(Options):
-    """Adafactor. State per parameter matrix: one fp32 row and one column, next to nothing."""
+    """Adafactor. State per matrix: one fp32 row and one column, a negligible amount of memory."""
 
     state_bytes_per_parameter: ClassVar[float] = 0.1
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
@@ -35,8 +35,8 @@ class Adafactor(Options):
     scale_parameter: bool | None = Field(
         None, description="the preset's value (t5-paper: true, hf: false); another value is refused"
     )
-    relative_step: bool = Field(False, description="the paper's own rate 1/sqrt(step); excludes lr")
-    warmup_init: bool = Field(False, description="slow start of relative_step")
+    relative_step: bool = Field(False, description="learning rate 1/sqrt(step), as in the paper; excludes lr")
+    warmup_init: bool = Field(False, description="linear warm-up of relative_step: 1e-6 * step")
     clip_threshold: Annotated[float, Field(gt=0)] = Field(1.0, description="RMS above which an update is scaled down")
     decay_rate: Annotated[float, Field(ge=-1, lt=0)] = Field(-0.8, description="exponent of the second moment's decay")
     beta1: Annotated[float, Field(ge=0, lt=1)] | None = Field(None, description="momentum; null: none")
@@ -46,7 +46,7 @@ class Adafactor(Options):
     def _check_options(self) -> Adafactor:
         if self.relative_step and self.lr is not None:
             raise ValueError(
-                f"lr {self.lr} is given together with relative_step, which makes its own. Drop one of them"
+                f"lr {self.lr} is given together with relative_step, which computes its own. Drop one of them"
             )
         if self.warmup_init and not self.relative_step:
             raise ValueError("warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init")
@@ -55,7 +55,7 @@ class Adafactor(Options):
             other = "hf" if scaled else "t5-paper"
             raise ValueError(
                 f"scale_parameter {self.scale_parameter} contradicts preset {self.preset}. Set preset: {other}, "
-                "which is what it means"
+                "which implies it"
             )
         return self
 
@@ -75,5 +75,5 @@ class Adafactor(Options):
         )
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:
-        """Mean over all parameters of the rate that the last step multiplied with; None before the first."""
+        """Learning rate of the last step, averaged over all parameters; None before the first step."""
         return optimizer.compute_mean_rate()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019), torch's fused kernel.
 
-State: two fp32 tensors of the parameters' size. On a CPU, large tables hand over their gradients in parts
-(`_table_adamw.py`): the same steps, with less memory.
+State: two fp32 tensors of the parameters' size. On a CPU, large tables have factored gradients (`_table_adamw.py`):
+the same steps with less memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fivetune.types import TorchState
 
-LARGE_TABLE = 2**26  # numbers (256 MiB of fp32): the tables of mT5 and umT5
+LARGE_TABLE = 2**26  # elements (256 MiB of fp32): the tables of mT5 and umT5
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -28,7 +28,7 @@ class AdamW(Options):
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not on norms")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")
     beta1: Beta = 0.9
     beta2: Beta = 0.999
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -39,7 +39,7 @@ class AdamW(Options):
         return torch.optim.AdamW(groups, fused=True, **self._build_options())
 
     def build_for_tables(self, groups: list[TorchState]) -> Optimizer:
-        """The same optimizer for one process on a CPU: it takes the gradients of large tables in parts."""
+        """Build the same optimizer for one process on a CPU, with factored gradients of large tables."""
         from fivetune.optimizers._table_adamw import TableAdamW
 
         return TableAdamW(groups, smallest=LARGE_TABLE, **self._build_options())

@@ -408,7 +408,7 @@ def _is_free(entry: Path) -> bool:
 def _describe_conflict(path: Path) -> str:
     if (path / CONFIG).is_file():
         return (
-            f"{path}: holds a run already. Add --resume to go on, --overwrite to move it aside, "
+            f"{path}: holds a run already. Add --resume to continue it, --overwrite to move it aside, "
             "or choose another run.dir."
         )
     return f"{path}: is not empty and not a run directory. Choose another run.dir."

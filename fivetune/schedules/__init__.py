@@ -1,7 +1,7 @@
 """Learning-rate schedules, one per file.
 
-A schedule's file holds one options class with `factor(step, num_steps)`: what the optimizer's `lr` is
-multiplied with at optimizer step `step` (0-based) of `num_steps`, in [0, 1].
+A schedule's file holds one options class with `factor(step, num_steps)`: the factor in [0, 1] that scales the
+optimizer's `lr` at optimizer step `step` (0-based) of `num_steps`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fivetune.plugins import Options
 
 
 class Warmup(Options):
-    """What all schedules share: a linear rise from 1/n to 1 over the first n steps."""
+    """Base class of all schedules: linear warm-up from 1/n to 1 over the first n steps."""
 
     warmup_steps: Annotated[int, Field(ge=0)] | None = Field(None, description="steps of linear warm-up")
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] | None = Field(
@@ -33,7 +33,7 @@ class Warmup(Options):
         return round((self.warmup_fraction or 0.0) * num_steps)
 
     def factor(self, step: int, num_steps: int) -> float:
-        """Factor of the learning rate at a 0-based step: the warm-up, then `after`."""
+        """Factor of the learning rate at a 0-based step: the warm-up, then `compute_decay`."""
         warmup = self.count_warmup_steps(num_steps)
         if step < warmup:
             return (step + 1) / warmup

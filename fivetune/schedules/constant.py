@@ -1,4 +1,4 @@
-"""The same learning rate all the way (the T5 recipe), after an optional warm-up."""
+"""Constant learning rate (the T5 recipe), after an optional warm-up."""
 
 from __future__ import annotations
 

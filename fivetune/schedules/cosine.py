@@ -1,4 +1,4 @@
-"""Half a cosine from the full learning rate down to a final share of it (Loshchilov and Hutter 2017)."""
+"""Cosine decay from the peak learning rate to a final share of it (Loshchilov and Hutter 2017)."""
 
 from __future__ import annotations
 

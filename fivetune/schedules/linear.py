@@ -1,4 +1,4 @@
-"""A straight line from the full learning rate down to a final share of it."""
+"""Linear decay from the peak learning rate to a final share of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Trackers that get every record in addition to the run directory, one per file; imported only when asked for.
+"""Trackers that receive every record in addition to the run directory, one per file; imported only if a run uses them.
 
-A sink's file holds one options class with `open(folder, config, first_step=n)`, which gives a writer with
-`show_step(record)`, `show_evaluation(record)`, `close()`. Step n comes next: records of it and
-of later steps that were logged before a resume must be discarded. Names follow the field's habit: train/loss, eval/f1.
+A sink's file holds one options class with `open(folder, config, first_step=n)`, which returns a writer with
+`step(record)`, `evaluation(record)`, `close()`. `first_step` is the next step of the run: records at or after it that
+were logged before a resume must be discarded. Value names follow the trackers' convention: train/loss, eval/f1.
 """
 
 from __future__ import annotations

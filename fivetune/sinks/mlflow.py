@@ -1,4 +1,4 @@
-"""MLflow: a run at the server that MLFLOW_TRACKING_URI names."""
+"""MLflow: a run on the tracking server at MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in the project that WANDB_PROJECT names; WANDB_MODE=offline keeps it local."""
+"""Weights & Biases: a run in the project WANDB_PROJECT; WANDB_MODE=offline keeps it local."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fivetune.types import JsonTable
 
 
 class WandB(Options):
-    """Logs with the wandb client; the key comes from the environment, never from a recipe."""
+    """Logs with the wandb client; the API key comes from the environment, never from a recipe."""
 
     def open(self, folder: Path, config: JsonTable, *, first_step: int = 1) -> WandBWriter:
         client = import_optional("wandb")

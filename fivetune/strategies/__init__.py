@@ -22,13 +22,13 @@ ModelT = TypeVar("ModelT", bound="nn.Module")
 
 
 class Strategy(Options):
-    """Interface of a strategy; the defaults suit a model that is whole on every rank."""
+    """Interface of a strategy; the defaults are for an unsharded model."""
 
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
 
     def explain_incompatibility(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
-        """Why several processes cannot train with these settings: a sentence that begins with a key; empty if they can.
+        """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can.
 
         >>> Strategy().explain_incompatibility(optimizer="adamw", precision="fp32", forward="auto", batch_size=8)
         ''
@@ -36,12 +36,12 @@ class Strategy(Options):
         return ""
 
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
-        """Place the model on its device, with the weights of rank 0. All ranks call it."""
+        """Place the model on its device with the weights of rank 0. Collective: all ranks call it."""
         return model.to(device)
 
     @contextmanager
     def gather_model(self, model: ModelT) -> Iterator[ModelT]:
-        """The plain transformers model with all weights, to generate with and to save. All ranks enter it."""
+        """Yield the transformers model with all weights, for generation and saving. Collective: all ranks enter it."""
         yield model
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:

@@ -1,7 +1,7 @@
 """Data parallel: every rank holds the whole model and computes its share of every global batch.
 
-The gradients are all-reduced once, after the last micro-batch, in the model's own tensors; no hooks are installed, so
-that any forward can be used. The all-reduce is the phase "exchange" of the step's times.
+The gradients are all-reduced in place, once per step after the last micro-batch; no hooks are installed, so that any
+forward can be used. The all-reduce is the phase "exchange" of the step's times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fivetune.strategies import ModelT, Strategy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-BUCKET_BYTES = 32 * 2**20  # small gradients that travel together
+BUCKET_BYTES = 32 * 2**20  # of small gradients that one all-reduce sums
 
 
 class DDP(Strategy):
@@ -44,7 +44,7 @@ class DDP(Strategy):
 
 
 def iter_gradient_buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in order, in buckets of at most BUCKET_BYTES (at least one tensor) and one dtype."""
+    """Yield the tensors in order, in buckets of at most BUCKET_BYTES (but at least one tensor) and one dtype."""
     bucket: list[Tensor] = []
     room = 0
     for tensor in tensors:

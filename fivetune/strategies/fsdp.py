@@ -1,8 +1,8 @@
 """Fully sharded data parallel (torch's FSDP2): each rank holds a shard of weights, gradients and optimizer state.
 
-A block's weights are all-gathered right before it computes and freed afterwards; its gradients are reduce-scattered in
-every micro-batch, so that no rank ever holds all of them. Tied embeddings are one group. To generate and to save, all
-weights are gathered on every rank.
+A block's weights are all-gathered before its computation and freed afterwards; its gradients are reduce-scattered in
+every micro-batch, so that no rank ever holds all of them. Tied embeddings are one group. For generation and saving,
+all weights are gathered on every rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fivetune.strategies import ModelT, Strategy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-OPTIMIZERS = ("adafactor", "adamw")  # whose update of a shard is that of the full tensor
+OPTIMIZERS = ("adafactor", "adamw")  # their update of a shard equals that of the full tensor
 
 
 class FSDP(Strategy):
@@ -31,15 +31,15 @@ class FSDP(Strategy):
     def explain_incompatibility(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
         if optimizer not in OPTIMIZERS:
             return (
-                f"optimizer.name {optimizer} may need whole matrices, and strategy.name fsdp divides them. "
+                f"optimizer.name {optimizer} may need whole matrices, and strategy.name fsdp shards them. "
                 f"Use optimizer.name {' or '.join(OPTIMIZERS)}, or strategy.name ddp"
             )
         if precision == "fp16":
-            return "train.precision fp16 scales the loss by what each process sees. Use bf16 with strategy.name fsdp"
+            return "train.precision fp16 adapts the loss scale on each rank alone. Use bf16 with strategy.name fsdp"
         if forward == "flat":
-            return "train.forward flat reads weights that strategy.name fsdp divides. Use auto or padded"
+            return "train.forward flat reads weights that strategy.name fsdp shards. Use auto or padded"
         if batch_size == "auto":
-            return "train.batch_size auto is found by one process, and strategy.name fsdp needs all. Give a number"
+            return "train.batch_size auto is measured on each rank alone; strategy.name fsdp needs all. Set a number"
         return ""
 
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
@@ -49,16 +49,16 @@ class FSDP(Strategy):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # which nothing changes
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # never changed in place
         world.broadcast(list(model.parameters()))
         replica = deepcopy(model).requires_grad_(False)
         _release_weights(replica)
-        model.__dict__["replica"] = replica  # not a module of the model
+        model.__dict__["replica"] = replica  # setattr would register it as a submodule
         mesh = init_device_mesh(device.partition(":")[0], (world.size,))
         for group in (_find_tied_embeddings(model), *_iter_blocks(model), model):
             fully_shard(group, mesh=mesh)
             module: Any = group[0] if isinstance(group, list) else group
-            module.set_force_sum_reduction_for_comms(True)  # not the mean: the loss is divided by the tokens of all
+            module.set_force_sum_reduction_for_comms(True)  # no mean: the loss is already divided by all tokens
             module.set_gradient_divide_factor(1.0)
         return model
 
@@ -94,6 +94,6 @@ def _iter_blocks(model: Any) -> Iterator[nn.Module]:
 
 
 def _release_weights(replica: nn.Module) -> None:
-    """Free the memory of the weights; the parameters stay, tied ones too."""
+    """Free the memory of the weights; the parameters and their ties remain."""
     for parameter in replica.parameters():
         parameter.data = parameter.data.new_empty(0)

@@ -116,7 +116,7 @@ class Sampler:
 
     def _record_failure(self, error: Exception) -> None:
         self.num_failures += 1
-        self.failure = f"telemetry: a record is lost: {type(error).__name__}: {error}. The training goes on."
+        self.failure = f"telemetry: a record is lost: {type(error).__name__}: {error}. Training continues."
         if self.num_failures == 1 and self._warn:
             with suppress(Exception):
                 self._warn(self.failure)

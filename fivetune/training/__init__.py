@@ -400,7 +400,7 @@ def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: W
         begun = run.get_status_value("begun", False)
         if reason := world.find_peer_error():
             write_end("failed", reason)
-        rest = f"Go on with: {format_resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
+        rest = f"Resume with: {format_resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
         write_end("interrupted", f"stopped by {stop.name}. {rest}")
         raise InterruptedRunError(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0) from None
     except KeyboardInterrupt:

@@ -322,7 +322,9 @@ def remove_old_checkpoints(
             _remove(path)
         except OSError as error:
             if on_failure:
-                on_failure(f"{path}: cannot be removed: {error.strerror or error}. The run goes on; remove it by hand.")
+                on_failure(
+                    f"{path}: cannot be removed: {error.strerror or error}. The run continues; remove it by hand."
+                )
 
 
 def update_best_link(run: Path, step: int) -> None:
@@ -337,7 +339,7 @@ def update_best_link(run: Path, step: int) -> None:
             link.unlink(missing_ok=True)
         raise RunDirError(
             f"{run}/best: cannot be pointed at checkpoints/{step}: {error.strerror}. "
-            "The run goes on: status.json names the best step too."
+            "The run continues: status.json names the best step too."
         ) from None
 
 

@@ -163,7 +163,7 @@ def open_run(
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
         raise RunDirError(
-            f"{folder}: has no model/ yet: the run is not finished. Go on with: fivetune train {folder} --resume"
+            f"{folder}: has no model/ yet: the run is not finished. Resume with: fivetune train {folder} --resume"
         )
     config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)

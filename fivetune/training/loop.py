@@ -431,7 +431,7 @@ def _format_stop_message(training: Training) -> str:
     steps = f"step {training.state.step} of {training.plan.num_steps}"
     saved = "saved" if training.state.step else "nothing to save yet"
     return (
-        f"stopped by {training.stop.name} after {steps}; {saved}. Go on with: "
+        f"stopped by {training.stop.name} after {steps}; {saved}. Resume with: "
         f"{format_resume_command(training.run.path)}"
     )
 

@@ -149,7 +149,7 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
         ),
         (
             "optimizer: {name: adafactor, lr: 1e-3, relative_step: true}",
-            "r.yaml:3: optimizer: lr 0.001 is given together with relative_step, which makes its own. Drop one of",
+            "r.yaml:3: optimizer: lr 0.001 is given together with relative_step, which computes its own. Drop one of",
         ),
         (
             "optimizer: {name: adafactor, warmup_init: true}",
@@ -157,15 +157,15 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
         ),
         (
             "optimizer: {name: adafactor, preset: hf, scale_parameter: true}",
-            "r.yaml:3: optimizer: scale_parameter True contradicts preset hf. Set preset: t5-paper, which is what",
+            "r.yaml:3: optimizer: scale_parameter True contradicts preset hf. Set preset: t5-paper, which implies",
         ),
         (
             "optimizer: {relative_step: true}\nschedule: linear",
-            "r.yaml:4: schedule.name linear has no effect with optimizer.relative_step, which makes its own rate.",
+            "r.yaml:4: schedule.name linear has no effect with optimizer.relative_step, which computes its rate.",
         ),
         (
             "optimizer: {relative_step: true}\nschedule:\n  warmup_steps: 5",
-            "r.yaml:5: schedule.warmup_steps 5 has no effect with optimizer.relative_step, which makes its own rate.",
+            "r.yaml:5: schedule.warmup_steps 5 has no effect with optimizer.relative_step, which computes its rate.",
         ),
         (
             "learning_rate: 1e-3\noptimizer: {lr: 1e-4}",

@@ -277,7 +277,7 @@ def test_a_signal_stops_the_run_and_the_sweep(sweep_file, stand_in, number, tmp_
     os.kill(child.pid, number)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 128 + number, errors
-    assert "stopped with 0 of 2 runs finished. Go on with: fivetune compare" in errors
+    assert "stopped with 0 of 2 runs finished. Resume with: fivetune compare" in errors
     assert read_run_state(run) == "interrupted" and not (tmp_path / "runs" / "lr-0.01-seed0").exists()
 
 

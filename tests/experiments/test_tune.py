@@ -280,7 +280,7 @@ def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(search, "_watch_trial", interrupt)
-        with pytest.raises(InterruptedRunError, match="Go on with the same command") as caught:
+        with pytest.raises(InterruptedRunError, match="Resume with the same command") as caught:
             tuned(tmp_path / "s", RATES, num_trials=2)
     assert caught.value.exit_code == 130
     (tmp_path / "s" / "trial-000" / STATUS).unlink()

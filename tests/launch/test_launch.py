@@ -72,7 +72,7 @@ def ended(
 def test_a_signal_to_the_command_stops_the_run_after_saving(command, tmp_path):
     code, told = ended(command, lambda process: process.send_signal(signal.SIGINT), tmp_path / "run")
     assert code == 128 + signal.SIGINT
-    assert told.count("stopped by SIGINT after step") == told.count("saved. Go on with: fivetune train") == 1
+    assert told.count("stopped by SIGINT after step") == told.count("saved. Resume with: fivetune train") == 1
     run = rundir.read_run(tmp_path / "run")
     assert run.raw_status["state"] == "interrupted"
     assert (tmp_path / "run" / "checkpoints" / str(run.raw_steps[-1]["step"]) / "manifest.json").is_file()
@@ -100,7 +100,7 @@ def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, tmp_path):
 def test_sigusr1_to_the_command_stops_the_run_after_saving(command, tmp_path):
     code, told = ended(command, lambda process: process.send_signal(signal.SIGUSR1), tmp_path / "run")
     assert code == 128 + signal.SIGUSR1
-    assert told.count("stopped by SIGUSR1 after step") == told.count("saved. Go on with: fivetune train") == 1
+    assert told.count("stopped by SIGUSR1 after step") == told.count("saved. Resume with: fivetune train") == 1
 
 
 @pytest.mark.slow

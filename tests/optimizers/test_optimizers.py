@@ -172,7 +172,7 @@ def test_relative_step_makes_its_own_rate():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr": 1e-3, "relative_step": True}, "lr 0.001 is given together with relative_step, which makes its own"),
+        ({"lr": 1e-3, "relative_step": True}, "lr 0.001 is given together with relative_step, which computes its own"),
         ({"scale_parameter": False}, "scale_parameter False contradicts preset t5-paper. Set preset: hf"),
         ({"preset": "hf", "scale_parameter": True}, "contradicts preset hf. Set preset: t5-paper"),
         ({"warmup_init": True}, "warmup_init belongs to relative_step. Set relative_step: true or drop warmup_init"),

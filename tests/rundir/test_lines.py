@@ -88,7 +88,9 @@ def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, capfd, kind):
     progress.log("hello")
     progress.close()
     printed = capfd.readouterr().err
-    assert "log.txt: cannot be written: " in printed and "The run goes on without it." in printed and "hello" in printed
+    assert (
+        "log.txt: cannot be written: " in printed and "The run continues without it." in printed and "hello" in printed
+    )
     assert not (tmp_path / "elsewhere").exists()
 
 

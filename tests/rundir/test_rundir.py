@@ -92,7 +92,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
 def test_an_occupied_directory_is_refused_or_moved_aside(tmp_path):
     started(tmp_path / "run").close()
     assert refusal(RunDir.create, tmp_path / "run") == (
-        f"{tmp_path}/run: holds a run already. Add --resume to go on, --overwrite to move it aside, "
+        f"{tmp_path}/run: holds a run already. Add --resume to continue it, --overwrite to move it aside, "
         "or choose another run.dir."
     )
     RunDir.create(tmp_path / "run", overwrite=True).close()

@@ -92,7 +92,7 @@ def test_what_fails_is_counted_told_once_and_tried_again():
     for _ in range(4):
         sampler.take_sample()
     assert (len(taken), sampler.num_failures) == (2, 2)
-    assert told == ["telemetry: a record is lost: ValueError: odd. The training goes on."]
+    assert told == ["telemetry: a record is lost: ValueError: odd. Training continues."]
     assert "odder" in (sampler.failure or "")
 
 

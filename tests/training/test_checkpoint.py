@@ -303,7 +303,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_reported_and_stays(tmp_path, set
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
     checkpoint.remove_old_checkpoints(folder, keep=1, best_step=None, on_failure=said.append)
-    assert said == [f"{folder}/1: cannot be removed: No space left on device. The run goes on; remove it by hand."]
+    assert said == [f"{folder}/1: cannot be removed: No space left on device. The run continues; remove it by hand."]
 
 
 def test_a_run_goes_on_when_neither_link_nor_rotation_succeeds(tmp_path, model_folder, monkeypatch, capfd):

@@ -72,7 +72,7 @@ def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: P
     config = fivetune.load_config(kit.recipe(tmp_path, model_folder))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(json.dumps(config.as_dict()))
-    with pytest.raises(RunDirError, match=r"has no model/ yet: the run is not finished\. Go on with: fivetune train"):
+    with pytest.raises(RunDirError, match=r"has no model/ yet: the run is not finished\. Resume with: fivetune train"):
         open_run(tmp_path / "run")
 
 

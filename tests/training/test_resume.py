@@ -97,7 +97,7 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
     table = _table(tmp_path, model_folder)
     _signal_at(monkeypatch, method, step)
     with pytest.raises(
-        InterruptedRunError, match=rf"stopped by SIGTERM after step {step} of 6; saved. Go on with: fivetune"
+        InterruptedRunError, match=rf"stopped by SIGTERM after step {step} of 6; saved. Resume with: fivetune"
     ) as caught:
         train(table, preflight=False, quiet=True)
     assert caught.value.exit_code == 128 + signal.SIGTERM
@@ -194,7 +194,7 @@ def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted
     with monkeypatch.context() as patch:
         _signal_during(patch, "tokenising", 1)
         with pytest.raises(
-            InterruptedRunError, match=r"^stopped by SIGTERM. Go on with: fivetune train .*run --resume$"
+            InterruptedRunError, match=r"^stopped by SIGTERM. Resume with: fivetune train .*run --resume$"
         ):
             train(table, resume=True, quiet=True)
     assert (tmp_path / "run" / "status.json").read_bytes() == before

@@ -423,7 +423,9 @@ def test_fp16_says_why_not(tmp_path, model_folder):
 def test_second_run_in_a_directory_is_refused(tmp_path, model_folder):
     _train(tmp_path, model_folder, train__num_steps=1)
     before = kit.weights_of(tmp_path / "run")
-    with pytest.raises(RunDirError, match=r"holds a run already. Add --resume to go on, --overwrite to move it aside"):
+    with pytest.raises(
+        RunDirError, match=r"holds a run already. Add --resume to continue it, --overwrite to move it aside"
+    ):
         _train(tmp_path, model_folder, train__num_steps=1)
     assert kit.weights_of(tmp_path / "run") == before
 
