@@ -1,4 +1,4 @@
-"""Rows of a store to a Batch, and a Batch to its padded form.
+"""Collate rows of a store into a flat Batch, and pad a Batch into rectangles.
 
 inputs [7 8 1] [9 1]  ->  input_ids 7 8 1 9 1,  cu_seqlens_src 0 3 5
 padded                    7 8 1 / 9 1 0
@@ -20,7 +20,7 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """A batch as rectangles.
+    """A batch padded to rectangles.
 
     Args:
         input_ids: [B, S] int64, padded with the pad id.
@@ -37,19 +37,19 @@ class PaddedBatch:
 
     @property
     def num_positions(self) -> int:
-        """Positions that the model computes, padding included."""
+        """Number of positions that the model computes, padding included."""
         return self.input_ids.numel() + self.labels.numel()
 
 
 def collate(store: TokenStore, rows: Sequence[int]) -> Batch:
-    """The examples `rows` of a store as one flattened batch."""
+    """Concatenate the examples `rows` of a store into one flat batch."""
     input_ids, cu_seqlens_src = map(torch.from_numpy, store.inputs.gather(rows))
     labels, cu_seqlens_tgt = map(torch.from_numpy, store.labels.gather(rows))
     return Batch(input_ids, labels, cu_seqlens_src, cu_seqlens_tgt, tuple(map(store.get_id, rows)))
 
 
 def split_batch(batch: Batch) -> tuple[Batch, Batch]:
-    """The first and the second half of the examples; of an odd number, the first has one more.
+    """Split a batch into halves by examples; of an odd number the first half has one more.
 
     >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
     >>> first, second = split_batch(Batch(ids, ids, ends, ends, ("a", "b")))
@@ -76,10 +76,11 @@ def split_batch(batch: Batch) -> tuple[Batch, Batch]:
 
 
 def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> PaddedBatch:
-    """The padded form of a batch.
+    """Pad a batch: the inputs with `pad_id`, the labels with IGNORE_INDEX.
 
     Args:
-        sizes: lengths that a rectangle may have, ascending; above them, multiples of 1,024. None: as long as needed.
+        sizes: allowed lengths of a rectangle, ascending; above the largest, multiples of 1,024. None: the length of
+            the longest sequence.
 
     >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
     >>> padded = pad(Batch(ids, ids, ends, ends, ("a", "b")), pad_id=0)
@@ -92,7 +93,7 @@ def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> Pad
 
 
 def round_up_length(length: int, sizes: Sequence[int] | None) -> int:
-    """The least of the sizes that holds a length.
+    """Return the smallest of `sizes` >= `length`, above them the next multiple of 1,024; without sizes `length`.
 
     >>> round_up_length(65, [64, 128]), round_up_length(129, [64, 128]), round_up_length(65, None)
     (128, 1024, 65)

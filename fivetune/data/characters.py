@@ -1,6 +1,6 @@
-"""Characters that a tokenizer does not keep: it writes them as <unk>, drops them, or turns them into others.
+"""Find the characters that a tokenizer loses: it encodes them as <unk>, drops them, or replaces them by others.
 
-In: a tokenizer and texts. Out: which characters, what comes back for each, and how often they occur.
+In: a tokenizer and texts. Out: the lossy characters, the replacement of each, and how often they occur.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LossyCharacter(NamedTuple):
-    """One character, what the model reads in its place ("" if nothing), and how often it stands in how many texts."""
+    """One character, its replacement ("" if dropped), how often it occurs, and in how many texts."""
 
     character: str
     becomes: str
@@ -23,9 +23,10 @@ class LossyCharacter(NamedTuple):
 
 
 class CharacterCoverage(NamedTuple):
-    """The characters that are lost, the most frequent first, and how many of the texts hold one.
+    """The lossy characters, the most frequent first, and the number of texts that contain one.
 
-    White space other than the space is listed, but not counted: T5 tokenizers make a space of all of it.
+    White space other than the space is listed, but `num_texts_hit` ignores it: T5 tokenizers encode all of it as a
+    space.
     """
 
     lossy: list[LossyCharacter]
@@ -34,7 +35,7 @@ class CharacterCoverage(NamedTuple):
 
 
 def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterable[str]) -> dict[str, str]:
-    """The characters that do not come back from a round trip between two letters, each with what comes back."""
+    """Return the characters that a round trip between two letters changes, each with its replacement."""
     lossy = {}
     for character in sorted(set(characters) - {" "}):
         ids = tokenizer(f"a{character}a", add_special_tokens=False, verbose=False)["input_ids"]
@@ -44,7 +45,7 @@ def find_lossy_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterab
 
 
 def measure_coverage(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> CharacterCoverage:
-    """What a tokenizer loses of some texts."""
+    """Count the lossy characters of `texts`."""
     times: Counter[str] = Counter()
     holding: Counter[str] = Counter()
     alphabets: Counter[frozenset[str]] = Counter()

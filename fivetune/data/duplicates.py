@@ -1,12 +1,12 @@
-"""Duplicate texts: equal up to case and space, or near duplicates by the words they share.
+"""Find duplicate texts: texts equal up to case and white space, and near duplicates by shared word shingles.
 
-In: texts. Out: which of them repeats which other one.
+In: texts. Out: pairs of a text and the text that it repeats.
 
-Near means that the sets of three-word shingles have a Jaccard similarity of at least a threshold. It is computed, not
-estimated by MinHash: two texts as near as that share one of their rarest shingles, of which a text has (1 - threshold)
-of all and one more. So those alone are looked up, and no pair is missed (prefix filtering: Bayardo, Ma and Srikant
-2007, "Scaling up all pairs similarity search"). Of 24,008 SQuAD questions 81 nearly repeat an earlier
-one: found in 0.7 s, while the LSH of datasketch 2.0 with 128 permutations finds 49 of them in 8.2 s, and needs scipy.
+Two texts are near duplicates if the Jaccard similarity of their sets of three-word shingles reaches a threshold. The
+similarity is exact, not a MinHash estimate: two near duplicates share at least one of the rarest 1 - threshold of a
+text's shingles, plus one, so an index of those alone finds every candidate (prefix filtering: Bayardo, Ma and Srikant
+2007, "Scaling up all pairs similarity search"). Of 24,008 SQuAD questions 81 nearly repeat an earlier one: found in
+0.7 s, while the LSH of datasketch 2.0 with 128 permutations finds 49 of them in 8.2 s, and needs scipy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHINGLE = 3  # words
-WORD_BITS = 21  # of the 64 that hold a shingle: two million different words
-MAX_CANDIDATES = 1_000  # texts that one text is compared with: only boilerplate has so many that share a rare shingle
+WORD_BITS = 21  # per word of a 64-bit shingle: two million distinct words
+MAX_CANDIDATES = 1_000  # most texts that one text is compared with; only boilerplate shares a rare shingle with more
 
 Shingles = NDArray[np.int64]
 
 
 class NearDuplicate(NamedTuple):
-    """A text that repeats another one, by their places, and how similar they are (0-1)."""
+    """A text and an earlier one (or one of the others), by index, with their Jaccard similarity (0-1)."""
 
     row: int
     other_row: int
@@ -35,7 +35,7 @@ class NearDuplicate(NamedTuple):
 
 
 def normalize_text(text: str) -> str:
-    """A text in the form in which two equal ones are equal: case and white space do not count.
+    """Casefold a text and collapse its white space, so that duplicates compare equal.
 
     >>> normalize_text(" Who  was\\nRollo?")
     'who was rollo?'
@@ -46,7 +46,7 @@ def normalize_text(text: str) -> str:
 def find_near_duplicates(
     texts: Sequence[str], others: Sequence[str] | None = None, *, threshold: float
 ) -> Iterator[NearDuplicate]:
-    """Each text that is nearly one of the others, once; without `others`, nearly one that stands before it.
+    """Yield each text with a near duplicate in `others`, once; without `others`, among the texts before it.
 
     >>> list(find_near_duplicates(["a b c d e f g", "x y z", "a b c d e f g h"], threshold=0.8))
     [NearDuplicate(row=2, other_row=0, similarity=0.8333333333333334)]
@@ -68,7 +68,7 @@ def find_near_duplicates(
 def _find_match(
     row: Shingles, rarest: Sequence[int], rows: Sequence[Shingles], index: dict[int, list[int]], threshold: float
 ) -> tuple[int, float] | None:
-    """The first indexed text that is near enough."""
+    """Return index and similarity of the first indexed text whose similarity reaches the threshold."""
     candidates = dict.fromkeys(number for shingle in rarest for number in index.get(shingle, ())[:MAX_CANDIDATES])
     own = set(row.tolist())
     for number in list(candidates)[:MAX_CANDIDATES]:
@@ -82,7 +82,7 @@ def _find_match(
 
 
 def build_shingles(texts: Sequence[str]) -> list[Shingles]:
-    """The shingles of each text as ascending numbers, each once; the rarer over all texts, the lower its number.
+    """Return the distinct shingles of each text as ascending ids; rarer shingles over all texts have lower ids.
 
     >>> [row.tolist() for row in build_shingles(["a b c d", "b c d", "b"])]
     [[0, 2], [2], [1]]
@@ -91,7 +91,7 @@ def build_shingles(texts: Sequence[str]) -> list[Shingles]:
     rows = []
     for text in texts:
         words = [vocabulary.setdefault(word, len(vocabulary) + 1) for word in text.split()]
-        words += [0] * (SHINGLE - len(words))  # a text of few words is one shingle
+        words += [0] * (SHINGLE - len(words))  # a shorter text is one padded shingle
         packed = np.zeros(len(words) - SHINGLE + 1, dtype=np.int64)
         for start in range(SHINGLE):
             word = np.array(words[start : len(words) - SHINGLE + 1 + start], dtype=np.int64)

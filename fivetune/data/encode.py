@@ -1,4 +1,4 @@
-"""Text to token ids, within length limits, with a count of what the limits cost.
+"""Tokenise examples within length limits, and count the tokens and answers that the limits remove.
 
 In: TextExamples and a transformers tokenizer. Out: TokenExamples, each sequence ending in the end token.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Overlong = Literal["truncate", "head_tail", "windows"]
-MAX_CHARACTERS = 1_000_000  # of inputs that are tokenised at once
-GAP = "<extra_id_1>"  # stands for the middle that head_tail cuts out
+MAX_CHARACTERS = 1_000_000  # of inputs per call of the tokenizer
+GAP = "<extra_id_1>"  # replaces the middle that head_tail removes
 
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """Longest sequences in tokens, end token included (None: no limit), and what to do beyond."""
+    """Longest sequences in tokens, end token included (None: no limit), and the treatment of longer inputs."""
 
     max_input_tokens: int | None = None
     max_target_tokens: int | None = None
@@ -43,15 +43,16 @@ def encode(
     head: Head = "generate",
     extractive: bool = True,
 ) -> Iterator[TokenExample]:
-    """Encode examples with one target each; for the extractive head, its first and last position in the inputs.
+    """Encode examples with one target each; the extractive head's labels are the answer's first and last position.
 
-    Over-long inputs lose tokens inside their `clippable` span only, as long as that suffices: the question
-    stays whole. `truncate` cuts the end of the span, `head_tail` its middle, with <extra_id_1> in the gap.
+    Over-long inputs lose tokens of their `clippable` span first, so that the question stays whole: `truncate` removes
+    the end of the span, `head_tail` its middle and puts <extra_id_1> into the gap.
 
         inputs  "question: who? context: a b c d e f"  limit 8, end token included
         truncate   question : who ? context : a </s>
 
-    Only where answers are parts of the inputs, `extractive`, can a cut lose one.
+    Args:
+        extractive: answers are parts of the inputs, so that clipping can remove one (`answer_clipped`).
     """
     pieces = tokenize_inputs(tokenizer, examples)
     if head == "extractive":
@@ -65,7 +66,7 @@ def encode(
 
 @dataclass(frozen=True, slots=True)
 class TokenizedInput:
-    """Token ids of an input; tokens [start, stop) lie in the clippable span; `offsets` per token if known."""
+    """Token ids of an input; tokens [start, stop) are clippable; `offsets` [n, 2] are their characters, if known."""
 
     ids: list[int]
     start: int
@@ -74,10 +75,10 @@ class TokenizedInput:
 
 
 def tokenize_inputs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]) -> Iterator[TokenizedInput]:
-    """The inputs of examples in tokens, without end token; offsets are [n, 2] characters.
+    """Tokenise the inputs of examples, without end token.
 
-    A tokenizer returns a Python object for each token and offset, about 200 bytes: so only MAX_CHARACTERS of inputs
-    are tokenised at once, however long the contexts are.
+    A call of the tokenizer gets MAX_CHARACTERS at most (or one example), because the tokenizer returns Python objects
+    of about 200 bytes per token and offset.
     """
     if not tokenizer.is_fast:
         yield from (_tokenize_by_parts(tokenizer, example) for example in examples)
@@ -109,13 +110,13 @@ def _iter_batches(examples: Sequence[TextExample]) -> Iterator[list[TextExample]
 
 
 def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample) -> TokenizedInput:
-    """For tokenizers without offsets (ByT5): encode before, inside and after the span apart."""
+    """Tokenise without the tokenizer's offsets (ByT5): encode the text before, inside and after the span separately."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
     before, inside, after = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
-    is_bytes = len(offsets) == len(ids)  # no special token is written out in the text
+    is_bytes = len(offsets) == len(ids)  # the text spells out no special token
     known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
     return TokenizedInput(ids, len(before), len(before) + len(inside), known)
 
@@ -146,7 +147,7 @@ def _encode_generative(
 def _encode_extractive(
     tokenizer: PreTrainedTokenizerBase, example: TextExample, pieces: TokenizedInput, target: str, limits: LengthLimits
 ) -> TokenExample:
-    """An example whose labels are the positions of its answer; the no-answer text and a cut answer are nowhere."""
+    """Encode an example whose labels are the positions of its answer; (0, 0) for no answer or a clipped one."""
     span = find_answer_span(example, target) if any(example.references) else None
     labels = find_token_span(span, _compute_offsets(tokenizer, pieces, limits))
     return replace(_encode_generative(tokenizer, example, pieces, [], limits), labels=labels)
@@ -155,7 +156,7 @@ def _encode_extractive(
 def compute_encoded_offsets(
     tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:
-    """Characters of the inputs at each position that `encode` keeps, the end token's apart; None for a gap."""
+    """Return the characters [start, end) of each position that `encode` keeps, end token excluded; None for a gap."""
     [pieces] = tokenize_inputs(tokenizer, [example])
     return _compute_offsets(tokenizer, pieces, limits)
 
@@ -163,7 +164,7 @@ def compute_encoded_offsets(
 def _compute_offsets(
     tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:
-    assert pieces.offsets is not None, "an extractive head needs to know where each token stands"
+    assert pieces.offsets is not None, "the extractive head needs the offsets of the tokens"
     room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
     ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, cast("int", tokenizer.convert_tokens_to_ids(GAP)))
     num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)
@@ -174,7 +175,7 @@ def _compute_offsets(
 def _truncate_to_fit(
     pieces: TokenizedInput, room: int, overlong: Overlong, gap: int | None
 ) -> tuple[list[int], int, int]:
-    """Ids that fit, and which tokens [low, high) were taken out.
+    """Return the ids that fit into `room`, and the range [low, high) of the removed tokens.
 
     >>> _truncate_to_fit(TokenizedInput([1, 2, 3, 4, 5, 6, 7, 8], 2, 7, None), 6, "truncate", 99)
     ([1, 2, 3, 4, 5, 8], 5, 7)
@@ -199,7 +200,7 @@ def _truncate_to_fit(
 def _is_answer_lost(
     tokenizer: PreTrainedTokenizerBase, example: TextExample, pieces: TokenizedInput, low: int, high: int
 ) -> bool:
-    """Whether every reference that stood in the inputs is gone with tokens [low, high)."""
+    """Return whether removing tokens [low, high) removes every reference that the inputs contain."""
     there = [reference for reference in example.references if find_text(example.inputs, reference)]
     if not there:
         return False

@@ -1,6 +1,6 @@
-"""Records of a source into the task's examples, with a count of everything that becomes none.
+"""Convert the records of a source into the task's examples, and count the records that give none.
 
-In: a Source. Out: TextExamples; counts of what was read, kept, left out, skipped and cut, as data.json shows them.
+In: a Source. Out: TextExamples; for data.json, counts of records read, kept, left out and skipped and tokens clipped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fivetune.metrics import Scorer, rewards_blank
 from fivetune.tasks import DROPPED_SYNONYMS, Task
 from fivetune.types import JsonTable, RawRecord, TextExample, TokenExample
 
-MAX_SKIPS_KEPT = 50  # skipped records that are named; all are counted
+MAX_SKIPS_KEPT = 50  # skipped records listed with their reasons; all are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a store is made from, apart from the tokenizer."""
+    """Everything that determines a store except the tokenizer."""
 
     paths: tuple[str, ...]
     task: Task
@@ -33,11 +33,11 @@ class Source:
     max_examples: int | None = None
     for_training: bool = False
     labelled: bool = True
-    split: EvalSplit | None = None  # of `paths`, which side is read; max_examples is then counted on that side
+    split: EvalSplit | None = None  # the side of `paths` to read; max_examples then counts records of that side
 
 
 class ReadCounts:
-    """What was read, kept, skipped and cut, as data.json shows it."""
+    """Counts of records read, kept and skipped and of tokens clipped, for data.json."""
 
     OF_READING = (
         *("num_read", "num_records_kept", "num_skipped", "num_skipped_bad", "skips", "first_bad"),
@@ -46,14 +46,14 @@ class ReadCounts:
 
     def __init__(self) -> None:
         self.num_read = self.num_records_kept = self.num_skipped = self.num_skipped_bad = 0
-        self.num_unlabelled = 0  # records left out for want of a label
-        self.num_blank_golds = 0  # records with a blank gold answer beside others that an empty prediction matches
+        self.num_unlabelled = 0  # records left out because they have no label
+        self.num_blank_golds = 0  # records whose gold answers, a blank one among them, reward an empty prediction
         self.num_blank_synonyms = 0  # records whose blank synonyms were dropped
-        self.label_counts: dict[str, int] = {}  # label tasks: records of each gold label
-        self.split: JsonTable | None = None  # how data.eval_share divided the training records
-        self.num_kept = 0  # examples that the task made of the records kept
-        self.num_cut_into_windows = self.num_windows = 0  # over-long ones of these, and what became of them
-        self.num_not_learnt = 0  # examples, or windows of them, that give no target
+        self.label_counts: dict[str, int] = {}  # label tasks: records per gold label
+        self.split: JsonTable | None = None  # the split of the training records by data.eval_share
+        self.num_kept = 0  # examples of the kept records
+        self.num_cut_into_windows = self.num_windows = 0  # over-long examples, and the windows made of them
+        self.num_not_learnt = 0  # examples or windows without a target
         self.num_examples_clipped = self.num_clipped_input_tokens = 0
         self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
         self.skips: list[dict[str, str]] = []
@@ -67,7 +67,7 @@ class ReadCounts:
         self._record_skip(named, is_news=True)
 
     def leave_out(self, where: str, reason: str) -> None:
-        """Count a record of which the task makes no example on purpose; the first for a reason is named."""
+        """Count a record that the task leaves out on purpose; the first record of each reason is listed."""
         is_news = all(reason != skip["reason"] for skip in self.skips)
         self._record_skip({"where": where, "reason": reason}, is_news=is_news)
 
@@ -79,11 +79,11 @@ class ReadCounts:
 
     @property
     def of_tokenising(self) -> dict[str, int]:
-        """The counts that do not come from reading."""
+        """The counts that a resumed build continues; those of reading are counted again."""
         return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
 
     def keep(self, examples: Sequence[TextExample], *, counts_labels: bool, scorer: Scorer) -> None:
-        """Count a record that gives examples, by its label where answers are labels."""
+        """Count a record that gives examples, by its gold label if `counts_labels`."""
         self.num_read += 1
         self.num_records_kept += 1
         golds = examples[0].references
@@ -93,13 +93,13 @@ class ReadCounts:
             self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
 
     def add_windows(self, examples: Sequence[TextExample]) -> None:
-        """Count the windows among the examples, and the questions that were cut into them."""
+        """Count the windows among the examples, and the examples that were split into windows."""
         numbers = [example.meta["window"][0] for example in examples if "window" in example.meta]
         self.num_windows += len(numbers)
         self.num_cut_into_windows += numbers.count(1)
 
     def add(self, tokens: TokenExample, unknown: int | None) -> None:
-        """Count what the limits and the vocabulary cost an example."""
+        """Count the clipped tokens, the lost answer and the unknown tokens of an example."""
         self.num_examples_clipped += tokens.num_clipped_inputs > 0
         self.num_clipped_input_tokens += tokens.num_clipped_inputs
         self.num_clipped_targets += tokens.num_clipped_targets > 0
@@ -108,7 +108,7 @@ class ReadCounts:
 
 
 def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
-    """The task's examples, bad records raised or counted; of a split source those of its side only."""
+    """Yield the task's examples, of a split source those of its side. A bad record is counted or raises DataError."""
     side = source.split.side if source.split else ""
     on_bad = (counts.skip if side != "eval" else _ignore) if source.on_bad_record == "skip" else None
     divided = _split_source(source) if source.split else None
@@ -148,7 +148,7 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
 
 
 def _iter_records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iterator[RawRecord]:
-    """The records of all paths with unique ids, up to the number that is read or split."""
+    """Yield the records of all paths, with unique ids, up to the limit of the split or of the source."""
 
     def read() -> Iterator[RawRecord]:
         for path in source.paths:
@@ -159,7 +159,7 @@ def _iter_records(source: Source, on_bad: Callable[[BadRecord], None] | None) ->
 
 
 def _split_source(source: Source) -> SplitResult:
-    """The division of all usable records of a split source; the bad ones are reported where examples are made."""
+    """Split the usable records of a source; `iter_examples` reports the bad ones."""
     assert source.split is not None
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
@@ -172,21 +172,21 @@ def _split_source(source: Source) -> SplitResult:
 
 
 def _ignore(bad: BadRecord) -> None:
-    """Count nothing: the training side counts bad records."""
+    """No-op: the training side counts bad records."""
 
 
 def describe_bad_record(where: str, reason: str) -> str:
-    """The message for a record that stops a run, with the setting that leaves it out."""
+    """Return the message for a bad record that ends a run, with the setting that skips such records."""
     return f"{where}: {reason} To leave such records out, set data.on_bad_record: skip."
 
 
 def describe_empty_store(source: Source, counts: ReadCounts) -> str:
-    """The message for a source of which no example is left."""
+    """Return the message for a source that gives no example."""
     why = ""
     if counts.skips:
         first = counts.skips[0]
         why += f"The first: {first['where']}: {first['reason'].rstrip('.')}. "
     if counts.num_not_learnt:
-        why += f"{counts.num_not_learnt:,} without their answer in the context: there is nothing to learn from them. "
+        why += f"{counts.num_not_learnt:,} without their answer in the context give no target. "
     records = "1 record" if counts.num_read == 1 else f"{counts.num_read:,} records"
     return f"{', '.join(source.paths)}: no example is left of {records}. {why}Check task.name and data.columns."

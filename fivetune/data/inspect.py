@@ -1,7 +1,7 @@
-"""What a data set holds, before anything is trained on it: counts, lengths, repetitions, leaks, lost characters.
+"""Inspect a data set before training: counts, lengths, duplicates, leakage, missing answers, lossy characters.
 
-In: sources, a task, a tokenizer. Out: plain facts, as `fivetune inspect --json` prints them. A record that cannot be
-used is counted, never raised. Memory holds the texts of all examples.
+In: sources, a task, a tokenizer. Out: a table of facts, as `fivetune inspect --json` prints it. Bad records are
+counted, not raised. Memory holds the texts of all examples.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from fivetune.types import JsonTable, RawRecord, TextExample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-NUM_SHOWN = 5  # of everything that is counted
-MAX_VALUES = 10  # values of one kind that are counted apart
-MIN_SHARE = 0.01  # of the most frequent target, below which targets are not counted: each is another one
+NUM_SHOWN = 5  # samples of each finding
+MAX_VALUES = 10  # most frequent values listed of one kind
+MIN_SHARE = 0.01  # least share of the most frequent target; below it targets are free text and are not counted
 
 Kinds = Mapping[str, Callable[[TextExample], Sequence[str]]]
 InspectProgressCallback = Callable[[str, int], None]
@@ -45,10 +45,10 @@ InspectProgressCallback = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class InspectedDataset:
-    """The examples of some sources, and what became of the records that are none.
+    """The examples of some sources, and counts of skipped, unlabelled and left-out records.
 
-    `unlabelled` records are converted without their answers, `left_out` ones are none of the task's; of these and of
-    the `skipped` ones the first are named.
+    Unlabelled records have no usable answer and are converted without it; left-out records are excluded by the task.
+    `skipped`, `unlabelled` and `wrong_offsets` list the first NUM_SHOWN records.
     """
 
     sources: tuple[str, ...]
@@ -71,7 +71,7 @@ class InspectedDataset:
         self.skipped += [bad] if len(self.skipped) < NUM_SHOWN else []
 
     def convert(self, record: RawRecord, task: Task) -> None:
-        """Add the examples of a record, without answers where it has none that can be used."""
+        """Add the examples of a record, without answers if it has no usable ones."""
         if record.has_own_id and len(record.fields["id"]) >= MIN_ID_CHARS:
             self.given_ids.add(record.fields["id"])
         num_offsets, wrong = find_wrong_offset(record)
@@ -96,11 +96,11 @@ class InspectedDataset:
 
 
 def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
-    """The number of answers with a start offset, and the first whose offset does not match the context.
+    """Return the number of answers with a start offset, and the first whose offset does not match the context.
 
     >>> answers = {"text": ["Ann"], "answer_start": [1]}
     >>> find_wrong_offset(RawRecord({"context": "Ann slept.", "answers": answers}, "a.json:1"))[1].reason
-    "answer_start 1 is 'nn ', the answer is 'Ann'"
+    "answer_start 1 points at 'nn ', the answer is 'Ann'"
     """
     context, answers = record.fields.get("context"), record.fields.get("answers")
     if not isinstance(context, str) or not isinstance(answers, Mapping):
@@ -115,7 +115,7 @@ def find_wrong_offset(record: RawRecord) -> tuple[int, BadRecord | None]:
     ]
     for text, start in pairs:
         if (found := context[start : start + len(text)]) != text:
-            reason = f"answer_start {start} is {quote_value(found)}, the answer is {quote_value(text)}"
+            reason = f"answer_start {start} points at {quote_value(found)}, the answer is {quote_value(text)}"
             return len(pairs), BadRecord(record.where, reason)
     return len(pairs), None
 
@@ -128,7 +128,7 @@ def read_dataset(
     max_records: int | None,
     on_progress: InspectProgressCallback,
 ) -> InspectedDataset:
-    """All records of some sources as examples. Raises DataError for a file that cannot be read, or makes no example."""
+    """Convert all records of some sources. Raises DataError for a damaged file, or if no record gives an example."""
     found = InspectedDataset(tuple(sources))
     records = (record for path in sources for record in read_records(path, columns=columns, on_bad=found.skip))
     for record in islice(refuse_duplicate_ids(records, on_bad=found.skip), max_records):
@@ -138,7 +138,7 @@ def read_dataset(
     if not found.examples:
         first = next((f" The first: {bad.where}: {bad.reason}" for bad in found.skipped), "")
         raise DataError(
-            f"{', '.join(sources)}: none of {found.num_read} records makes an example. "
+            f"{', '.join(sources)}: none of {found.num_read} records gives an example. "
             f"Check --task and data.columns.{first}"
         )
     return found
@@ -154,13 +154,14 @@ def inspect_datasets(
     kinds: Kinds,
     on_progress: InspectProgressCallback,
 ) -> JsonTable:
-    """The facts of one set, or of a training and an evaluation set.
+    """Return the facts of a training set, or of a training and an evaluation set.
 
     Args:
         sets: {"train": ...} or {"train": ..., "eval": ...}.
-        near_threshold: Jaccard similarity of word shingles (0-1) from which on two texts are near.
-        kinds: categories to count examples by, in addition to KINDS: name -> the values of an example.
-        on_progress: called with what is done next, and how many examples it concerns.
+        near_threshold: least Jaccard similarity (0-1) of the word shingles of near duplicates.
+        kinds: categories to count examples by, in addition to KINDS: name -> function that returns the values
+            of an example.
+        on_progress: called with the name of the next step and its number of examples.
     """
     facts: JsonTable = {"task": task.plugin_name(), "near": near_threshold, "sets": {}}
     for name, found in sets.items():
@@ -194,7 +195,7 @@ def inspect_datasets(
 
 
 def _select_targets(task: Task, example: TextExample, name: str) -> tuple[str, ...]:
-    """What is learnt from an example, or scored by it; nothing where the answer is not known."""
+    """Return the targets to train on, or those of the evaluation set; () without an answer."""
     if not example.targets:
         return ()
     return task.train_targets(example) if name == "train" else (example.targets,)
@@ -234,7 +235,7 @@ KINDS: Kinds = {
 
 
 def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> dict[str, JsonTable]:
-    """By each kind of which something is known: how many examples are counted, and the most frequent values."""
+    """Count the values of each kind that has any: the distinct ones, all, and the most frequent ones."""
     more: dict[str, Callable[[TextExample], Sequence[str]]] = {"target": lambda example: [example.targets]}
     if task.labels is not None:
         more = {"class": lambda example: example.references}
@@ -257,10 +258,10 @@ PAIR = "question and context"
 
 
 def _extract_texts(examples: Sequence[TextExample]) -> dict[str, list[str]]:
-    """The comparable texts of examples: question, context, both; "" where there is none.
+    """Return the normalised question, context and pair of both of each example; "" where there is none.
 
-    The context is the part that may be cut, unless that is the question. A question that the task does not name is
-    the rest of the inputs, unless that is the same words everywhere.
+    The context is the clippable part, unless that is the question. Without `meta["question"]` the question is the rest
+    of the inputs, unless all examples have the same rest: then it is the template.
     """
     contexts = [normalize_text(example.inputs[slice(*example.clippable)]) for example in examples]
     rests = [example.inputs[: example.clippable[0]] + example.inputs[example.clippable[1] :] for example in examples]
@@ -275,7 +276,7 @@ def _extract_texts(examples: Sequence[TextExample]) -> dict[str, list[str]]:
 
 
 def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
-    """Inputs that stand twice, questions that are answered differently, and nearly equal texts of one set."""
+    """Find repeated inputs, inputs and questions with different answers, and near-duplicate texts of one set."""
     words = _extract_texts(examples)
     inputs = _group_equal_texts([normalize_text(example.inputs) for example in examples])
     repeated = [places for places in inputs.values() if len(places) > 1]
@@ -297,7 +298,7 @@ def _find_duplicates(examples: Sequence[TextExample], near: float) -> JsonTable:
 
 
 def _group_equal_texts(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Text -> the places where it stands; "" is none."""
+    """Return text -> its indices; "" is left out."""
     places = defaultdict(list)
     for place, text in enumerate(texts):
         if text:
@@ -306,7 +307,7 @@ def _group_equal_texts(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _has_disagreement(examples: Sequence[TextExample], places: Sequence[int]) -> bool:
-    """Whether examples of several questions have no answer in common, by its words."""
+    """Return whether examples of several questions have no gold answer in common; answers are compared by words."""
     golds = [set(map(_normalize_words, examples[place].references)) for place in places if examples[place].references]
     groups = {examples[place].group or examples[place].id for place in places}
     return len(golds) > 1 and len(groups) > 1 and not set.intersection(*golds)
@@ -317,7 +318,7 @@ def _normalize_words(text: str) -> str:
 
 
 def _summarise_groups(examples: Sequence[TextExample], groups: Sequence[Sequence[int]]) -> JsonTable:
-    """`num` examples stand there again, after the first of their group."""
+    """Summarise groups of equal examples; `num` counts the repetitions: all but the first of each group."""
     shown = [
         {
             "text": examples[places[0]].inputs,
@@ -334,14 +335,14 @@ def _build_pair(text: str, other: str, similarity: float) -> JsonTable:
 
 
 def _find_leakage(train: Sequence[TextExample], evaluation: Sequence[TextExample], near: float) -> JsonTable:
-    """Which texts of the evaluation set stand in the training set, too, and how many examples that touches."""
+    """Count the evaluation examples whose texts also occur in the training set, by kind of text."""
     known, asked = _extract_texts(train), _extract_texts(evaluation)
     kinds = [kind for kind in asked if any(asked[kind]) and any(known[kind])]
     return {kind: _compare_texts(known[kind], asked[kind], None if kind == PAIR else near) for kind in kinds}
 
 
 def _compare_texts(known: Sequence[str], asked: Sequence[str], near: float | None) -> JsonTable:
-    """`near` None looks for equal texts only: pairs of one context are near whatever is asked."""
+    """Count equal and near-duplicate texts. `near` None: equal ones only, since all pairs with one context are near."""
     held, places = dict.fromkeys(filter(None, known)), _group_equal_texts(asked)
     exact = [text for text in places if text in held]
     rest, others = [text for text in places if text not in held], list(held)
@@ -357,7 +358,7 @@ def _compare_texts(known: Sequence[str], asked: Sequence[str], near: float | Non
 
 
 def _find_shared_ids(train: InspectedDataset, evaluation: InspectedDataset) -> JsonTable:
-    """Ids that both sets give: a translation has the ids of its original; {} where there are none to compare."""
+    """Count the ids that occur in both sources: a translation keeps its original's. {} if a source has no ids."""
     if not train.given_ids or not evaluation.given_ids:
         return {}
     shared = sorted(train.given_ids & evaluation.given_ids)
@@ -381,11 +382,12 @@ def _summarise_offsets(found: InspectedDataset) -> JsonTable:
 
 
 def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
-    """What of the gold answers changes the meaning of the scores.
+    """Return the properties of the gold answers that distort scores.
 
-    `num_blank` questions have a blank gold answer beside others that an empty prediction matches: it then has
-    `empty_scores`, and `empty_scores_without_blanks` if the blank ones are dropped. `num_disjoint` questions have gold
-    answers without a common word: all may be wanted, any counts as right. `imbalance` describes uneven labels.
+    `num_blank` questions have a blank gold answer among others and so reward an empty prediction; `empty_scores` are
+    the scores of empty predictions only, `empty_scores_without_blanks` the same without blank gold answers.
+    `num_disjoint` questions have gold answers without a common word: perhaps all are required, but any one counts as
+    right. `imbalance` describes uneven labels.
     """
     firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
     golds = [example.references for example in reversed(firsts.values())]
@@ -406,14 +408,14 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
 
 
 def _are_disjoint(references: Sequence[str]) -> bool:
-    """Whether there are several gold answers, and no two of them share a word."""
+    """Return whether there are several distinct gold answers, no two of which share a word."""
     words = [set(re.findall(r"\w+", gold.casefold())) for gold in references if gold.strip()]
     known = [set(one) for one in {frozenset(one) for one in words if one}]
     return len(known) > 1 and sum(map(len, known)) == len(set().union(*known))
 
 
 def _find_missing_answers(examples: Sequence[TextExample]) -> JsonTable:
-    """How many answers do not stand in their context; of a question asked of several contexts, in none of them."""
+    """Count the examples whose context contains no gold answer, and the questions whose contexts all contain none."""
     holding: dict[str, bool] = {}
     missing, num_other_case, num_answered = [], 0, 0
     for example in examples:
@@ -453,7 +455,7 @@ def _summarise_characters(tokenizer: PreTrainedTokenizerBase, texts: Sequence[st
 def _sample_examples(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], limits: LengthLimits
 ) -> list[JsonTable]:
-    """Five examples from the shortest to the longest, as the model reads them."""
+    """Return NUM_SHOWN examples from the shortest to the longest inputs, as the model reads them."""
     by_length = sorted(range(len(examples)), key=lambda place: (len(examples[place].inputs), place))
     steps = min(NUM_SHOWN, len(examples))
     places = dict.fromkeys(by_length[(len(examples) - 1) * i // max(steps - 1, 1)] for i in range(steps))

@@ -1,4 +1,4 @@
-"""Records out of JSON: SQuAD documents, flat documents, arrays, objects by id, JSON lines; one record after the other.
+"""Read records from JSON: SQuAD documents, flat documents, arrays, objects by id, JSON lines; one record at a time.
 
 In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memory holds one article at most.
 """
@@ -29,7 +29,7 @@ from fivetune.data.source_files import (
 from fivetune.errors import DataError
 from fivetune.types import JsonTable, RawRecord
 
-RECORD_LISTS = ("data", "questions")  # where a document keeps its records: SQuAD's key, BioASQ's key
+RECORD_LISTS = ("data", "questions")  # keys of a document's list of records: SQuAD's, BioASQ's
 _DOCUMENT_FORM = (
     "Allowed: {'data': [...]} (SQuAD or flat), {'questions': [...]}, {id: object}, an array of objects, JSONL. "
     "Name the list 'data'."
@@ -41,7 +41,7 @@ _QUESTION_FORM = (
 
 
 def read_jsonl_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
-    """One record per line; blank lines are passed over."""
+    """Yield one record per line; blank lines are skipped."""
     for number, line in read_lines(file):
         if line.strip():
             yield _parse_line(line, path, number)
@@ -78,10 +78,10 @@ def _make_record(value: object, where: str) -> RawRecord | BadRecord:
 
 
 def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
-    """The records of a JSON document: an array of objects, an object with such an array under one of RECORD_LISTS, or
-    an object of objects, {id: record}, as PubMedQA has it.
+    """Yield the records of a JSON document: an array of objects, an object with such an array under one of
+    RECORD_LISTS, or an object {id: record}, as in PubMedQA.
 
-    An element that has "paragraphs" is a SQuAD article and gives one record per question.
+    An element with "paragraphs" is a SQuAD article and gives one record per question.
     """
     window, by_id = JsonWindow(file, path), False
     if window.peek() == "[":
@@ -99,11 +99,11 @@ def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRe
 
 
 def _read_listed_records(window: JsonWindow, path: Path) -> Generator[RawRecord | BadRecord, None, bool]:
-    """The records of the lists in an object; at its end, whether it has none of them but objects, records by id."""
+    """Yield the records of an object's lists under RECORD_LISTS; return True if it is {id: record} instead."""
     seen: dict[str, str] = {}
     for key in window.iter_keys():
         if key in seen:
-            raise window.make_error(f"the key {key!r} stands more than once")
+            raise window.make_error(f"the key {key!r} occurs more than once")
         if key in RECORD_LISTS and window.peek() == "[":
             seen[key] = ""
             yield from _read_list_items(window, f"{path}: {key}")
@@ -145,7 +145,7 @@ def _read_list_items(window: JsonWindow, place: str) -> Iterator[RawRecord | Bad
 
 
 def _read_long_article(window: JsonWindow, where: str, error: JsonTooLongError) -> Iterator[RawRecord | BadRecord]:
-    """An article over the limit, paragraph by paragraph; its title is known only if it stands before them."""
+    """Yield the records of an article over the size limit, by paragraph; its title is known only if it comes first."""
     if window.peek() != "{":
         raise error
     title, found = "", False
@@ -191,9 +191,9 @@ def _split_paragraph(paragraph: object, where: str, title: object) -> Iterator[R
 
 
 def flatten_question(question: JsonTable, *, context: str, title: object = "") -> JsonTable:
-    """One question of a SQuAD document as flat fields, answers turned into columns; -1 is an unknown start.
+    """Flatten a question of a SQuAD document, with its answers as columns; -1 is an unknown start.
 
-    Answers and `is_impossible` that the file leaves out stay out: only the task knows what that means.
+    Absent answers and an absent `is_impossible` stay absent: only the task can interpret that.
 
     >>> flatten_question({"id": "q1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 4}]},
     ...               context="Dr. Ann slept.", title="Ann")["answers"]

@@ -1,9 +1,9 @@
-"""JSON text into values: strict decoding, what makes a value unfit, and a window that slides over a large document.
+"""Decode JSON strictly: one value, the check of a decoded value, and a sliding window over a large document.
 
 In: text or a binary stream. Out: values; errors with file, line and column. Memory holds one element at most.
 
-Python's own decoder does the work. (The streaming parser ijson was tried: it turns lone surrogates into "?", keeps the
-last of two equal keys without a word, and its errors know no line.)
+The decoder is Python's own. The streaming parser ijson is no alternative: it turns lone surrogates into "?", silently
+keeps the last of two equal keys, and gives no line in its errors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false",
 
 
 class DuplicateKeyObject(dict[str, Any]):
-    """A JSON object in which a key stood more than once."""
+    """A JSON object with a duplicate key, the first of which is `key`."""
 
     key = ""
 
 
 class _NonFiniteConstant(str):
-    """NaN, Infinity or -Infinity: not JSON, but Python's decoder lets them pass."""
+    """NaN, Infinity or -Infinity: not JSON, but accepted by Python's decoder."""
 
 
 def _build_object(pairs: list[tuple[str, object]]) -> JsonTable:
@@ -49,7 +49,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_build_object, parse_constant=_Non
 
 
 def describe_kind(value: object) -> str:
-    """JSON's word for the kind of a value.
+    """Return the JSON type of a value, as messages name it.
 
     >>> describe_kind([1])
     'a list'
@@ -60,7 +60,7 @@ def describe_kind(value: object) -> str:
 
 
 def find_json_error(value: object) -> str | None:
-    """What makes a decoded value unfit for use, None if nothing: NaN, a repeated key, NUL, half a surrogate pair.
+    """Return why a decoded value is unusable, or None: NaN, a duplicate key, a NUL character, half a surrogate pair.
 
     >>> find_json_error({"question": "Why?", "answers": {"text": ["a\\0b"]}})
     "field 'answers.text[0]': NUL character at position 1. Allowed is text without it. Remove it."
@@ -72,13 +72,13 @@ def find_json_error(value: object) -> str | None:
 
 
 def _locate_error(value: object) -> tuple[str, str] | None:
-    """(place such as ".answers.text[0]", what is wrong there); the place is put together only when there is one."""
+    """Return (path such as ".answers.text[0]", error) or None; the path is built only for an error."""
     if isinstance(value, str):
         wrong = _find_text_error(value)
         return ("", wrong) if wrong else None
     if isinstance(value, dict):
         if isinstance(value, DuplicateKeyObject):
-            return "", f"the key {value.key!r} stands more than once. Keys must be unique. Rename or remove one."
+            return "", f"the key {value.key!r} occurs more than once. Keys must be unique. Rename or remove one."
         for key, item in value.items():
             if wrong := _find_text_error(str(key)):
                 return "", f"the name {quote_value(key)}: {wrong}"
@@ -109,7 +109,7 @@ def _find_text_error(text: str) -> str:
 
 
 def decode_line(text: str) -> tuple[Any, str]:
-    """Decode one JSON value: (value, "") or (None, what is wrong).
+    """Decode one JSON value: return (value, "") or (None, error).
 
     >>> decode_line('{"a": 1}')
     ({'a': 1}, '')
@@ -128,11 +128,11 @@ def decode_line(text: str) -> tuple[Any, str]:
 
 
 class JsonTooLongError(DataError):
-    """A value that does not fit into the window."""
+    """Raised for a value over MAX_RECORD_BYTES."""
 
 
 class JsonWindow:
-    """A JSON file seen through a window of text; it never goes back, and always knows line and column."""
+    """Reads a JSON file forwards through a window of text, and keeps line and column for errors."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
@@ -141,7 +141,7 @@ class JsonWindow:
         self._line, self._column = 1, 1  # of the window's first character
 
     def peek(self) -> str:
-        """The next character that is not white space, still unread; "" at the end of the file."""
+        """Return the next character that is not white space without consuming it; "" at the end of the file."""
         while True:
             match = _WHITE.match(self._text, self._at)
             self._at = match.end() if match else self._at
@@ -152,20 +152,20 @@ class JsonWindow:
             self._read_more()
 
     def take(self, allowed: str) -> str:
-        """Read one of the allowed characters."""
+        """Read and return the next character. Raises DataError if it is none of `allowed`."""
         if not (char := self.peek()) or char not in allowed:
             raise self.make_error(f"Expecting {' or '.join(repr(wanted) for wanted in allowed)}")
         self._at += 1
         return char
 
     def read_value(self) -> Any:
-        """Read one whole value. Raises JsonTooLongError, with nothing read, if it is over MAX_RECORD_BYTES."""
+        """Read one value. Raises JsonTooLongError, consuming nothing, if it is over MAX_RECORD_BYTES."""
         self.peek()
         failed: tuple[str, int] | None = None
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end + 2 < len(self._text) or self._ended:  # else a number might go on: 1, 1e, 1e+
+                if end + 2 < len(self._text) or self._ended:  # else a number may be incomplete: 1, 1e, 1e+
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
@@ -183,7 +183,7 @@ class JsonWindow:
             self._read_more()
 
     def iter_keys(self) -> Iterator[str]:
-        """Each key of the object that begins here; the caller reads its value before going on."""
+        """Yield each key of the object at the current position; the caller must read its value before the next key."""
         self.take("{")
         if self.peek() == "}":
             self.take("}")
@@ -198,7 +198,7 @@ class JsonWindow:
                 return
 
     def iter_indices(self) -> Iterator[int]:
-        """Each index of the list that begins here; the caller reads its value before going on."""
+        """Yield each index of the list at the current position; the caller must read the item before the next index."""
         self.take("[")
         if self.peek() == "]":
             self.take("]")
@@ -211,7 +211,7 @@ class JsonWindow:
                 return
 
     def make_error(self, wrong: str, *, at: int | None = None) -> DataError:
-        """The complaint about what stands at `at` (default: here)."""
+        """Return the error for the text at `at` (default: the current position)."""
         at = self._at if at is None else at
         line, column = self._locate(at)
         near = quote_value(self._text[at : at + 30])
@@ -229,7 +229,7 @@ class JsonWindow:
         return self._line, self._column + at
 
     def _read_more(self) -> None:
-        """Drop what was read and at least double the rest, so that decoding it again costs linear time in all."""
+        """Drop the consumed text and at least double the rest, so that repeated decoding takes linear time in total."""
         self._line, self._column = self._locate(self._at)
         rest = self._text[self._at :]
         chunk = self._file.read(max(WINDOW_BYTES, len(rest)))

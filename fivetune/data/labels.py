@@ -1,6 +1,6 @@
-"""The label set of a classification task, read from its data, and how uneven it is.
+"""Read the label set of a classification task from its data, and describe uneven labels.
 
-In: sources and the task. Out: label -> word that is learnt for it, in sorted order.
+In: sources and the task. Out: label -> target word, in sorted order.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from fivetune.tasks import normalize_label
 from fivetune.tasks.classification import Classification
 
 MAX_LABELS = 1_000
-UNEVEN = 10  # times as many examples of the most frequent label as of the rarest
+UNEVEN = 10  # ratio of the most frequent label's examples to the rarest one's, from which on labels are uneven
 
 
 def read_label_set(
     task: Classification, sources: Sequence[str], columns: Mapping[str, str], *, max_records: int | None = None
 ) -> dict[str, str]:
-    """The labels of some files in sorted order, each the word for itself; of writings in other case the most frequent.
+    """Return the labels of some files in sorted order, each with itself as target word.
 
-    Raises ConfigError where there are fewer than two, or so many that the column is no label.
+    Of spellings that differ in case or white space the most frequent one counts. Raises ConfigError for fewer than two
+    labels, or for more than MAX_LABELS: such a column is no label.
     """
     writings: dict[str, Counter[str]] = defaultdict(Counter)
     num_read = 0
@@ -49,7 +50,7 @@ def read_label_set(
 
 
 def describe_imbalance(counts: Mapping[str, int]) -> str:
-    """A sentence on a label set whose rarest label is UNEVEN times rarer than its most frequent one, else "".
+    """Return a sentence if the most frequent label is UNEVEN times as frequent as the rarest or more, else "".
 
     >>> describe_imbalance({"high": 700, "low": 50})
     'labels are uneven: high has 93.3 % of 750 examples, low 6.7 %; accuracy rewards high, macro_f1 weighs all alike'

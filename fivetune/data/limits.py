@@ -1,6 +1,6 @@
-"""How long texts are in tokens, and what every length limit would cut and cost.
+"""Measure text lengths in tokens, and tabulate the truncation and the cost of length limits.
 
-In: TextExamples and a transformers tokenizer. Out: lengths before any cut, and plain tables of what limits do to them.
+In: TextExamples and a transformers tokenizer. Out: lengths before truncation; tables with a row per limit.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 INPUT_LIMITS = (128, 192, 256, 384, 512, 768, 1024, 2048)
 TARGET_LIMITS = (8, 16, 32, 64, 128, 256, 512)
-COST_LIMIT = 512  # whose cost is 1
-ATTENTION = 3072  # tokens from which attention costs as much as all the rest: 6 * d_model of t5-small
+COST_LIMIT = 512  # input limit of cost 1
+ATTENTION = 3072  # length at which attention costs as much as the token-wise layers: 6 * d_model of t5-small
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 CHUNK = 1_000  # examples tokenised at once
 
@@ -32,12 +32,12 @@ Lengths = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenLengths:
-    """Lengths in tokens, end token included, but for contexts: they are only a part.
+    """Lengths in tokens, end token included except in contexts, which are a part of the inputs.
 
     Args:
-        inputs, contexts: [N] of each example; the context is the part that may be cut.
-        needed: [N] shortest limit with which a reference is still in the inputs, cut at the end; 0 if none ever is.
-        targets: [M] of each target that is learnt or scored.
+        inputs, contexts: [N] of each example; the context is the clippable part.
+        needed: [N] smallest input limit whose truncation keeps a reference; 0 if the inputs contain none.
+        targets: [M] of each target that is trained on or scored.
     """
 
     inputs: Lengths
@@ -56,7 +56,7 @@ def measure_lengths(
     """Tokenise examples and targets, and keep their lengths only.
 
     Args:
-        answers_can_be_lost: false where references are labels, which stand in the inputs by chance only.
+        answers_can_be_lost: false for references that occur in the inputs by chance only, such as labels.
     """
     rows: list[tuple[int, int, int]] = []
     for first in range(0, len(examples), CHUNK):
@@ -84,7 +84,10 @@ def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str])
 
 
 def _compute_needed_limit(example: TextExample, pieces: TokenizedInput) -> int:
-    """Tokens up to the end of the first answer, and those behind the context, which is cut before they are."""
+    """Return the input limit whose truncation keeps the first answer; 0 without an answer or offsets.
+
+    Truncation removes the end of the context, so an answer in the context also needs room for the tokens behind it.
+    """
     ends = [found.end() for r in example.references if r and (found := _find_answer(r, example.inputs))]
     if not ends or pieces.offsets is None:
         return 0
@@ -102,10 +105,10 @@ def _find_answer(answer: str, text: str) -> re.Match[str] | None:
 
 
 def build_input_limit_table(lengths: TokenLengths, configured: int | None) -> list[JsonTable]:
-    """What each input limit, and the one that is set, cuts, and what it costs beside COST_LIMIT.
+    """Return for each input limit, the configured one included, the truncations, lost answers and relative cost.
 
-    An example of n tokens, cut to the limit, costs n + n² / ATTENTION: what its encoder computes, in the token-wise
-    layers and in attention, for t5-small and up to a factor. Padding is not counted.
+    An example of n tokens after truncation costs n + n² / ATTENTION: the encoder's token-wise layers and attention, for
+    t5-small and up to a constant factor. The cost of all examples at COST_LIMIT is 1. Padding is not counted.
     """
     base = max(_estimate_cost(lengths.inputs, COST_LIMIT), 1.0)
     return [
@@ -125,7 +128,7 @@ def _estimate_cost(lengths: Lengths, limit: int) -> float:
 
 
 def build_target_limit_table(lengths: TokenLengths, configured: int | None) -> list[dict[str, int]]:
-    """How many targets each limit, and the one that is set, cuts."""
+    """Return the number of truncated targets for each limit, the configured one included."""
     limits = _add_limit(TARGET_LIMITS, configured)
     return [{"limit": limit, "num_cut": int((lengths.targets > limit).sum())} for limit in limits]
 
@@ -135,7 +138,7 @@ def _add_limit(limits: Sequence[int], own: int | None) -> list[int]:
 
 
 def compute_length_distribution(lengths: Lengths) -> JsonTable | None:
-    """Number, mean, quantiles, longest, and a histogram; None of nothing.
+    """Return number, sum, mean, quantiles, maximum and histogram of lengths; None without lengths.
 
     >>> compute_length_distribution(np.array([3, 4, 5]))["quantiles"]
     {'0.05': 3, '0.25': 3, '0.5': 4, '0.75': 5, '0.95': 5, '0.99': 5}

@@ -1,10 +1,10 @@
-"""Several stores mixed: how much of each an epoch holds, which examples these are, and the stores seen as one.
+"""Mix several stores: mixing rates, the rows of each epoch, and a concatenated view of the stores.
 
 In: the stores of the parts and their rates. Out: rows of an epoch as a function of (seed, epoch) alone.
 
-An epoch of a mixture has as many examples as the parts together, each counted up to the limit. A part with rate r gives
-round(r * that) of them, one at least. Its examples come in one endless sequence of seeded permutations, of which each
-epoch takes the next piece: so no example is seen a second time before all the others of its part were seen.
+An epoch has as many examples as all parts together, each part counted up to the limit. A part with rate r contributes
+round(r * num_examples) of them, at least one, from an endless sequence of seeded permutations of its rows. Each epoch
+takes the next piece of the sequence, so that no example repeats before all others of its part were seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rows = NDArray[np.int64]
 
 
 def compute_mixing_rates(sizes: Sequence[int], *, limit: int | None = None, temperature: float = 1.0) -> list[float]:
-    """min(n, limit)^(1 / temperature) of each part over the sum of all (Raffel et al. 2020, section 3.5.2).
+    """Return each part's share: min(n, limit)^(1 / temperature) over the sum of all (Raffel et al. 2020, 3.5.2).
 
     >>> (compute_mixing_rates([900, 100]), compute_mixing_rates([900, 100], temperature=2),
     ...  compute_mixing_rates([900, 100], limit=300))
@@ -35,12 +35,12 @@ def compute_mixing_rates(sizes: Sequence[int], *, limit: int | None = None, temp
 
 
 class MixtureSampler:
-    """Which rows of the joined stores an epoch takes.
+    """Samples the rows of each epoch from the concatenated stores.
 
     Args:
         sizes: examples of each part; their rows follow one another.
         rates: share of each part, summing to 1.
-        num_examples: of an epoch, before the shares are rounded.
+        num_examples: examples of an epoch, before the shares are rounded.
     """
 
     def __init__(self, sizes: Sequence[int], rates: Sequence[float], num_examples: int, *, seed: int) -> None:
@@ -52,7 +52,7 @@ class MixtureSampler:
         return sum(self.shares)
 
     def __call__(self, epoch: int) -> Rows:
-        """[len(self)] rows, those of one part after those of another.
+        """Return the [len(self)] rows of an epoch, part after part.
 
         >>> draw = MixtureSampler([4, 2], [0.5, 0.5], 6, seed=0)
         >>> [sorted(draw(epoch).tolist()) for epoch in range(2)]
@@ -65,14 +65,14 @@ class MixtureSampler:
         return np.concatenate(pieces)
 
     def _draw_range(self, part: int, size: int, start: int, stop: int) -> Rows:
-        """Places [start, stop) of a part's endless sequence."""
+        """Return rows [start, stop) of a part's endless sequence of permutations."""
         rounds = range(start // size, -(-stop // size))
         drawn = [np.random.default_rng([self._seed, part, number]).permutation(size) for number in rounds]
         return np.concatenate(drawn)[start - rounds.start * size : stop - rounds.start * size]
 
 
 class _ConcatRows:
-    """The rows of several ragged arrays, one array after the other."""
+    """A concatenated view of several ragged arrays."""
 
     def __init__(self, parts: Sequence[Ragged]) -> None:
         self._parts = parts
@@ -94,15 +94,15 @@ class _ConcatRows:
 
 
 def _find_part(ends: NDArray[np.int64], row: int) -> tuple[int, int]:
-    """The part that a row belongs to, and its row there."""
+    """Return the part that a row belongs to, and its row within the part."""
     part = int(np.searchsorted(ends, row, side="right"))
     return part, int(row - (ends[part - 1] if part else 0))
 
 
 class ConcatStore(TokenStore):
-    """Several stores, one after the other, used as one; ids begin with the name of the part.
+    """A concatenated view of several stores; ids begin with the name of the part.
 
-    `summary` counts all parts together and holds the summary of each under `parts`.
+    `summary` has the counts over all parts, and the summary of each part under `parts`.
     """
 
     def __init__(self, parts: Mapping[str, TokenStore]) -> None:
@@ -132,7 +132,7 @@ class ConcatStore(TokenStore):
 
 
 def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
-    """Counts added up, the largest of limits and percentiles, and the summary of every part under its name."""
+    """Merge summaries: sums of counts, maxima of limits and percentiles, and every part's summary under `parts`."""
     every = list(summaries.values())
     joined: JsonTable = {name: sum(one[name] for one in every) for name in every[0] if name.startswith("num_")}
     for name in ("input", "target"):
@@ -156,7 +156,7 @@ def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
 
 
 def _merge_histograms(histograms: Sequence[Mapping[str, Any]]) -> dict[str, list[float] | list[int]]:
-    """Bins over all lengths; a bin of a part counts where its middle lies."""
+    """Merge histograms into common bins; a bin of a part counts at its midpoint."""
     edges = np.linspace(0, max(one["edges"][-1] for one in histograms), NUM_BINS + 1)
     counts = np.zeros(NUM_BINS, dtype=int)
     for one in histograms:

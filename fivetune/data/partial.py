@@ -1,4 +1,4 @@
-"""A long build that may be stopped: who owns its folder, and how much of it is complete and on the disk.
+"""Resumable builds: an exclusive lock on the build's folder, and its progress on disk.
 
 In: the folder; facts and arrays of its progress. Out: the same facts and arrays after a restart, or None.
 """
@@ -20,7 +20,7 @@ LOCK, PROGRESS = ".lock", ".progress.npz"
 
 
 def lock_build_folder(folder: Path) -> IO[bytes] | None:
-    """Own a folder until the file is closed or the process dies; None if another process does, or has just ended."""
+    """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished."""
     import fcntl
 
     file = (folder / LOCK).open("ab")
@@ -35,7 +35,7 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
 
 
 def save_progress(folder: Path, facts: JsonTable, **arrays: Any) -> None:
-    """Note how far a build is. What it is about must be on the disk before."""
+    """Save the progress of a build atomically. The data that it describes must be synced before."""
     staging = folder / f"{PROGRESS}.new"
     with staging.open("wb") as file:
         np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
@@ -46,7 +46,7 @@ def save_progress(folder: Path, facts: JsonTable, **arrays: Any) -> None:
 
 
 def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
-    """The facts and arrays that were noted last; None if there are none."""
+    """Return the facts and arrays saved last; None if there are none."""
     if not (folder / PROGRESS).is_file():
         return None
     with np.load(folder / PROGRESS) as noted:
@@ -55,6 +55,6 @@ def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | N
 
 
 def remove_progress(folder: Path) -> None:
-    """Leave only what was built."""
+    """Delete the progress and the lock of a finished build."""
     for name in (PROGRESS, f"{PROGRESS}.new", LOCK):
         (folder / name).unlink(missing_ok=True)

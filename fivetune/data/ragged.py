@@ -18,7 +18,7 @@ class RaggedWriter:
     """Appends rows to `<folder>/<name>.values` and `<name>.offsets`.
 
     Args:
-        num_rows: rows of existing files to append to; rows after them are truncated. 0 starts new files.
+        num_rows: rows of existing files to keep and append to; later rows are truncated. 0 starts new files.
     """
 
     def __init__(self, folder: Path, name: str, dtype: type[np.generic], num_rows: int = 0) -> None:
@@ -44,7 +44,7 @@ class RaggedWriter:
         self._offsets.write(np.int64(self._end).tobytes())
 
     def sync(self) -> None:
-        """Put everything on the disk itself, so that a power cut cannot take it."""
+        """Flush and fsync both files, so that all rows survive a power failure."""
         for file in (self._values, self._offsets):
             file.flush()
             os.fsync(file.fileno())
@@ -57,7 +57,7 @@ class RaggedWriter:
 
 
 class Ragged:
-    """Rows of a file that RaggedWriter wrote, memory-mapped. Raises ValueError if the two files do not fit."""
+    """Memory-mapped rows written by RaggedWriter. Raises ValueError if values and offsets do not match."""
 
     def __init__(self, folder: Path, name: str, dtype: type[np.generic]) -> None:
         path = folder / f"{name}.values"
@@ -67,7 +67,7 @@ class Ragged:
         if rest or num_values != promised:
             raise ValueError(f"{path.name} holds {num_values} values, its offsets require {promised}")
         self._values = np.memmap(path, dtype=dtype, mode="r") if promised else np.empty(0, dtype)
-        self._plain = np.asarray(self._values)  # the same pages as a plain array, which is cut far faster
+        self._plain = np.asarray(self._values)  # the same pages as a plain array, which slices far faster
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -76,7 +76,7 @@ class Ragged:
         return self._plain[self.offsets[row] : self.offsets[row + 1]]
 
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`concatenate_rows` of some rows."""
+        """Concatenate the given rows as in `concatenate_rows`."""
         chosen = np.asarray(rows, dtype=np.int64)
         starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
         return concatenate_rows([self._plain[start:end] for start, end in zip(starts, ends, strict=True)])
@@ -88,7 +88,7 @@ class Ragged:
 
 
 def concatenate_rows(rows: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows one after the other as int64, and where each starts and ends.
+    """Return the rows concatenated as int64, and their [n + 1] offsets.
 
     >>> values, ends = concatenate_rows([np.array([9], np.uint16), np.array([7, 8], np.uint16)])
     >>> values.tolist(), ends.tolist()

@@ -1,6 +1,6 @@
-"""Any supported source into raw records, one after the other: files, folders, hub names.
+"""Read raw records from any supported source: files, folders, hub names.
 
-In: a source's name and the column mapping. Out: RawRecords with an `id` (text) and the columns that the task wants.
+In: a source's name and the column mapping. Out: RawRecords with an `id` (text) and the columns under the task's names.
 Memory holds one record, one SQuAD article or one small batch of rows, however large the source is.
 
 Formats: SQuAD JSON (nested), {"data": [...]} or {"questions": [...]} with flat records, {id: record}, a JSON array,
@@ -57,7 +57,7 @@ NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def is_hub_name(source: str) -> bool:
-    """True iff a source names a data set of the Hugging Face hub and nothing on this machine.
+    """Return whether a source names a data set of the Hugging Face hub and no local path.
 
     >>> is_hub_name("rajpurkar/squad_v2::validation")
     True
@@ -72,9 +72,9 @@ def is_hub_name(source: str) -> bool:
 
 
 def list_source_files(source: str) -> list[Path]:
-    """All local files that make up a source, sorted; of a hub name those in the cache of `datasets`.
+    """Return the local files of a source, sorted; of a hub name those in the cache of `datasets`.
 
-    Raises DataError if there are none.
+    Raises DataError if a local source has none, FiveTuneEnvironmentError if a hub data set cannot be loaded.
     """
     if is_hub_name(source):
         return sorted(Path(file["filename"]) for file in load_hub_dataset(source).cache_files)
@@ -82,9 +82,9 @@ def list_source_files(source: str) -> list[Path]:
 
 
 def check_source(source: str) -> None:
-    """Raise DataError unless the files of a source exist, can be read and begin like data; no record is read.
+    """Raise DataError or FiveTuneEnvironmentError unless a source's files exist, are readable and begin like data.
 
-    A hub name passes: what it holds is known once it is downloaded.
+    No record is read. A hub name passes unchecked, because its content is known only after the download.
     """
     if is_hub_name(source):
         return
@@ -107,15 +107,15 @@ def read_records(
 
     Args:
         source: a file, a folder, or `org/name:config:split`.
-        columns: the name that the task wants -> the name in the source, dotted for a nested value (`info.topic`,
-            `answers.0.text`); other columns keep their names.
-        require_columns: whether the mapped columns must exist; `id` must in any case. For prediction, false: a task
-            that needs an absent one reports it.
-        on_bad: called with each record that cannot be used; None raises RecordError at the first. A file that is not
-            readable at all raises DataError in any case.
+        columns: the task's name -> the source's name, dotted for a nested value (`info.topic`, `answers.0.text`);
+            other columns keep their names.
+        require_columns: whether the mapped columns must exist; a mapped `id` always must. False for prediction, where
+            the task reports an absent column that it needs.
+        on_bad: called with each bad record; None raises RecordError at the first. A damaged or unreadable file always
+            raises DataError or FiveTuneEnvironmentError.
 
-    A record without an `id` gets that of its only column `Id` or `ID`, else one from its position: the file's stem and
-    its number from 1, bad records counted.
+    A record without an `id` gets the value of its only column `Id` or `ID`, else the file's stem and its number from 1,
+    bad records included.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "train.jsonl"
@@ -143,7 +143,7 @@ def read_records(
 
 
 def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:
-    """The BadRecord of a task's error; a plugin may raise a plain DataError."""
+    """Convert a task's error into a BadRecord; a plugin may raise a plain DataError."""
     if isinstance(error, RecordError):
         return BadRecord(error.where, error.reason, error.skippable)
     return BadRecord(record.where, str(error).removeprefix(f"{record.where}: "))
@@ -152,14 +152,14 @@ def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:
 def refuse_duplicate_ids(
     records: Iterable[RawRecord], *, on_bad: Callable[[BadRecord], None] | None = None
 ) -> Iterator[RawRecord]:
-    """Pass records on as long as their ids are unique; the second of two is refused, both places named.
+    """Yield the records with unique ids; a duplicate goes to `on_bad`, without which it raises RecordError.
 
-    Keeps an 8-byte hash and a position per record (about 150 bytes as Python counts), not the ids.
+    Memory holds an 8-byte hash and a position per record (about 150 bytes in Python), not the ids.
 
     >>> twice = [RawRecord({"id": "q1"}, "a.jsonl:1"), RawRecord({"id": "q1"}, "a.jsonl:2")]
     >>> list(refuse_duplicate_ids(twice))
     Traceback (most recent call last):
-    fivetune.errors.RecordError: a.jsonl:2: the id 'q1' is that of record 1 already. Ids must be unique. Rename one.
+    fivetune.errors.RecordError: a.jsonl:2: the id 'q1' is already used by record 1. Ids must be unique. Rename one.
     """
     first: dict[int, int] = {}
     for number, record in enumerate(records, 1):
@@ -169,7 +169,7 @@ def refuse_duplicate_ids(
             continue
         bad = BadRecord(
             record.where,
-            f"the id {quote_value(record.fields['id'])} is that of record {earlier} already. Ids must be "
+            f"the id {quote_value(record.fields['id'])} is already used by record {earlier}. Ids must be "
             "unique. Rename one.",
         )
         if on_bad is None:
@@ -180,7 +180,7 @@ def refuse_duplicate_ids(
 def _iter_readers(
     source: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, str, Iterator[RawRecord] | Iterator[RawRecord | BadRecord]]]:
-    """(name for messages, stem for ids, records) of each part of a source."""
+    """Yield (name for messages, stem for ids, records) of each file of a source."""
     if is_hub_name(source):
         yield source, re.sub(r"\W+", "-", source), read_hub_records(source, columns=columns)
         return
@@ -211,7 +211,7 @@ def _read_file_records(path: Path, columns: Mapping[str, str]) -> Iterator[RawRe
 def _normalize_record(
     record: RawRecord, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
 ) -> RawRecord | BadRecord:
-    """The record with checked values, renamed columns and an id, or what is wrong with it."""
+    """Return the record with checked values, renamed columns and an id, or a BadRecord with the error."""
     fields, where = record.fields, record.where
     if wrong := find_json_error(fields):
         return BadRecord(where, wrong)
@@ -233,7 +233,7 @@ def _normalize_record(
 
 
 def _find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
-    """The value of a column in a tuple, None if there is none; a dotted name goes into objects and lists.
+    """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists.
 
     >>> _find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
@@ -252,7 +252,7 @@ def _find_column(fields: Mapping[str, object], name: str) -> tuple[object] | Non
 
 
 def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
-    """The reason for a dotted column whose first part exists."""
+    """Return the error for a missing dotted column whose first part exists."""
     first = name.partition(".")[0]
     return (
         f"{first!r} is {quote_value(fields[first])}, in which data.columns names {name!r}. "
@@ -261,7 +261,7 @@ def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
 
 
 def _find_id(fields: Mapping[str, object]) -> object:
-    """The value of the only column that is `id` in another case, if it can be one; the column itself stays."""
+    """Return the only column named `id` in another case if it is text or an integer, else None; it is not removed."""
     values = [value for name, value in fields.items() if name.lower() == "id"]
     is_usable = len(values) == 1 and isinstance(values[0], str | int) and not isinstance(values[0], bool)
     return values[0] if is_usable else None
@@ -270,7 +270,7 @@ def _find_id(fields: Mapping[str, object]) -> object:
 def detect_format(head: bytes, path: Path) -> str:
     """Detect a file's format from its first bytes, then from its suffix: "json", "jsonl", "csv" or "parquet".
 
-    Raises DataError for what is no data at all: empty, Git-LFS pointer, HTML page, archive, UTF-16, NUL bytes only.
+    Raises DataError for other content: an empty file, a Git-LFS pointer, an HTML page, an archive, UTF-16, NUL bytes.
 
     >>> detect_format(b'[{"question": "Why?"}]', Path("a.txt"))
     'json'
@@ -301,7 +301,7 @@ def detect_format(head: bytes, path: Path) -> str:
 
 
 def _is_first_line_record(text: str) -> bool:
-    """True iff the first line is one whole JSON object that is a record, not a document of records."""
+    """Return whether the first line is a complete JSON object that is a record, not a document of records."""
     value, _ = decode_line(text.lstrip().partition("\n")[0])
     if not isinstance(value, dict) or any(isinstance(value.get(name), list | dict) for name in RECORD_LISTS):
         return False

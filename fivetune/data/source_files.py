@@ -1,7 +1,7 @@
-"""Data files as files: which ones make up a source, what is inside them, and what is wrong with them before any record.
+"""Data files: list those of a source, open and unpack them, and refuse foreign formats before any record is read.
 
-In: a path. Out: a binary stream (gzip unpacked), the format's name, lines of bounded length. Every complaint is a
-DataError or FiveTuneEnvironmentError that names the file.
+In: a path. Out: its files, a binary stream (gzip unpacked), lines of bounded length. Errors are DataError or
+FiveTuneEnvironmentError and name the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, cast
 
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 
-MAX_RECORD_BYTES = 16 * 2**20  # no honest text record is longer; a longer line is a damaged file
+MAX_RECORD_BYTES = 16 * 2**20  # longer than any real text record; a longer line is a damaged file
 HEAD_BYTES = 64 * 2**10  # read to detect the format of a file
 SUFFIXES = {
     ".json": "json",
@@ -32,12 +32,12 @@ SUFFIXES = {
 }
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
-MAX_CONTROL_SHARE = 0.05  # of the bytes of a text; random bytes have 11 %
-MIN_CONTROL_BYTES = 100  # a text with fewer is judged record by record
+MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
+MIN_CONTROL_BYTES = 100  # a file with fewer is accepted here; its records are checked one by one
 
 _GZIP = b"\x1f\x8b"
 _CONTROL_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"})
-_FOREIGN = {  # first bytes, in lower case -> what it is, and what to do
+_FOREIGN = {  # first bytes, compared in lower case -> kind of file, advice
     b"pk\x03\x04": ("a zip archive", "Unpack it and name the file inside"),
     b"\xfd7zXZ": ("an xz archive", "Unpack it with xz -d"),
     b"(\xb5/\xfd": ("a zstd archive", "Unpack it with zstd -d"),
@@ -53,8 +53,8 @@ _FOREIGN = {  # first bytes, in lower case -> what it is, and what to do
     b"%pdf-": ("no text file (PDF)", "Extract its text first"),
     b"sqlite format 3": ("no text file (SQLite)", "Export its table as CSV"),
     b"\x7felf": ("no text file (ELF program)", "Name the file that holds the data"),
-    b"<!doctype html": ("a HTML page, not data", "Download the file itself (its raw link)"),
-    b"<html": ("a HTML page, not data", "Download the file itself (its raw link)"),
+    b"<!doctype html": ("an HTML page, not data", "Download the file itself (its raw link)"),
+    b"<html": ("an HTML page, not data", "Download the file itself (its raw link)"),
 }
 
 
@@ -65,7 +65,7 @@ class BadRecord:
     Args:
         where: file and line (or record number): `train.jsonl:17`.
         reason: what is wrong, with which value, and what is allowed.
-        skippable: false where the cause concerns all records, so that skipping would leave none.
+        skippable: false if the cause affects all records, so that skipping would leave none.
     """
 
     where: str
@@ -74,7 +74,7 @@ class BadRecord:
 
 
 def quote_value(value: object, *, limit: int = 60) -> str:
-    """A value as it appears in messages: on one line, quoted, cut at `limit` characters.
+    """Format a value for messages: on one line, quoted, truncated to `limit` characters.
 
     >>> quote_value("two\\nlines")
     "'two\\\\nlines'"
@@ -86,7 +86,7 @@ def quote_value(value: object, *, limit: int = 60) -> str:
 
 
 def get_data_suffix(path: Path) -> str:
-    """Suffix that names the format, `.gz` set aside; "" if it is no data suffix.
+    """Return the suffix that names the format, `.gz` ignored; "" if it is no data suffix.
 
     >>> get_data_suffix(Path("train.jsonl.gz"))
     '.jsonl'
@@ -98,14 +98,14 @@ def get_data_suffix(path: Path) -> str:
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """True iff the folder was written by `datasets.save_to_disk`."""
+    """Return whether the folder was written by `datasets.save_to_disk`."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
 def list_local_files(source: str) -> list[Path]:
-    """The data file at a path, the data files of a folder, or all files of a saved `datasets` folder; sorted.
+    """Return the data file at a path, the data files of a folder, or all files of a saved `datasets` folder; sorted.
 
-    Raises DataError if there is nothing, or nothing of a known kind.
+    Raises DataError if there is no file of a supported format, FiveTuneEnvironmentError if the path is unreadable.
     """
     if not source.strip():
         raise DataError("data: the name of the source is empty. Allowed: a file, a folder, a hub name. Set data.train.")
@@ -118,7 +118,7 @@ def list_local_files(source: str) -> list[Path]:
     except OSError as error:
         raise FiveTuneEnvironmentError(_describe_read_error(path, error)) from error
     if source.endswith("/"):
-        raise DataError(f"{source}: this is a file, not a folder. Allowed are both. Leave out the slash at the end.")
+        raise DataError(f"{source}: this is a file, not a folder. Allowed are both. Remove the slash at the end.")
     if not path.is_file():
         raise DataError(f"{source}: neither a file nor a folder. {FORMATS} Write the data to a file first.")
     return [path]
@@ -141,7 +141,7 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading, gzip unpacked. Raises DataError, FiveTuneEnvironmentError."""
+    """Open a file, unpacking gzip. Raises DataError for damaged gzip, FiveTuneEnvironmentError if reading fails."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == _GZIP
@@ -160,7 +160,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_foreign_format(head: bytes, path: Path) -> None:
-    """Raise DataError for first bytes that are no UTF-8 data: nothing, an archive, a picture, UTF-16, LFS pointers."""
+    """Raise DataError if the first bytes are not UTF-8 text: empty, an archive, an image, UTF-16, a Git-LFS pointer."""
     start = head[:200].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not head:
         raise DataError(f"{path}: the file is empty. {FORMATS} Write or download it again.")
@@ -180,7 +180,7 @@ def refuse_foreign_format(head: bytes, path: Path) -> None:
 
 
 def _detect_wide_encoding(head: bytes) -> str:
-    """Name of the 2- or 4-byte encoding of a text, "" if it is none: by byte order mark, else by where the NULs are."""
+    """Return the name of a UTF-16 or UTF-32 encoding, else "": by byte order mark, else by the positions of NULs."""
     if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         return "utf-32"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -198,7 +198,7 @@ def _count_control_bytes(head: bytes) -> int:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[bytes]]:
-    """`open_bytes` of a file that must hold text: what `refuse_foreign_format` knows is refused."""
+    """Open a text file with `open_bytes`, and check its first bytes with `refuse_foreign_format`."""
     with open_bytes(path) as file:
         refuse_foreign_format(file.read(HEAD_BYTES), path)
         file.seek(0)
@@ -206,7 +206,7 @@ def open_text(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line with its end), each cut at MAX_RECORD_BYTES + 1: a longer one is never loaded whole."""
+    """Yield (number from 1, line with its end), truncated to MAX_RECORD_BYTES + 1: no longer line is loaded whole."""
     number = 0
     while line := file.readline(MAX_RECORD_BYTES + 1):
         number += 1
@@ -217,12 +217,12 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def format_too_long_message(unit: str) -> str:
-    """Reason for a line or record over the limit."""
+    """Return the error for a line or record over MAX_RECORD_BYTES."""
     return f"{unit} is longer than {MAX_RECORD_BYTES // 2**20} MiB, the limit for one record. Split it or leave it out."
 
 
 def format_iconv_command(encoding: str, path: Path) -> str:
-    """The shell command that converts a file to UTF-8, unpacking it first where it is gzipped.
+    """Return the shell command that converts a file to UTF-8; a gzipped file is unpacked first.
 
     >>> format_iconv_command("cp1252", Path("data/train.csv.gz"))
     'gzip -dc data/train.csv.gz | iconv -f cp1252 -t utf-8 > data/utf8-train.csv'
@@ -234,10 +234,10 @@ def format_iconv_command(encoding: str, path: Path) -> str:
 
 
 def make_utf8_error(path: Path, error: UnicodeDecodeError, *, line: int) -> DataError:
-    """The error for bytes that are not UTF-8, with the encoding that they probably have.
+    """Return the error for bytes that are not UTF-8, with their probable encoding.
 
     Args:
-        error: what decoding raised; its `object` begins at the start of `line`, or of an earlier line.
+        error: raised by decoding; its `object` may span several lines.
         line: number of the line in which `error.object` begins.
     """
     data, at = bytes(error.object), error.start

@@ -1,7 +1,7 @@
-"""Answers as token spans of the inputs, for a model that points instead of writing.
+"""Convert answers to token spans of the inputs and back, for the extractive head.
 
-In: an example with its answer, and the tokens that were kept of it. Out: the positions of the answer's first and last
-token; back again, the text between two positions of the inputs. Position 0 stands for no answer.
+In: an example with its answer, and the character offsets of its encoded tokens. Out: the positions of the answer's
+first and last token; in reverse, the text between two positions. (0, 0) means no answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Offsets = Sequence[tuple[int, int] | None]
 
 
 def find_answer_span(example: TextExample, target: str) -> tuple[int, int] | None:
-    """Characters [start, end) of the answer in the inputs: the position given by the source, else its first occurrence.
+    """Return the characters [start, end) of the answer: by the source's offset, else its first occurrence, else None.
 
     >>> find_answer_span(TextExample("q", "q: Where? c: by the Seine", "Seine", ("Seine",), clippable=(13, 25)),
     ...     "Seine")
@@ -31,10 +31,10 @@ def find_answer_span(example: TextExample, target: str) -> tuple[int, int] | Non
 
 
 def find_token_span(span: tuple[int, int] | None, offsets: Offsets) -> tuple[int, int]:
-    """Positions of the first and last token of a span; (0, 0) if it is not whole there.
+    """Return the positions of a span's first and last token; (0, 0) if the tokens do not cover the whole span.
 
     Args:
-        offsets: characters of the token at each position; None for what was put in.
+        offsets: characters [start, end) of the token at each position; None for an inserted gap token.
 
     >>> find_token_span((20, 25), [(0, 2), (2, 19), (19, 22), (22, 25)])
     (2, 3)
@@ -51,7 +51,7 @@ def find_token_span(span: tuple[int, int] | None, offsets: Offsets) -> tuple[int
 
 
 def extract_span_text(inputs: str, offsets: Offsets, first: int, last: int) -> str:
-    """The inputs between two positions, without surrounding space.
+    """Return the text of the inputs between two positions, without surrounding space.
 
     >>> extract_span_text("by the Seine", [(0, 2), (2, 6), (6, 9), (9, 12)], 2, 3)
     'Seine'
@@ -61,7 +61,7 @@ def extract_span_text(inputs: str, offsets: Offsets, first: int, last: int) -> s
 
 
 def find_context_positions(example: TextExample, offsets: Offsets) -> range:
-    """The positions whose tokens lie in the part of the inputs that answers are taken from.
+    """Return the positions of the context's tokens; the context is the clippable part of the inputs.
 
     >>> example = TextExample("q", "q: Where? c: the Seine", "", (), clippable=(13, 22))
     >>> find_context_positions(example, [(0, 2), (2, 9), (9, 12), (12, 16), (16, 22)])

@@ -1,10 +1,10 @@
-"""An evaluation set split off the training records: seeded, related records on one side, labels in proportion.
+"""Split an evaluation set off the training records: seeded, grouped by related records, stratified by label.
 
-In: the records with the examples that the task makes of them. Out: the ids of those that are evaluated on.
+In: the records with their examples. Out: the ids of the evaluation records.
 
-Records are related if they share a value of the group column, their inputs, their context or their question: related
-ones form a group, which goes to one side as a whole. A context or question that more records share than the evaluation
-set may hold is no relation: it would put everything on one side.
+Records are related if they share the value of the group column, their inputs, their context or their question; a group
+of related records is never divided. A context or question that more records share than the evaluation set may hold
+relates none of them, because it would put all of them on one side.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Converted = tuple[RawRecord, Sequence[TextExample]]
 
 @dataclass(frozen=True, slots=True)
 class EvalSplit:
-    """Which side of a split a store holds.
+    """The settings of a split, and the side of it that a store holds.
 
     Args:
-        share: of the records, above 0 and below 1, that are evaluated on.
-        seed: of the draw; not the run's, so that runs of several seeds are scored on the same records.
+        share: share of the evaluation records, above 0 and below 1.
+        seed: seed of the draw; not the run's, so that runs of several seeds are scored on the same records.
         group_column: records with the same value of this column stay on one side.
-        max_records: only the first so many records are split.
+        max_records: number of records to split, from the first on; None: all.
     """
 
     side: Literal["train", "eval"]
@@ -44,14 +44,14 @@ class EvalSplit:
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """`eval_ids` are hashes of the ids on the evaluation side; the counts are those of data.json."""
+    """Hashes of the evaluation records' ids, and the counts for data.json."""
 
     eval_ids: frozenset[int]
     num_records: int
     num_groups: int
 
     def is_on_side(self, record: RawRecord, side: str) -> bool:
-        """Whether a record belongs to the side "train" or "eval"."""
+        """Return whether a record is on `side`, "train" or "eval"."""
         return (hash_text(str(record.fields["id"])) in self.eval_ids) == (side == "eval")
 
     def as_dict(self, split: EvalSplit) -> JsonTable:
@@ -66,7 +66,7 @@ class SplitResult:
 
 
 def hash_text(text: str) -> int:
-    """The first 8 bytes of a text's BLAKE2b hash, the same in every process."""
+    """Return the 8-byte BLAKE2b hash of a text, which is the same in every process."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
@@ -74,7 +74,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     """Choose the evaluation side of some records. Raises DataError if one side would be empty.
 
     Args:
-        by_label: draw `share` of the records of each label, where answers are labels.
+        by_label: stratify, drawing `share` of the records of each gold label.
     """
     ids: list[int] = []
     labels: list[str] = []
@@ -87,7 +87,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     chosen = _draw_groups(groups, labels, split)
     if not chosen or len(chosen) == len(ids):
         raise DataError(
-            f"data.eval_share: {split.share:g} of {len(ids):,} records in {len(groups):,} groups of related ones "
+            f"data.eval_share: {split.share:g} of {len(ids):,} records in {len(groups):,} groups of related records "
             "leaves one side empty. Records that share inputs, context, question or data.group_column stay together. "
             "Give another share, or data.eval."
         )
@@ -97,7 +97,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
 def _iter_relations(
     record: RawRecord, examples: Sequence[TextExample], group_column: str | None
 ) -> Iterator[tuple[int, bool]]:
-    """Hashes of what a record may share with others, each with whether any number of records may share it."""
+    """Yield (hash of a property, whether it relates any number of records): group, inputs, contexts and questions."""
     if group_column is not None:
         if group_column not in record.fields:
             raise DataError(
@@ -114,7 +114,7 @@ def _iter_relations(
 
 
 def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: int) -> list[list[int]]:
-    """Rows of each group of related records, in the order of their first rows (union-find).
+    """Return the rows of each group of related records, ordered by their first rows (union-find).
 
     >>> _join_related([[(1, True)], [(2, True)], [(1, True), (3, False)], [(3, False)]], max_shared=2)
     [[0, 2, 3], [1]]
@@ -141,7 +141,7 @@ def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: i
 
 
 def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> list[int]:
-    """Rows of the evaluation side: of each label, groups in a seeded order until their share is met."""
+    """Draw the rows of the evaluation side: groups of each label in seeded order, as far as the share allows."""
     strata: dict[str, list[Sequence[int]]] = defaultdict(list)
     for rows in groups:
         strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)

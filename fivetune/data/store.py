@@ -1,8 +1,8 @@
 """Tokenised data on disk: flat memory-mapped arrays with offsets, cached under a fingerprint.
 
-In: sources, a task, a tokenizer. Out: a TokenStore, whose memory use does not grow with the data.
-A store is built in a staging folder and renamed, so that a cached one is whole; a damaged one is built again. A build
-that was stopped goes on after the last shard that was complete.
+In: sources, a task, a tokenizer. Out: a TokenStore; of its arrays only the offsets, 8 bytes per row, are in memory.
+A store is built in a staging folder and renamed when it is complete; a damaged one is rebuilt. An interrupted build
+resumes after the last complete shard.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from fivetune.types import JsonTable, TextExample, TokenExample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ENCODING_VERSION = 2  # raise it when the same input would be encoded differently
-LAYOUT_VERSION = 6  # raise it when a store has other files, or its summary other keys
+ENCODING_VERSION = 2  # increase when the same input would be encoded differently
+LAYOUT_VERSION = 6  # increase when the files of a store or the keys of its summary change
 CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
-SHARD = 50  # chunks after which a build that is stopped can go on
+SHARD = 50  # chunks between two saves of a build's progress
 FACTS = "facts.npy"  # [3, num_examples] int32: group, clipped input tokens, whether the answer was clipped
 NUM_BINS = 30
 MIN_ID_CHARS = 8
@@ -52,16 +52,16 @@ BuildProgressCallback = Callable[[str, int], None]
 
 
 class DamagedStoreError(FiveTuneEnvironmentError):
-    """A folder that is no whole store."""
+    """Raised for a folder that is not a complete store."""
 
 
 class TokenStore:
-    """Examples in token ids and in words.
+    """Examples as token ids and as text.
 
-    `inputs[i]`, `labels[i]` are the ids of example i; `text(i)` gives its words; `summary` counts what was
-    read, kept, skipped and cut (the content of data.json). `groups[i]` numbers the question that example i belongs to,
-    in order of first appearance; `num_clipped[i]` tokens of its inputs were cut, with them the answer if
-    `answer_clipped[i]`. Raises DamagedStoreError if the folder is not a whole store.
+    `inputs[i]` and `labels[i]` are the token ids of example i; `summary` holds the counts of data.json. `groups[i]` is
+    the number of the question that example i belongs to, in order of first appearance; `num_clipped[i]` tokens of its
+    inputs were clipped, and with them the answer if `answer_clipped[i]`. Raises DamagedStoreError if the folder is not
+    a complete store.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,14 +85,14 @@ class TokenStore:
 
     @property
     def num_groups(self) -> int:
-        """Number of questions: of examples, unless several share one."""
+        """Number of questions: the number of examples, unless several share one."""
         return self.summary["num_groups"]
 
     def get_id(self, row: int) -> str:
         return self._ids[row].tobytes().decode()
 
     def read_example(self, row: int) -> TextExample:
-        """The words of example `row`."""
+        """Return the text of example `row`."""
         table = json.loads(self._texts[row].tobytes())
         return TextExample(
             **{**table, "references": tuple(table["references"]), "clippable": tuple(table["clippable"])}
@@ -104,8 +104,10 @@ class TokenStore:
 
 
 def list_given_ids(store: TokenStore) -> frozenset[str]:
-    """The ids that the source gave its questions, of at least MIN_ID_CHARS characters: shorter ones, such as numbers,
-    are alike by chance. Ids made from a record's place are left out."""
+    """Return the question ids given by the source, of at least MIN_ID_CHARS characters.
+
+    Shorter ids, such as numbers, are equal by chance. Ids made from a record's position are left out.
+    """
     stems = {Path(path).name.partition(".")[0] for path in store.summary["source"]}
     found = (re.sub(r"#\d+$", "", store.get_id(row)).rpartition("/")[2] for row in range(len(store)))
     return frozenset(id for id in found if len(id) >= MIN_ID_CHARS and id.rpartition("-")[0] not in stems)
@@ -118,9 +120,9 @@ def load_or_build_store(
     cache: Path,
     on_progress: BuildProgressCallback = lambda what, n: None,
 ) -> TokenStore:
-    """The store of a source: from the cache if nothing that decides it has changed, else built now.
+    """Load the store of a source from the cache, or build it if its data, settings, task or tokenizer changed.
 
-    Raises DataError for a source that is wrong or leaves no example, FiveTuneEnvironmentError for a read-only cache.
+    Raises DataError for bad data or a source without examples, FiveTuneEnvironmentError for a read-only cache.
     """
     fingerprint = compute_fingerprint(source, tokenizer)
     folder = cache / _compute_cache_key(fingerprint, source.task, tokenizer)
@@ -136,7 +138,7 @@ def load_or_build_store(
 
 
 def _load_cached_store(folder: Path) -> TokenStore | None:
-    """The cached store; None if there is none, or only a damaged one, which is removed."""
+    """Return the cached store, None if there is none; a damaged one is deleted."""
     if not folder.is_dir():
         return None
     try:
@@ -148,16 +150,16 @@ def _load_cached_store(folder: Path) -> TokenStore | None:
 
 
 def get_cache_folder(configured: str | None) -> Path:
-    """Where tokenised data is kept: as configured, else $XDG_CACHE_HOME/fivetune or ~/.cache/fivetune."""
+    """Return the cache of tokenised data: the configured one, else $XDG_CACHE_HOME/fivetune or ~/.cache/fivetune."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(configured) if configured else Path(root) / "fivetune"
 
 
 def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of what a run is trained on: content, tokenizer, task and template, limits. Resuming asks for the same.
+    """Return the hash of a run's data: content, tokenizer, task and template, limits. Resuming requires the same.
 
-    What to do with bad records is not in it: a store is the same for both, unless it has some (see
-    `load_or_build_store`).
+    `on_bad_record` is not part of it: without bad records the store is the same for both values, and
+    `load_or_build_store` refuses a store with bad records for "fail".
     """
     digest = blake2b(digest_size=16)
     settings = {
@@ -167,7 +169,7 @@ def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> s
         "columns": source.columns,
         "rest": [source.max_examples, source.for_training, source.labelled],
         "tokenizer": compute_tokenizer_fingerprint(tokenizer),
-        "names": [path if is_hub_name(path) else Path(path).name for path in source.paths],  # they make the ids
+        "names": [path if is_hub_name(path) else Path(path).name for path in source.paths],  # ids are made from them
     }
     if source.split:
         settings["split"] = asdict(source.split)
@@ -181,9 +183,9 @@ def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> s
 
 
 def _compute_cache_key(fingerprint: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Name of a store in the cache: the fingerprint, and the code that makes token ids of the content.
+    """Return a store's name in the cache: a hash of the fingerprint, the task's code and the tokenizer's pipeline.
 
-    A task's file that was edited, or a tokenizer that splits or normalises in another way, rebuilds the store.
+    Editing a task's file, or a tokenizer with another splitting or normalisation, rebuilds the store.
     """
     digest = blake2b(f"{LAYOUT_VERSION} {fingerprint}".encode(), digest_size=16)
     digest.update(Path(inspect.getfile(type(task))).read_bytes())
@@ -194,7 +196,7 @@ def _compute_cache_key(fingerprint: str, task: Task, tokenizer: PreTrainedTokeni
 
 
 def compute_tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of a tokenizer's vocabulary and of how it treats a probe text."""
+    """Return the hash of a tokenizer's vocabulary and of its ids for a probe text."""
     probe = tokenizer('A probe: "It\'s 1,234.5 €", été <b>x</b>\n\t{a}  b', verbose=False)["input_ids"]
     vocabulary = sorted(tokenizer.get_vocab().items())
     return blake2b(json.dumps([probe, vocabulary]).encode(), digest_size=16).hexdigest()
@@ -234,7 +236,7 @@ def _build_store(
 
 
 def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:
-    """The folder to build a store in, and its lock: that of a stopped build, unless another process works there."""
+    """Lock the staging folder, perhaps of an interrupted build; a new one if another process builds this store."""
     staging = folder.with_name(f".{folder.name}.partial")
     staging.mkdir(parents=True, exist_ok=True)
     lock = lock_build_folder(staging)
@@ -249,7 +251,7 @@ def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:
 
 @contextmanager
 def _translate_disk_errors(cache: Path) -> Iterator[None]:
-    """Turn a failed write into an error that names the setting."""
+    """Convert a failed write into a FiveTuneEnvironmentError that names data.cache_dir."""
     try:
         yield
     except OSError as error:
@@ -264,7 +266,7 @@ def _make_column() -> array[int]:
 
 @dataclass(slots=True)
 class _RowFacts:
-    """What is kept of every row until the store is whole, 4 bytes each: full lengths in tokens, and FACTS."""
+    """Columns over all rows while a store is built, 4 bytes per value: lengths before clipping, and FACTS."""
 
     input: array[int] = field(default_factory=_make_column)
     target: array[int] = field(default_factory=_make_column)
@@ -284,7 +286,7 @@ class _RowFacts:
         self.group.append(number)
 
     def as_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Everything, to go on from: `from_arrays` takes it."""
+        """Return the complete state, from which `from_arrays` resumes."""
         return {
             "columns": np.array([self.input, self.target, self.group, self.clipped, self.lost], dtype=np.int32),
             "names": np.fromiter(self._named, np.uint64),
@@ -295,7 +297,7 @@ class _RowFacts:
     def from_arrays(
         cls, columns: NDArray[np.int32], names: NDArray[np.uint64], numbers: NDArray[np.int32]
     ) -> _RowFacts:
-        groups = int(columns[2].max(initial=-1)) + 1  # no row may be there yet
+        groups = int(columns[2].max(initial=-1)) + 1  # there may be no row yet
         named = dict(zip(names.tolist(), numbers.tolist(), strict=True))
         read, target, group, clipped, lost = (array("i", column.tobytes()) for column in columns)
         return cls(read, target, group, clipped, lost, groups, named)
@@ -308,7 +310,7 @@ class _RowFacts:
 
 
 class _StoreWriter:
-    """The arrays of a store while they are written; what the disk refuses is raised as FiveTuneEnvironmentError."""
+    """Writes the arrays of a store; raises FiveTuneEnvironmentError for disk errors."""
 
     def __init__(self, folder: Path, dtype: type[np.generic], num_rows: int) -> None:
         self._cache = folder.parent
@@ -344,10 +346,10 @@ def _write_examples(
         vars(counts).update(facts["counts"])
     files, examples = _StoreWriter(folder, dtype, len(kept.input)), iter_examples(source, counts)
     try:
-        # What is tokenised already is read again: reading counts records and finds what is wrong with them.
+        # Records that are tokenised already are read again, because reading counts records and reports bad ones.
         for number, _ in enumerate(islice(examples, num_chunks * CHUNK), start=1):
             if number % CHUNK == 0:
-                on_progress(f"going on with {paths}", number)
+                on_progress(f"resuming {paths}", number)
         while chunk := list(islice(examples, CHUNK)):
             _write_chunk(chunk, source, tokenizer, files, counts, kept)
             num_chunks += 1
@@ -407,7 +409,7 @@ def _write_chunk(
 
 
 def _summarise_lengths(folder: Path, dtype: type[np.generic], limits: LengthLimits, kept: _RowFacts) -> JsonTable:
-    """Sums and p99 of the lengths as kept (p99 sets the generation cap); histogram and longest as before clipping."""
+    """Return sum and p99 of clipped lengths (p99 sets the generation cap), histogram and maximum before clipping."""
     facts: JsonTable = {"dtype": np.dtype(dtype).name}
     for name, key, limit, before in (
         ("inputs", "input", limits.max_input_tokens, np.asarray(kept.input)),

@@ -1,13 +1,13 @@
-"""The order of training: which examples each optimizer step sees, as a function of (seed, step) alone.
+"""The training order: the examples of each optimizer step, as a function of (seed, step) alone.
 
-An epoch is a seeded permutation. Pools of `bucket_pool` global batches are sorted by length and cut into
-global batches, whose order is drawn again; each is cut into micro-batches of like lengths. So a batch is
-a random draw among examples of similar length, every example comes once an epoch, and the position in
-the data is the step number: resuming costs nothing.
+An epoch is a seeded permutation. Pools of `bucket_pool` global batches are sorted by length and split into global
+batches, which are shuffled; each is split into micro-batches of similar lengths. So a batch is a random sample of
+examples of similar length, every example occurs once per epoch, and the position in the data is the step number:
+resuming needs no other state.
 
-Several processes have the same global batches. They take the examples in turns, in the order of the lengths, so that
-all have about as much to do; where a global batch leaves one of them without examples for a micro-batch, it runs a
-filler batch with zero loss weight, so that every rank runs the same number of passes.
+All ranks compute the same global batches. Each takes every world-size-th example in order of length, so that their
+work is about equal; a rank without examples for a micro-batch runs a filler batch with zero loss weight, so that every
+rank runs the same number of passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How examples are dealt out.
+    """Batch sizes and length bucketing of the training order.
 
     Args:
         examples_per_step: global batch size.
@@ -52,8 +52,8 @@ class TrainingStream:
     """The micro-batches of every optimizer step of a store.
 
     Args:
-        draw: the rows of an epoch, always as many; all rows if None.
-        world: whose share the micro-batches are; the counts are of all processes.
+        sampler: returns the rows of an epoch, the same number for each; None: all rows.
+        world: this rank, whose share the micro-batches are; counts are over all ranks.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class TrainingStream:
         self.plan = plan
         self.world = world
         self._sampler = sampler
-        self.num_starved = 0  # steps that had to wait because their batches were not assembled yet
+        self.num_starved = 0  # steps that waited for their batches to be assembled
         self.num_rows = len(store) if sampler is None else len(sampler(0))
         self._lengths = store.inputs.lengths + store.labels.lengths
         self._epoch = lru_cache(maxsize=2)(self._make_epoch_batches)
@@ -78,24 +78,27 @@ class TrainingStream:
         return self.plan.count_steps_per_epoch(self.num_rows)
 
     def select_rows(self, step: int) -> list[Rows]:
-        """Rows of this process's micro-batches of a 0-based optimizer step; as many in each, the last may be empty."""
+        """Return the rows of this rank's micro-batches of a 0-based optimizer step.
+
+        All ranks have the same number of micro-batches; the last one may be shorter or empty.
+        """
         rows, size = self._select_global_rows(step), self.plan.batch_size
         share = rows[self.world.rank :: self.world.size]
         largest_share = -(-len(rows) // self.world.size)
         return [share[i : i + size] for i in range(0, largest_share, size)]
 
     def get_lengths(self, step: int) -> tuple[Rows, Rows]:
-        """Tokens of each input and of each target of a 0-based optimizer step, of all processes: [B], [B]."""
+        """Return the lengths of inputs and targets of a 0-based optimizer step, over all ranks, in tokens: [B], [B]."""
         rows = self._select_global_rows(step)
         return self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
 
     def count_examples_before(self, step: int) -> int:
-        """Examples seen before a 0-based step."""
+        """Return the number of examples before a 0-based step, over all ranks."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return epoch * self.num_rows + int(self._seen(epoch)[index])
 
     def iter_micro_batches(self, first_step: int, num_steps: int) -> Iterator[list[Batch]]:
-        """The micro-batches of each step from `first_step` on, assembled one step ahead in a thread."""
+        """Yield the micro-batches of steps [first_step, num_steps), assembled one step ahead in a thread."""
         with ThreadPoolExecutor(1, thread_name_prefix="batches") as worker:
             ahead = worker.submit(self.build_micro_batches, first_step)
             for step in range(first_step, num_steps):
@@ -106,7 +109,7 @@ class TrainingStream:
                 yield group
 
     def build_micro_batches(self, step: int) -> list[Batch]:
-        """This process's micro-batches of a 0-based optimizer step."""
+        """Assemble this rank's micro-batches of a 0-based optimizer step."""
         return [self._build_batch(rows, step) for rows in self.select_rows(step)]
 
     def _build_batch(self, rows: Rows, step: int) -> Batch:
@@ -119,7 +122,7 @@ class TrainingStream:
         return self._epoch(epoch)[index]
 
     def _count_seen(self, epoch: int) -> Rows:
-        """Examples seen before each step of an epoch."""
+        """Return the number of examples before each step of an epoch."""
         return np.cumsum([0, *map(len, self._epoch(epoch))])
 
     def _make_epoch_batches(self, epoch: int) -> list[Rows]:
@@ -129,7 +132,7 @@ class TrainingStream:
 def make_length_bucketed_batches(
     lengths: NDArray[np.int64], plan: BatchPlan, epoch: int, rows: Rows | None = None
 ) -> list[Rows]:
-    """The global batches of an epoch: `rows`, or all, sorted by length inside each batch.
+    """Return the global batches of an epoch over `rows` (None: all), each sorted by length.
 
     >>> [rows.tolist() for rows in make_length_bucketed_batches(np.array([5, 1, 4, 2, 3]), BatchPlan(2, 2, 9, seed=0),
     ...     epoch=0)]

@@ -1,7 +1,7 @@
-"""Records out of tables: CSV and TSV, Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
+"""Read records from tables: CSV and TSV, Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
 
-In: a binary stream, a folder or a hub name. Out: RawRecord or BadRecord, row by row. Parquet and `datasets` are
-imported when they are needed.
+In: a binary stream, a folder or a hub name. Out: RawRecord or BadRecord, row by row. `pyarrow` and `datasets` are
+imported on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BATCH_ROWS = 256
 
 
 def detect_delimiter(text: str, path: Path) -> str:
-    """The delimiter of a table's first line: the most frequent of comma, tab, semicolon outside quotes; else by suffix.
+    """Return the most frequent of comma, tab and semicolon outside quotes in a table's first line; else by suffix.
 
     >>> detect_delimiter('"a,b,c";d\\n', Path("a.csv"))
     ';'
@@ -49,8 +49,8 @@ def detect_delimiter(text: str, path: Path) -> str:
 
 
 def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) -> str:
-    """What is wrong with a column mapping {wanted: name in the file}, "" if nothing; of a dotted name the first part
-    must exist.
+    """Return the error of a column mapping {task's name: file's name}, else "". Of a dotted name the first part must
+    exist.
 
     >>> describe_missing_column(["Frage", "Antwort"], {"question": "Fragen"})
     "no column 'Fragen', which data.columns names for 'question'. There are: Frage, Antwort. Correct data.columns."
@@ -66,10 +66,10 @@ def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) ->
 
 
 def read_csv_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
-    """One record per row under a header; quoted cells may hold delimiters and line ends; `where` is its first line."""
+    """Yield a record per row below the header; quoted cells may hold delimiters and line ends; `where`: first line."""
     delimiter = detect_delimiter(file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace"), path) or ","
     file.seek(0)
-    csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process, 131,072 by default; there is no other way
+    csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     rows = csv.reader(_decode_lines(file, path), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
@@ -101,7 +101,7 @@ def _decode_lines(file: IO[bytes], path: Path) -> Iterator[str]:
 
 
 def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
-    """A bad row; but a quote that is never closed swallows the rows after it, so it concerns the whole file."""
+    """Return a BadRecord; raise DataError for an unclosed quote, since it swallows all rows after it."""
     advice = "Allowed: cells in double quotes, quotes inside them doubled. Correct the row."
     if "field larger" in str(error) or "unexpected end" in str(error):
         raise DataError(f"{where}: a quoted cell that begins in this row is never closed. {advice}") from error
@@ -111,7 +111,7 @@ def _classify_csv_error(error: csv.Error, where: str) -> BadRecord:
 def _check_header(header: list[str], path: Path, columns: Mapping[str, str]) -> None:
     repeated = next((name for name in header if header.count(name) > 1), None)
     if repeated is not None:
-        raise DataError(f"{path}:1: the column {repeated!r} stands more than once. Names must be unique. Rename one.")
+        raise DataError(f"{path}:1: the column {repeated!r} occurs more than once. Names must be unique. Rename one.")
     if wrong := describe_missing_column(header, columns):
         raise DataError(f"{path}:1: {wrong}")
 
@@ -127,7 +127,7 @@ def _make_row_record(row: list[str], header: list[str], where: str) -> RawRecord
 
 
 def read_parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    """One record per row, a few hundred rows in memory at a time. A gzipped file is unpacked to a temporary one."""
+    """Yield a record per row, BATCH_ROWS in memory at a time. A gzipped file is unpacked to a temporary one."""
     import pyarrow
     from pyarrow import parquet
 
@@ -152,7 +152,7 @@ def read_parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, s
 
 
 def read_saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    """The rows of a folder that `datasets.save_to_disk` wrote, memory-mapped."""
+    """Yield the rows of a folder written by `datasets.save_to_disk`, memory-mapped."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(entry.name for entry in path.iterdir() if entry.is_dir())
         raise DataError(
@@ -161,16 +161,16 @@ def read_saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[Ra
     datasets = _import_datasets(str(path))
     try:
         dataset = datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever a damaged file makes of another library
+    except Exception as error:  # a damaged file raises errors of many types in `datasets`
         raise DataError(
             f"{path}: the folder saved by datasets cannot be loaded: {quote_value(error, limit=120)}. "
-            f"Allowed is what save_to_disk wrote, whole. Save it again."
+            f"Allowed is a complete folder of save_to_disk. Save it again."
         ) from error
     yield from _read_dataset_rows(dataset, str(path), columns)
 
 
 def is_hub_form(source: str) -> bool:
-    """True iff a source has the form org/name, org/name:config or org/name:config:split.
+    """Return whether a source has the form org/name, org/name:config or org/name:config:split.
 
     >>> is_hub_form("rajpurkar/squad_v2::validation"), is_hub_form("data/squad/dev.json")
     (True, False)
@@ -179,26 +179,26 @@ def is_hub_form(source: str) -> bool:
 
 
 def read_hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    """The rows of `org/name:config:split` through the cache of `datasets`; no config = the only one, no split = train.
+    """Yield the rows of `org/name:config:split` from the cache of `datasets`. Defaults: the only config, split train.
 
-    Raises FiveTuneEnvironmentError if it cannot be loaded.
+    Raises FiveTuneEnvironmentError if the data set cannot be loaded.
     """
     yield from _read_dataset_rows(load_hub_dataset(source), source, columns)
 
 
 def load_hub_dataset(source: str) -> Any:
-    """The data set that a hub name stands for. Raises FiveTuneEnvironmentError if it cannot be loaded."""
+    """Load the data set of a hub name. Raises FiveTuneEnvironmentError if that fails."""
     name, config, split = (*source.split(":", 2), "", "")[:3]
     datasets = _import_datasets(source)
     try:
         return datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # network, cache, unknown name, config or split: each its own kind
+    except Exception as error:  # network, cache, unknown name, config or split: each of another type
         offline = os.environ.get("HF_HUB_OFFLINE", "not set")
         raise FiveTuneEnvironmentError(
             f"{source}: cannot be loaded from the Hugging Face hub or its cache {datasets.config.HF_DATASETS_CACHE} "
             f"(HF_HUB_OFFLINE is {offline}): {type(error).__name__}: {quote_value(error, limit=160)}. "
             f"Allowed: org/name:config:split, a local file, a folder. Check the name; without network, "
-            f"load it where there is one and copy the cache, or name local files."
+            f"load it on another machine and copy the cache, or name local files."
         ) from error
 
 

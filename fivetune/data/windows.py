@@ -1,7 +1,7 @@
-"""Long contexts as overlapping windows: one example in, one for each window out.
+"""Split long contexts into overlapping windows: one example in, one per window out.
 
-Every window keeps the question whole and belongs to the question's group, so that the answers of all windows become
-one (fivetune/evaluation/merge.py).
+Every window keeps the whole question and the question's group, by which fivetune/evaluation/merge.py merges the
+answers of all windows.
 
     limit 8, overlap 2   "question: who? context: a b c d e f"
     windows              "question: who? context: a b c"   "question: who? context: b c d"  ...
@@ -20,17 +20,17 @@ from fivetune.types import TextExample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SLACK = 2  # tokens that a cut may cost: a word that begins a window can be other pieces than inside a text
-MIN_WINDOW_TOKENS = 8  # tokens of context below which a window is not worth asking
+SLACK = 2  # spare tokens of a window: its first word may be tokenised into more pieces than inside the text
+MIN_WINDOW_TOKENS = 8  # smallest useful window of context
 
 
 def split_into_windows(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], limits: LengthLimits
 ) -> list[TextExample]:
-    """The examples, each over-long one as its windows, in order.
+    """Return the examples in order, each over-long one replaced by its windows.
 
-    The windows of `q1` have the ids `q1#1`, `q1#2`, the group `q1`, and in `meta["window"]` their number and how many
-    there are. An example whose question alone fills the limit stays as it is, and is truncated.
+    The windows of `q1` have the ids `q1#1`, `q1#2`, the group `q1`, and `meta["window"]` = [number from 1, how many].
+    An example whose question leaves no room for a window is not split; `encode` truncates it.
     """
     if limits.max_input_tokens is None:
         return list(examples)
@@ -57,9 +57,9 @@ def _split_example(example: TextExample, pieces: TokenizedInput, room: int, over
 
 
 def compute_window_starts(span: int, room: int, overlap: int) -> list[int]:
-    """First tokens of windows of `room` tokens over `span`; the last window is moved back to be full.
+    """Return the first token of each window of `room` tokens over `span`; the last window is moved back to be full.
 
-    Windows overlap by half of themselves at most, so that their number stays in proportion to the span.
+    `overlap` counts as half a window at most, so that the number of windows is proportional to the span.
 
     >>> compute_window_starts(10, 4, 2), compute_window_starts(9, 4, 1)
     ([0, 2, 4, 6], [0, 3, 5])
@@ -69,7 +69,7 @@ def compute_window_starts(span: int, room: int, overlap: int) -> list[int]:
 
 
 def _cut_window(example: TextExample, low: int, high: int, number: int, count: int) -> TextExample:
-    """The example with the characters [low, high) of its clippable span only."""
+    """Return the example with its clippable span reduced to the characters [low, high)."""
     start, end = example.clippable
     low = max(low, start)
     low += len(example.inputs[low:high]) - len(example.inputs[low:high].lstrip())
@@ -88,9 +88,10 @@ def _cut_window(example: TextExample, low: int, high: int, number: int, count: i
 
 
 def select_window_targets(task: Task, example: TextExample) -> tuple[str, ...]:
-    """What is learnt from an example.
+    """Return the targets to train on.
 
-    An answer is learnt from the windows that hold it; the others teach that there is none, or nothing at all.
+    The answer is a target of the windows that contain it; the others have the no-answer text, or no target if the task
+    has none.
     """
     targets = task.train_targets(example)
     if "window" not in example.meta or task.no_answer_text in targets:

@@ -318,7 +318,7 @@ def test_unreadable_file_is_a_problem_of_the_environment(put, monkeypatch):
             b"version https://git-lfs.github.com/spec/v1\noid sha256:4d",
             "a.json: this is a Git-LFS pointer, not the data",
         ),
-        (b"<!DOCTYPE html>\n<html>", "a.json: this is a HTML page, not data."),
+        (b"<!DOCTYPE html>\n<html>", "a.json: this is an HTML page, not data."),
         (b"\n<html lang='en'>", "Download the file itself (its raw link)."),
         (b"PK\x03\x04\0\0", "a.json: this is a zip archive."),
         (JSONL.encode("utf-16"), "the text is utf-16. Allowed is UTF-8. Convert it: iconv -f utf-16 -t utf-8 a.json >"),
@@ -397,7 +397,7 @@ def test_formats_that_are_not_recognised(put):
             '{"data": [{"a": 1}], 5: 1}',
             "a.json:1:22: malformed JSON: Expecting property name enclosed in double quotes",
         ),
-        ('{"data": [{"a": 1}], "data": []}', "the key 'data' stands more than once"),
+        ('{"data": [{"a": 1}], "data": []}', "the key 'data' occurs more than once"),
         ('{"n": %s}' % ("[" * 100_000), "malformed JSON: nested too deeply"),
         ('{"n": %s}' % ("1" * 5000), "malformed JSON: Exceeds the limit (4300 digits)"),
         (
@@ -481,8 +481,8 @@ def test_wrong_schema_above_a_question(put, article, wrong):
         ("[1]", "a list: '[1]'. A record is an object {name: value}."),
         ('{"a": NaN}', "field 'a': NaN is not JSON. Allowed are finite numbers and null. Write null."),
         ('{"a": {"b": [1, -Infinity]}}', "field 'a.b[1]': -Infinity is not JSON."),
-        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands more than once. Keys must be unique."),
-        ('{"x": [{"a": 1, "a": 3}]}', "field 'x[0]': the key 'a' stands more than once."),
+        ('{"a": 1, "b": 2, "a": 3}', "the key 'a' occurs more than once. Keys must be unique."),
+        ('{"x": [{"a": 1, "a": 3}]}', "field 'x[0]': the key 'a' occurs more than once."),
         (r'{"a": "x\u0000"}', "field 'a': NUL character at position 1."),
         ('{"a": "x\0"}', "NUL byte at column 9."),
         (r'{"a": "x\ud800y"}', r"field 'a': \ud800 at position 1 is half a surrogate pair"),
@@ -547,7 +547,7 @@ def test_ragged_rows_are_confined_to_their_record(put):
     ("content", "wrong"),
     [
         ("a,b\n", "a.csv: holds no records."),
-        ("a,b,a\n1,2,3\n", "a.csv:1: the column 'a' stands more than once."),
+        ("a,b,a\n1,2,3\n", "a.csv:1: the column 'a' occurs more than once."),
         ('a,b\n1,2\n3,"four\n5,6\n', "a.csv:3: a quoted cell that begins in this row is never closed."),
         ('a,b\n1,"two" 2\n', "a.csv:2: not CSV: ',' expected after '\"'."),
         ("a,b\n1,\0\n", "a.csv:2: field 'b': NUL character at position 0."),
@@ -574,7 +574,7 @@ def test_missing_columns_say_which_exist(put):
 
 def test_duplicate_ids_name_both_places():
     found = [RawRecord({"id": name}, f"a.jsonl:{n}") for n, name in enumerate("abac", 1)]
-    with pytest.raises(DataError, match=r"^a\.jsonl:3: the id 'a' is that of record 1 already\. Ids must be unique\."):
+    with pytest.raises(DataError, match=r"^a\.jsonl:3: the id 'a' is already used by record 1\. Ids must be unique\."):
         list(refuse_duplicate_ids(found))
     bad: list[BadRecord] = []
     assert [r.fields["id"] for r in refuse_duplicate_ids(found, on_bad=bad.append)] == ["a", "b", "c"]

@@ -150,7 +150,7 @@ def test_what_changes_the_meaning_of_scores_is_found(tmp_path, tokenizer_folder,
     assert main([*words, "--against", str(tmp_path / "dev.jsonl")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 of 2 questions have a blank gold answer beside others: predicting nothing scores exact 50.0" in printed
-    assert "answer_start 1 is '来', the answer is '安'" in printed
+    assert "answer_start 1 points at '来', the answer is '安'" in printed
     assert "Set task.language: zh" in printed
     assert "1 question with several gold answers without a common word" in printed
     assert "eval shares the id with train in 2 examples" in printed

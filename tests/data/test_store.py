@@ -261,7 +261,7 @@ BAD = [
     ("{torn", "pairs.jsonl:2", "pairs.jsonl:2: "),
     ({"id": 2, "inputs": "", "targets": "x"}, "pairs.jsonl:2", "inputs is empty."),
     ({"id": 2, "inputs": "x"}, "pairs.jsonl:2", "there is no column 'targets'."),
-    (pair(1, "blue ring"), "pairs.jsonl:2", "the id '1' is that of record 1 already."),
+    (pair(1, "blue ring"), "pairs.jsonl:2", "the id '1' is already used by record 1."),
 ]
 
 
