@@ -28,7 +28,7 @@ from fivetune.data.labels import describe_imbalance
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.store import list_given_ids
 from fivetune.distributed.sharding import gather_tensor
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
@@ -54,7 +54,6 @@ UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warnin
 MAX_LOSSY_SHARE = 0.5  # of all characters: more cannot be learnt from
 LOST_SHARE = 0.01  # of examples that lose their answer, likewise
 MAX_RELOADED = 1_000_000_000  # parameters above which saving and reloading would take longer than a minute
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,8 +364,8 @@ def _check_memory(setup: Setup) -> Outcome:
     else:
         there = psutil.virtual_memory().total
     text = (
-        f"forecast: up to {forecast / GIB:.2f} of {there / GIB:.1f} GiB: weights {weights / GIB:.2f}, "
-        f"gradients {gradients / GIB:.2f}, optimizer {state / GIB:.2f}, activations and the rest {rest / GIB:.2f}"
+        f"forecast: up to {format_size(forecast)} of {format_size(there)}: weights {format_size(weights)}, gradients "
+        f"{format_size(gradients)}, optimizer {format_size(state)}, activations and the rest {format_size(rest)}"
     )
     if forecast > 0.9 * there:
         return "warn", f"{text}. Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens"
@@ -412,7 +411,7 @@ def _check_disk(setup: Setup) -> Outcome:
     each = count_parameters(setup.learner.model) * (4 + config.optimizer.state_bytes_per_parameter)
     needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
-    text = f"{needed / GIB:.2f} GiB for checkpoints and model, {free / GIB:.1f} GiB free"
+    text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"
     if free < needed:
         return "fail", f"{text}. Free space, lower checkpoint.keep, or choose another run.dir"
     return ("warn" if free < 2 * needed else "pass"), text

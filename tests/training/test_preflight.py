@@ -41,8 +41,8 @@ def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
     )
     assert "compared with its file" in checks["model"].detail
     assert "12 predictions, f1 " in checks["generation"].detail and "cap 8 tokens" in checks["generation"].detail
-    assert checks["memory"].detail.startswith("forecast: up to ") and "optimizer 0.00" in checks["memory"].detail
-    assert "GiB for checkpoints and model, " in checks["disk"].detail
+    assert checks["memory"].detail.startswith("forecast: up to ") and "optimizer 389.0 KiB" in checks["memory"].detail
+    assert "MiB for checkpoints and model, " in checks["disk"].detail
 
 
 def test_everything_is_left_as_it_was_found(tmp_path, model_folder):
@@ -185,6 +185,13 @@ def test_disk_space(tmp_path, model_folder, monkeypatch, share, state):
     assert ("Free space, lower checkpoint.keep, or choose another run.dir" in check.detail) is (state == "fail")
 
 
+def test_sizes_of_a_small_disk_are_given_in_its_unit(tmp_path, model_folder, monkeypatch):
+    """On a disk of 20 MB every size rounds to 0.0 GiB."""
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: Usage(20 * 2**20, 0, 300 * 2**10))
+    detail = _checks(tmp_path, model_folder)["disk"].detail
+    assert detail.startswith("2.7 MiB for checkpoints and model, 300.0 KiB free. Free space")
+
+
 @pytest.mark.parametrize(("load", "state"), [(0.5, "pass"), (1e6, "warn")])
 def test_cores_that_other_programs_use(tmp_path, model_folder, monkeypatch, load, state):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
@@ -206,8 +213,8 @@ def test_memory_forecast_adds_the_optimizer_state(tmp_path, model_folder, monkey
     monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: namedtuple("Memory", "total")(2**40))
     assert preflight._check_memory(kit.ready(tmp_path, model_folder)) == (
         "pass",
-        "forecast: up to 10.00 of 1024.0 GiB: weights 1.00, gradients 1.00, optimizer 2.00, "
-        "activations and the rest 6.00",
+        "forecast: up to 10.0 GiB of 1.0 TiB: weights 1.0 GiB, gradients 1.0 GiB, optimizer 2.0 GiB, "
+        "activations and the rest 6.0 GiB",
     )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from fivetune.data.batch import collate
 from fivetune.data.store import TokenStore
+from fivetune.errors import format_size
 from fivetune.model.backend import Forward
 from fivetune.model.memory import is_out_of_memory
 from fivetune.telemetry.devices import translate_oom_errors
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from fivetune.types import Autocast
 
 CPU_MEMORY_SHARE = 0.8  # of the CPU's free memory that training may take
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,9 @@ class Fit:
 
     def __str__(self) -> str:
         return (
-            f"train.batch_size auto: {self.batch_size} examples, {self.measured_bytes / GIB:.2f} GiB measured on the "
-            f"longest (forecast {self.forecast_bytes / GIB:.2f}), {self.state_bytes / GIB:.2f} more for the optimizer; "
+            f"train.batch_size auto: {self.batch_size} examples, {format_size(self.measured_bytes)} measured on the "
+            f"longest (forecast {format_size(self.forecast_bytes)}), {format_size(self.state_bytes)} more for the "
+            f"optimizer; "
             f"{self.why}"
         )
 
@@ -113,17 +114,17 @@ def _search_batch_size(
         slope = max(slope, (measured - base) / size)
         expected = int(measured + slope * (larger - size))
         if room is not None and max(expected, measured) > room:
-            why = f"{larger} would take {expected / GIB:.2f} GiB of {max(room, 0) / GIB:.2f}"
+            why = f"{larger} would take {format_size(expected)} of {format_size(max(room, 0))}"
             break
         try:
             found = trial(larger)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            why = f"{larger} would take {expected / GIB:.2f} GiB and ran out of memory"
+            why = f"{larger} would take {format_size(expected)} and ran out of memory"
             break
         if room is not None and found > room:
-            why = f"{larger} took {found / GIB:.2f} GiB of {room / GIB:.2f}"
+            why = f"{larger} took {format_size(found)} of {format_size(room)}"
             break
         slope = (found - measured) / (larger - size)  # steeper than from `base` where early trials reused freed memory
         size, measured, forecast = larger, found, expected
