@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
     """What the optimizer gets in the first step, after clipping, and the loss."""
     seen: dict[str, torch.Tensor] = {}
     with World.from_environment().connect(cuda=False, timeout_minutes=2) as world:
-        setup = set_up(load_config(recipe), world=world)
+        config = load_config(recipe)
+        setup = set_up(config, world=world)
 
         def keep(*_: Any) -> None:
             seen.update({name: gather_tensor(p.grad).clone() for name, p in setup.learner.model.named_parameters()})
 
         setup.learner.optimizer.register_step_pre_hook(keep)
         scored = int(setup.data.stream.get_lengths(0)[1].sum())
-        update = loop.train_step(
-            setup.learner, setup.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
-        )
+        with config.strategy.suppress_warnings():
+            update = loop.train_step(
+                setup.learner, setup.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
+            )
         return {**seen, "loss": update.values[0], "norm": update.values[1]}
 
 
@@ -111,6 +114,7 @@ def main(folder: Path) -> None:
         else:
             train(recipe, preflight=name.endswith("checked"), resume=name.startswith("resumed"), quiet=True)
     seen |= {"same": told("bad file"), "different": told("bad file {rank}"), "lost": lost(), "alike": alike()}
+    seen["filters"] = [str(message) for _, message, *_ in warnings.filters]
     torch.save(seen, folder / f"seen-{World.from_environment().rank}.pt")
 
 

@@ -40,6 +40,11 @@ class Strategy(Options):
         return model.to(device)
 
     @contextmanager
+    def suppress_warnings(self) -> Iterator[None]:
+        """Hide the warnings of libraries that need no action, as long as a run lasts."""
+        yield
+
+    @contextmanager
     def gather_model(self, model: ModelT) -> Iterator[ModelT]:
         """Yield the transformers model with all weights, for generation and saving. Collective: all ranks enter it."""
         yield model

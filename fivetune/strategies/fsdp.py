@@ -49,7 +49,6 @@ class FSDP(Strategy):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # never changed in place
         world.broadcast(list(model.parameters()))
         replica = deepcopy(model).requires_grad_(False)
         _release_weights(replica)
@@ -61,6 +60,12 @@ class FSDP(Strategy):
             module.set_force_sum_reduction_for_comms(True)  # no mean: the loss is already divided by all tokens
             module.set_gradient_divide_factor(1.0)
         return model
+
+    @contextmanager
+    def suppress_warnings(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # never changed in place
+            yield
 
     @contextmanager
     def gather_model(self, model: ModelT) -> Iterator[ModelT]:

@@ -126,7 +126,11 @@ def train(
             if resume:
                 config = with_saved_batch_size(folder, config)
                 refuse_changes(folder, config)
-            with _record_outcome(run, progress, stop, world), _build_sampler(config, run, progress, world) as sampler:
+            with (
+                config.strategy.suppress_warnings(),
+                _record_outcome(run, progress, stop, world),
+                _build_sampler(config, run, progress, world) as sampler,
+            ):
                 training = _prepare(
                     config, run, progress, stop, world, sampler, resume=resume, preflight=preflight, command=command
                 )

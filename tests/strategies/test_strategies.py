@@ -142,6 +142,7 @@ class Together:
     folder: Path
     seen: list[dict[str, Any]]
     alone: dict[str, Any]
+    stderr: str
 
 
 def recipe(
@@ -164,6 +165,15 @@ def recipe(
     return table
 
 
+def stopping_early(folder: Path, model: Path, strategy: str, nproc: int) -> dict[str, Any]:
+    """A rate that moves no weight: no evaluation after the first is better."""
+    table = recipe(folder, model, f"early-{strategy}", strategy, nproc, num_steps=20)
+    table["optimizer"]["lr"] = 1e-30
+    table["eval"] |= {"every_steps": 1, "metric": "f1"}
+    table["train"]["early_stopping"] = 2
+    return table
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, family_folders) -> Together:
     """One start of two processes that do everything, because starting is what takes long."""
@@ -174,7 +184,10 @@ def together(tmp_path_factory, family_folders) -> Together:
         alone[f"gradients-{family}"] = several_processes.gradients(table)
     table = {**recipe(folder, family_folders["t5"], "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
     alone["adafactor"] = train(table, preflight=False, quiet=True)
+    alone["early"] = train(stopping_early(folder, family_folders["t5"], "single", 1), preflight=False, quiet=True)
     for strategy in SEVERAL:
+        table = stopping_early(folder, family_folders["t5"], strategy, 2)
+        (folder / f"early-{strategy}.yaml").write_text(yaml.safe_dump(table))
         for family in FAMILIES:
             model = family_folders[family]
             table = recipe(folder, model, f"run-{strategy}-{family}", strategy, 2)
@@ -190,11 +203,11 @@ def together(tmp_path_factory, family_folders) -> Together:
         (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
         table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
         (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
-    run_two(folder)
-    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone)
+    stderr = run_two(folder)
+    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
 
-def run_two(folder: Path) -> None:
+def run_two(folder: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -217,6 +230,7 @@ def run_two(folder: Path) -> None:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
+    return "".join(told)
 
 
 @pytest.mark.slow
@@ -300,6 +314,21 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(together, strategy):
     first, second = (seen[f"stopped-{strategy}"] for seen in together.seen)
     assert first.startswith("InterruptedRunError 143: stopped by SIGTERM after step 2 of 5; saved.")
     assert second == "ReportedByOtherRankError 143: "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_early_stopping_ends_all_processes_at_the_same_step(together, strategy):
+    ours, alone = rundir.read_run(together.folder / f"early-{strategy}"), together.alone["early"]
+    assert alone.status.step == 3 and "(train.early_stopping)" in alone.status.why
+    assert (ours.status.state, ours.status.step, ours.status.why) == ("finished", alone.status.step, alone.status.why)
+    assert [e.step for e in ours.evals] == [e.step for e in alone.evals]
+
+
+@pytest.mark.slow
+def test_warnings_are_hidden_only_while_a_run_lasts(together):
+    assert not any("FSDP2" in message for seen in together.seen for message in seen["filters"])
+    assert "returned a view" not in together.stderr
 
 
 @pytest.mark.slow
