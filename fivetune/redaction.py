@@ -12,7 +12,7 @@ from typing import Any
 
 HIDDEN = "(hidden)"
 _TOKENS = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[\w-]{8,}|gh[oprsu]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{8,}|gh[oprsu]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}"
     r"|AKIA[A-Z0-9]{8,}|AIza[\w-]{30,}|xox[abprs]-[\w-]{8,}|wandb_v\d_\w{8,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
 )
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s:'\"]*:[^/@\s'\"]+(?=@)")
@@ -33,7 +33,7 @@ _KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
 def redact_secrets(text: str) -> str:
     """The text with `(hidden)` in place of tokens, passwords in URLs, and values that are assigned to a secret's name.
 
-    >>> redact_secrets("https://me:pw@host/x.json with hf_abcdefghijkl")
+    >>> redact_secrets("https://me:pw@host/x.json with hf_abcdefghijklmnopqrstuvwx")
     'https://(hidden)@host/x.json with (hidden)'
     >>> redact_secrets("fivetune train r.yaml --search.api_key 1234 WANDB_API_KEY=5678 --optimizer.lr 1e-3")
     'fivetune train r.yaml --search.api_key (hidden) WANDB_API_KEY=(hidden) --optimizer.lr 1e-3'
@@ -56,7 +56,7 @@ def is_secret_name(name: str) -> bool:
 def redact_json(value: Any) -> Any:
     """A JSON value with `redact_secrets` applied to each text, and each text under a secret's name hidden.
 
-    >>> redact_json({"api_key": "1234", "command": ["curl", "hf_abcdefghijkl"], "seed": 1})
+    >>> redact_json({"api_key": "1234", "command": ["curl", "hf_abcdefghijklmnopqrstuvwx"], "seed": 1})
     {'api_key': '(hidden)', 'command': ['curl', '(hidden)'], 'seed': 1}
     """
     if isinstance(value, dict):

@@ -55,7 +55,7 @@ def test_values_of_secret_names_are_hidden(text, expected):
         "api_key: null",
         "commit 0123456789abcdef0123456789abcdef01234567",
         "https://host:8080/x@y",
-        "runs/hf_base",
+        "runs/hf_baseline2",
     ],
 )
 def test_other_texts_stay(text):
@@ -73,6 +73,20 @@ def test_errors_show_no_secret(capsys):
     assert str(DataError(f"https://me:pw@host/x.json: {TOKEN}")) == "https://(hidden)@host/x.json: (hidden)"
     assert main(["train", f"{TOKEN}.yaml"]) == 2
     assert TOKEN not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["squad_v2", "--report.title", TOKEN],
+        ["squad_v2", "--report.title", TOKEN, "--json"],
+        ["--from-args", f"run_qa.py --model_name_or_path m --train_file t.json --output_dir {TOKEN}"],
+    ],
+)
+def test_printed_settings_show_no_secret(arguments, capsys):
+    assert main(["config", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "(hidden)" in printed and TOKEN not in printed
 
 
 def test_no_file_of_a_run_holds_a_secret(tmp_path, model_folder, capsys):

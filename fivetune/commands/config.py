@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.config.manual import build_manual, build_schema
     from fivetune.errors import ConfigError
+    from fivetune.redaction import redact_json, redact_secrets
 
     if args.schema:
         print(json.dumps(build_schema(), indent=1, ensure_ascii=False))
@@ -34,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.recipe:
         config = load_config(args.recipe, parse_overrides(args.settings))
         if args.json:
-            print_json(config.as_dict())
+            print_json(redact_json(config.as_dict()))
         else:
-            print(config.as_yaml(), end="")
+            print(redact_secrets(config.as_yaml()), end="")
     else:
         raise ConfigError("config: nothing to print. Give a recipe, --from-args, --schema or --manual.")
     return 0
@@ -46,7 +47,8 @@ def _convert(text: str) -> str:
     """The recipe as YAML, once it is known to load."""
     from fivetune.config import load_config
     from fivetune.config.convert import convert_arguments
+    from fivetune.redaction import redact_secrets
 
     recipe = convert_arguments(text)
     load_config({}, recipe.settings)
-    return recipe.as_yaml()
+    return redact_secrets(recipe.as_yaml())

@@ -20,6 +20,7 @@ from fivetune.compare import compare
 from fivetune.compare.records import Comparison, Variant
 from fivetune.errors import RunDirError
 from fivetune.experiments.sweep import Sweep
+from fivetune.redaction import redact_json
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import Run, RunStatus
 
@@ -56,7 +57,7 @@ class SweepRecord(BaseModel):
     runs: list[RunRecord]
 
     def write(self, folder: Path) -> None:
-        rundir.write_text(folder / RECORD, self.model_dump_json(indent=1) + "\n")
+        rundir.write_json(folder / RECORD, redact_json(self.model_dump(mode="json")))
 
 
 def is_sweep(folder: str | Path) -> bool:

@@ -26,6 +26,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, get_task, select_recipe_values
 from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
+from fivetune.redaction import redact_json
 from fivetune.types import Search, Trial
 from fivetune.values import flatten_table
 
@@ -306,7 +307,7 @@ def _import_optuna() -> ModuleType:
 
 def _select_comparable(config: RunConfig) -> dict[str, Any]:
     """The settings that must be equal for scores of trials to compare, as JSON reads them back."""
-    table = json.loads(json.dumps(config.as_dict()))
+    table = json.loads(json.dumps(redact_json(config.as_dict())))
     for key in FREE_KEYS:
         section, _, name = key.partition(".")
         table[section].pop(name)

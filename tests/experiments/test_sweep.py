@@ -207,6 +207,17 @@ def test_runs_are_made_and_compared(sweep_file, stand_in):
     assert set(estimate_seconds(sweep).values()) == {0.0}
 
 
+def test_no_file_of_a_sweep_holds_a_secret(sweep_file, stand_in):
+    token = "hf_" + "aB3" * 11
+    text = f"title: {token}\ngrid: {{optimizer.lr: [0.01]}}\nset: {{report.title: mine {token}}}"
+    sweep = read_sweep(sweep_file(text))
+    run_sweep(sweep, quiet=True)
+    run_sweep(sweep, resume=True, quiet=True)  # nothing counts as changed
+    assert load_config(sweep.folder / "recipes" / "lr-0.01-seed0.yaml").report.title == "mine (hidden)"
+    files = [path for path in sweep.folder.rglob("*") if path.is_file()]
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
 def test_a_failed_run_is_told_and_the_others_go_on(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.5, 0.01]}\nretries: 2"))
     run_sweep(sweep, quiet=True)

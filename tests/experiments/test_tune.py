@@ -265,6 +265,17 @@ def test_worse_trials_are_stopped_early(tmp_path, fast):
     assert best.optimizer.lr == 9e-3 and best.run.dir == "runs/x-best" and not best.search.over  # type: ignore[attr-defined]
 
 
+def test_no_file_of_a_study_holds_a_secret(tmp_path, fast):
+    token = "hf_" + "aB3" * 11
+    config = load_search({**basic(RATES, num_trials=1), "report": {"title": f"mine {token}"}})
+    search.tune(config, folder=tmp_path / "s", write_line=print)
+    assert load_config(tmp_path / "s" / "best.yaml").report.title == "mine (hidden)"
+    search.tune(config, folder=tmp_path / "s", write_line=print)  # the recipe is still that of the study
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert {"best.yaml", "trial-000.yaml", "search.html", "study.db"} <= {path.name for path in files}
+    assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
 def test_divergence_counts_as_a_bad_trial_and_other_failures_as_none(tmp_path, fast, monkeypatch):
     monkeypatch.setattr(FakeChild, "exit_code", 5)
     with pytest.raises(IncompleteError, match="no trial gave a score"):

@@ -496,7 +496,7 @@ def test_chart_json_survives_the_way_through_the_page() -> None:
 
 def test_hidden_characters_secrets_and_the_home_folder() -> None:
     assert escape_hidden("a\u202eb\x1b[31m\u200b\ttab\n") == "a[U+202E]b[U+001B][31m[U+200B]\ttab\n"
-    assert escape_hidden("https://me:pw@host/x hf_abcdefghijkl") == "https://(hidden)@host/x (hidden)"
+    assert escape_hidden(f"https://me:pw@host/x hf_{'ab1' * 11}") == "https://(hidden)@host/x (hidden)"
     assert shorten_home(f"{Path.home()}/runs") == "~/runs"
     assert (format_setting("hub.token", "abc"), format_setting("data.max_input_tokens", 5)) == ("(hidden)", "5")
 
