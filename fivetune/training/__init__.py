@@ -131,10 +131,8 @@ def train(
                 _record_outcome(run, progress, stop, world),
                 _build_sampler(config, run, progress, world) as sampler,
             ):
-                training = _prepare(
-                    config, run, progress, stop, world, sampler, resume=resume, preflight=preflight, command=command
-                )
-                _train_and_export(training)
+                start = partial(_prepare, resume=resume, preflight=preflight, command=command)
+                _train_and_export(start(config, run, progress, stop, world, sampler))
         except BaseException:
             if not resume and not run.get_status_value("begun", False):
                 run.discard()  # refused before it began: the corrected command finds the place free
