@@ -116,6 +116,7 @@ class RunDir:
         self.set_aside: list[str] = []  # a sentence for each file that a resume found damaged
         self._made: list[Path] = []  # parent folders that did not exist before
         self._lock = lock_folder(path)
+        self._identity = path.stat()
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
@@ -182,6 +183,7 @@ class RunDir:
 
     def write(self, name: str, content: Any) -> None:
         """Write a whole file of the run: a text as it is, anything else as JSON; secrets are hidden."""
+        self.refuse_moved()
         if isinstance(content, str):
             write_text(self.path / name, redact_secrets(content))
         else:
@@ -189,6 +191,7 @@ class RunDir:
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append one record to a JSONL file of the run; a torn last line is cut first."""
+        self.refuse_moved()
         with _translate_disk_errors(self.path / name):
             self._files.setdefault(name, JsonlFile(self.path / name)).append(record)
 
@@ -211,6 +214,7 @@ class RunDir:
         """Stream the predictions of one evaluation; the file has its name only once it is whole."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
         staging = path.with_suffix(".tmp")
+        self.refuse_moved()
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with staging.open("w", encoding="utf-8") as file:
@@ -223,8 +227,24 @@ class RunDir:
 
     def update_status(self, **changes: Any) -> None:
         """Update status.json."""
+        self.refuse_moved()
         self._status = {**self._status, **changes, "warnings": [asdict(warning) for warning in self.warnings]}
         write_json(self.path / STATUS, redact_json(self._status))
+
+    def _is_in_place(self) -> bool:
+        """Whether the path still leads to the directory that this process has locked."""
+        try:
+            return os.path.samestat(self._identity, self.path.stat())
+        except OSError:
+            return False
+
+    def refuse_moved(self) -> None:
+        """Raise RunDirError if the directory was renamed: a run must not continue in a new one of the old name."""
+        if not self._is_in_place():
+            raise RunDirError(
+                f"{self.path}: was renamed, moved or removed while its run writes to it. Resume the run where it is "
+                "now: fivetune train NEW_NAME --resume"
+            )
 
     def get_status(self) -> dict[str, Any]:
         """The status as it is now."""
@@ -247,6 +267,8 @@ class RunDir:
         A trace that was in it stays.
         """
         self.close()
+        if not self._is_in_place():
+            return
         with suppress(OSError):
             for entry in self.path.iterdir():
                 if entry.is_dir() and entry.name != TRACE_FOLDER:

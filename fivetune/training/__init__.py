@@ -360,6 +360,7 @@ def _export_model(training: Training) -> str | None:
             run_evaluation(training, step=state.best["step"])
     with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
         if world.is_first:
+            run.refuse_moved()
             best = find_own_eval(rundir.read_evals(run.path), state.best["step"]) if state.best else None
             name, model_type = run.path.resolve().name, plain.config.model_type
             card = redact_secrets(build_model_card(setup.config, best, name=name, model_type=model_type))

@@ -314,6 +314,7 @@ def save_checkpoint(training: Training) -> None:
     snapshot = checkpoint.take_snapshot(learner.model, learner.optimizer, learner.scaler, learner.world)
     if not learner.world.is_first:
         return
+    training.run.refuse_moved()
     owner = replace(training.owner, batch_size=training.plan.batch_size)
     try:
         checkpoint.write_checkpoint(folder, snapshot, state, owner)

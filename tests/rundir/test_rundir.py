@@ -145,6 +145,30 @@ def test_two_runs_in_one_directory(tmp_path):
     RunDir.resume(tmp_path).close()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_renamed_directory_is_noticed_at_the_next_write(tmp_path, replaced):
+    """A directory of the old name is neither made nor touched."""
+    run = RunDir.create(tmp_path / "run")
+    run.append("steps.jsonl", {"step": 1})
+    (tmp_path / "run").rename(tmp_path / "mine")
+    if replaced:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes.txt").write_text("other")
+    for write in (
+        lambda: run.append("steps.jsonl", {"step": 2}),
+        lambda: run.write("plan.json", {}),
+        lambda: run.update_status(step=2),
+        lambda: run.write_predictions("eval", 2, []),
+    ):
+        assert refusal(write) == (
+            f"{tmp_path}/run: was renamed, moved or removed while its run writes to it. Resume the run where it is "
+            "now: fivetune train NEW_NAME --resume"
+        )
+    run.discard()
+    assert [path.name for path in (tmp_path / "run").glob("*")] == ["notes.txt"] * replaced
+    assert (tmp_path / "run").exists() is replaced and (tmp_path / "mine" / "steps.jsonl").read_text().count("\n") == 1
+
+
 @pytest.mark.parametrize("function", [read_run, RunDir.resume])
 def test_what_is_no_run(tmp_path, function):
     assert refusal(function, tmp_path / "x") == (

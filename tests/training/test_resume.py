@@ -242,6 +242,26 @@ def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterru
     _assert_same(tmp_path / "run", uninterrupted)
 
 
+def test_a_run_whose_directory_is_renamed_stops_and_is_resumed_where_it_is(
+    tmp_path, model_folder, uninterrupted, monkeypatch
+):
+    """Before, it trained on in a new directory of the old name, and failed at the export."""
+    whole = Progress.show_step
+
+    def rename(self, record, num_steps):
+        if record.step == 4:
+            (tmp_path / "run").rename(tmp_path / "mine")
+        return whole(self, record, num_steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "show_step", rename)
+        with pytest.raises(RunDirError, match=r"run: was renamed, moved or removed while its run writes to it"):
+            train(_table(tmp_path, model_folder), preflight=False, quiet=True)
+    assert not (tmp_path / "run").exists()
+    train(str(tmp_path / "mine"), resume=True, quiet=True)
+    _assert_same(tmp_path / "mine", uninterrupted)
+
+
 def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monkeypatch):
     """Stopped where an evaluation is due, resumed and evaluated, broken off before the next checkpoint."""
     table = _table(tmp_path, model_folder, checkpoint__every_steps=6)
