@@ -1,26 +1,25 @@
-"""Tasks, one per file: a raw record in, a TextExample out, and back from the model's text to an answer.
+"""Tasks, one per file: convert a raw record to a TextExample, and the model's text to an answer.
 
 A task's file has a docstring with source, licence and one real record, one frozen options class (a `TaskOptions`) and
 its `SAMPLE`:
 
-    version                  class variable, raised whenever the same record would give another example
+    version                  class variable, increased whenever the same record would give another example
     metrics, main_metric     metrics that score it; the score that chooses the best checkpoint
-    no_answer_text           target text of an unanswerable question, None where there are none
-    labels                   label -> target text, None for free text; labels are scored, nothing is generated
-    head                     an option of extractive tasks: "extractive" lets the model point at the answer
+    no_answer_text           target text of an unanswerable question, None if the task has no such questions
+    labels                   label -> target text, None for free text; labels are scored, not generated
+    head                     an option of extractive tasks: "generate" the answer, or predict its span ("extractive")
     extractive               whether answers are parts of `inputs[slice(*clippable)]`
-    merging                  how the answers of examples with the same `group` become one: the "best", or "ranked"
-    to_text(record, *, labelled=True) -> TextExample, several of them (one for each snippet), or None
+    merging                  how the answers of examples with the same `group` are merged: "best" or "ranked"
+    to_text(record, *, labelled=True) -> TextExample, a tuple of them (one per snippet), or None
                              None: left out on purpose. A bad record raises RecordError.
-                             labelled=False (prediction) lets the answers be absent: references (), targets "".
-    from_text(text)          the model's text as an answer
-    to_score(record)         question and right answers for `fivetune score`; what only the model reads may lack
-    from_answer(text)        a prediction of a file in the form of the references; the text itself unless there are
-                             several ways to write it
+                             labelled=False (prediction): answers may be absent; then references (), targets "".
+    from_text(text)          converts the model's text to an answer
+    to_score(record)         question and gold answers for `fivetune score`; the inputs may be absent
+    from_answer(text)        converts a prediction of a file to the form of the references, if it has another one
     train_targets(example)   targets to train on: each gives one training example
-    SAMPLE                   (RawRecord, TextExample) that it must convert to
+    SAMPLE                   a RawRecord, and the TextExample that `to_text` must return for it
 
-What they share is below: templates, columns, labels; what question-answering tasks share is in `_questions.py`.
+Shared code: templates, columns and labels below, question answering in `_questions.py`, posts in `_posts.py`.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from fivetune.types import JsonTable, RawRecord, TextExample
 
 Head = Literal["generate", "extractive"]
 Merging = Literal["best", "ranked"]
-DROPPED_SYNONYMS = "num_blank_synonyms"  # in `meta`: blank ones among the right answers of a golden file
+DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
 ConversionResult = TextExample | tuple[TextExample, ...] | None
 
 
 class Task(Protocol):
-    """What the options class of every file in this folder offers."""
+    """Interface of the options class in every file of this folder."""
 
     version: ClassVar[int]
 
@@ -75,7 +74,7 @@ class Task(Protocol):
 
 
 class _DefaultOptions(Options):
-    """What most tasks have in common, whatever they answer with."""
+    """Defaults of all tasks, with labels or free text."""
 
     @property
     def no_answer_text(self) -> str | None:
@@ -90,30 +89,30 @@ class _DefaultOptions(Options):
         return "best"
 
     def from_text(self, text: str) -> str:
-        """The model's text without surrounding space."""
+        """Return the model's text without surrounding space."""
         return text.strip()
 
     def list_selectable_scores(self: Task) -> tuple[str, ...]:
-        """The scores that eval.metric may name."""
+        """Return the scores that eval.metric may name."""
         return list_selectable_scores(self.metrics)
 
     def to_score(self: Task, record: RawRecord) -> ConversionResult:
-        """The question with its right answers."""
+        """Return the question with its gold answers."""
         return self.to_text(record)
 
     def from_answer(self, text: str) -> str:
-        """The prediction as it stands."""
+        """Return the prediction unchanged."""
         return text
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The example's target."""
+        """Return the example's target. Raises DataError if it has none."""
         if not example.targets:
             raise DataError(f"{example.id}: there is no target to learn. Train on records that have targets.")
         return (example.targets,)
 
 
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Return a label set if it has two labels at least, each with a word of its own; else raise ValueError."""
+    """Return a label set if it has at least two labels with distinct words; else raise ValueError."""
     words = [normalize_label(word) for word in labels.values()]
     if (
         len(labels) < 2
@@ -122,19 +121,19 @@ def check_labels(labels: dict[str, str]) -> dict[str, str]:
         or len({*map(normalize_label, labels)}) < len(words)
     ):
         raise ValueError(
-            f"{labels} is no label set. It needs two labels or more, each with a word of its own, such as "
-            "{HQ: high, LQ: low}; upper and lower case are the same"
+            f"{labels} is not a label set. It needs two labels or more with distinct words, such as "
+            "{HQ: high, LQ: low}; case is ignored"
         )
     return labels
 
 
 def normalize_label(text: str) -> str:
-    """A label in the form in which two writings of it are equal: case and white space do not count."""
+    """Casefold a label and collapse its white space, so that its spellings compare equal."""
     return " ".join(text.split()).casefold()
 
 
 def is_missing_label(text: str) -> bool:
-    """Whether a label is blank, or what pandas writes for an empty cell.
+    """Return whether a label is blank or nan, which pandas writes for an empty cell.
 
     >>> is_missing_label("NaN"), is_missing_label(" "), is_missing_label("none")
     (True, True, False)
@@ -146,7 +145,7 @@ Labels = Annotated[dict[str, str], BeforeValidator(parse_table), AfterValidator(
 
 
 class TaskOptions(_DefaultOptions):
-    """Base of most tasks: free text, every question has an answer, the target is learnt."""
+    """Base of tasks with free text as answers; by default every question has an answer and a target."""
 
     @property
     def labels(self) -> Mapping[str, str] | None:
@@ -154,28 +153,29 @@ class TaskOptions(_DefaultOptions):
 
 
 class LabelOptions(_DefaultOptions):
-    """Base of classification: the target is the word of a label, references and answers hold the label itself."""
+    """Base of label tasks: the target is the word of a label; references and answers are the label itself."""
 
     metrics: ClassVar[tuple[MetricSpec, ...]] = ("classification",)
     main_metric: ClassVar[str] = "accuracy"
 
-    labels: Labels = Field(default={}, description="label as the data has it: word that the model learns for it")
+    labels: Labels = Field(default={}, description="label in the data: target word")
 
     def from_text(self, text: str) -> str:
-        """The label whose word the model wrote, else the text; case and space do not count."""
+        """Return the label whose word the model wrote, else the text; case and white space are ignored."""
         words = {normalize_label(word): label for label, word in self.labels.items()}
         return words.get(normalize_label(text), text.strip())
 
     def from_answer(self, text: str) -> str:
-        """The label that a text names, itself or by the word that is learnt for it, in any case; else the text."""
+        """Return the label that a text gives, by name or by target word, ignoring case; else the text."""
         return self._find_label(text) or self.from_text(text)
 
     def build_example(
         self, record: RawRecord, name: str, inputs: str, clippable: tuple[int, int], *, labelled: bool
     ) -> TextExample:
-        """The example of a record whose label stands in the column `name`.
+        """Build the example of a record whose label is in the column `name`.
 
-        Raises RecordError for a label outside the set; one that need not be there is then not looked at.
+        Raises RecordError for a label outside the set, MissingLabelError for a blank one; if not `labelled`, both give
+        an example without references.
         """
         meta = {"labels": list(self.labels)}
         value = get_column(record, name) if labelled else record.fields.get(name)
@@ -188,24 +188,24 @@ class LabelOptions(_DefaultOptions):
         error_class = MissingLabelError if is_missing_label(given) else RecordError
         raise error_class(
             record.where,
-            f"{name} is {shorten_repr(given)}, which is no label. Labels: {', '.join(self.labels)}. Set "
+            f"{name} is {shorten_repr(given)}, which is not a label. Labels: {', '.join(self.labels)}. Set "
             "task.labels to those of the data, as {label: word}.",
         )
 
     def _find_label(self, text: str) -> str | None:
-        """The label that a text is, None for any other and for a blank one."""
+        """Return the label that a text spells, else None."""
         return {normalize_label(own): own for own in self.labels if own.strip()}.get(normalize_label(text))
 
 
 def suggest_language(task: Task, references: Iterable[Sequence[str]]) -> str | None:
-    """The `task.language` that gold answers need to be scored by words, None where the task has it or has none."""
+    """Return the `task.language` that scoring these gold answers needs; None if it is set or not an option."""
     if "language" not in type(task).model_fields or getattr(task, "language", None):
         return None
     return detect_script_language([golds[0] for golds in references if golds and golds[0].strip()])
 
 
 def head_of(task: Task) -> Head:
-    """Whether the model writes the answer or points at it: the task's option `head`, if it has one."""
+    """Return the task's option `head`, "generate" if it has none."""
     return getattr(task, "head", "generate")
 
 
@@ -213,7 +213,7 @@ def head_of(task: Task) -> Head:
 
 
 def parse_template(template: str) -> list[tuple[str, str | None]]:
-    """A template as (literal, column or None) pairs; a doubled brace is a brace. Raises ValueError.
+    """Parse a template into (literal, column or None) pairs; a doubled brace is a literal one. Raises ValueError.
 
     >>> parse_template("question: {question} {{x}}")
     [('question: ', 'question'), (' {', None), ('x}', None)]
@@ -232,7 +232,7 @@ def parse_template(template: str) -> list[tuple[str, str | None]]:
 
 
 def list_template_columns(template: str) -> list[str]:
-    """Names of the columns in a template, each once; raises ValueError if none is or one stands twice.
+    """Return the columns of a template. Raises ValueError if it has none, or one twice.
 
     >>> list_template_columns("question: {question} context: {context}")
     ['question', 'context']
@@ -240,7 +240,7 @@ def list_template_columns(template: str) -> list[str]:
     columns = [name for _, name in parse_template(template) if name is not None]
     if not columns:
         raise ValueError(
-            f"template {template!r} names no column: every record would read the same. Write one as {{column}}"
+            f"template {template!r} names no column: all records would have the same text. Write one as {{column}}"
         )
     twice = [name for name in columns if columns.count(name) > 1]
     if twice:
@@ -255,7 +255,7 @@ def check_template(template: str) -> str:
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
-    """Fill a template; also return where each value lies in the result, as [start, end).
+    """Fill a template; return the text, and the characters [start, end) of each value.
 
     >>> fill_template("q: {question} c: {context}", {"question": "Who?", "context": "Rollo."})
     ('q: Who? c: Rollo.', {'question': (3, 7), 'context': (11, 17)})
@@ -271,8 +271,7 @@ def fill_template(template: str, values: Mapping[str, str]) -> tuple[str, dict[s
 
 
 def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, tuple[int, int]]]:
-    """`fill_template` with the columns of a record: text and numbers. Raises RecordError for others, or if all are
-    blank."""
+    """Fill a template with texts and numbers of a record. Raises RecordError for other values, or if all are blank."""
     values: dict[str, str] = {}
     for name in list_template_columns(template):
         value = get_column(record, name)
@@ -288,14 +287,14 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 def get_column(record: RawRecord, name: str) -> Any:
-    """The value of a column; raises RecordError that names the existing ones."""
+    """Return the value of a column. Raises RecordError with the existing columns if it is absent."""
     if name not in record.fields:
         raise RecordError(record.where, describe_absent_column(record, name))
     return record.fields[name]
 
 
 def get_text(record: RawRecord, name: str) -> str:
-    """The value of a column that must hold text which is not blank."""
+    """Return the text of a column. Raises RecordError if it is absent, not text, or blank."""
     value = get_column(record, name)
     if not isinstance(value, str):
         raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be text.")
@@ -305,19 +304,19 @@ def get_text(record: RawRecord, name: str) -> str:
 
 
 def is_blank(record: RawRecord, name: str) -> bool:
-    """Whether a column is absent or holds nothing: null, blank text, an empty list."""
+    """Return whether a column is absent or empty: null, blank text, an empty list."""
     value = record.fields.get(name)
     return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
 def get_record_id(record: RawRecord) -> str:
-    """The column `id` as text; where there is none, the record's place in its file."""
+    """Return the column `id` as text; without one, the record's position in its file."""
     value = record.fields.get("id")
     return record.where if value is None or value == "" else str(value)
 
 
 def describe_absent_column(record: RawRecord, name: str) -> str:
-    """The reason for a record that lacks a column, with the columns that it has."""
+    """Return the error for an absent column, with the existing ones."""
     existing = ", ".join(str(key) for key in record.fields if key != "id" or record.has_own_id) or "none"
     return (
         f"there is no column {name!r}. Columns: {existing}. "
@@ -326,7 +325,7 @@ def describe_absent_column(record: RawRecord, name: str) -> str:
 
 
 def shorten_repr(value: object) -> str:
-    """A value as messages show it: its repr, cut at 60 characters."""
+    """Return the repr of a value for messages, truncated to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -335,9 +334,9 @@ def shorten_repr(value: object) -> str:
 
 
 def find_text(text: str, wanted: str, low: int = 0, high: int | None = None) -> tuple[int, int] | None:
-    """The characters [start, end) of `text[low:high]` where `wanted` stands first, upper and lower case apart.
+    """Return the first occurrence [start, end) of `wanted` within `text[low:high]`, ignoring case; else None.
 
-    None if it does not stand there; the empty text stands nowhere.
+    Positions count from the start of `text`. The empty text never occurs.
 
     >>> find_text("Die Straße in Köln", "köln"), find_text("Die Straße in Köln", "köln", high=17)
     ((14, 18), None)

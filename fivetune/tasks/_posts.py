@@ -1,4 +1,4 @@
-"""Posts of Stack Overflow: text without markup, and the inputs made of it.
+"""Convert posts of Stack Overflow to inputs: strip the markup, fill the template.
 
 In: a record with text columns of a post. Out: the filled template.
 """
@@ -19,7 +19,7 @@ _MARKUP = re.compile(
 
 
 def strip_markup(text: str) -> str:
-    """A post without the tags that Stack Overflow writes, entities resolved, space squeezed; code in it stays.
+    """Remove Stack Overflow's HTML tags, resolve entities and collapse white space; code such as `a<b` stays.
 
     >>> strip_markup("<p>Is <code>a&lt;b</code> <a href='x.html'>so</a>?</p> vector<int> a; a<b && c>d")
     'Is a<b so ? vector<int> a; a<b && c>d'
@@ -28,7 +28,10 @@ def strip_markup(text: str) -> str:
 
 
 def fill_post_template(record: RawRecord, template: str, *, markup: bool) -> tuple[str, tuple[int, int]]:
-    """Fill a template from the text columns of a post; all of it may be cut, so that head and tail are those of all."""
+    """Fill a template from the text columns of a post; return the inputs and their clippable span.
+
+    All of the inputs is clippable, so that `head_tail` keeps the start and the end of the whole text.
+    """
     values = {name: get_text(record, name) for name in list_template_columns(template)}
     if not markup:
         values = {name: strip_markup(value) for name, value in values.items()}

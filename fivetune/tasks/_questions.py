@@ -1,4 +1,4 @@
-"""What question-answering tasks share: the template of a question, SQuAD's answers, and which of them is learnt.
+"""Shared code of question-answering tasks: templates, gold answers in SQuAD's forms, and the training targets.
 
 In: records with `question`, `context`, `title`, and `answers` or `answer`. Out: inputs, gold answers, targets.
 """
@@ -28,26 +28,27 @@ from fivetune.tasks import (
 )
 from fivetune.types import JsonTable, RawRecord, TextExample
 
-SEPARATOR = " \\n "  # a backslash and an n: what UnifiedQA saw between the parts of a question
+SEPARATOR = " \\n "  # a backslash and an n: UnifiedQA's separator between the parts of a question
 QA_FIELDS = ("question", "context", "title")
 TrainAnswers = Literal["first", "all", "random"]
 
 
 def check_qa_template(template: str) -> str:
-    """Return the template if it has {question} and nothing but QA_FIELDS; else raise ValueError."""
+    """Return the template if it has {question} and no columns but QA_FIELDS; else raise ValueError."""
     columns = list_template_columns(template)
     for name in columns:
         if name not in QA_FIELDS:
             raise ValueError(f"template {template!r}: there is no {{{name}}}. {suggest_names(name, QA_FIELDS)}")
     if "question" not in columns:
-        raise ValueError(f"template {template!r} lacks {{question}}: the model would not see what is asked. Add it")
+        raise ValueError(f"template {template!r} lacks {{question}}: the model would not see the question. Add it")
     return template
 
 
 def fill_qa_template(record: RawRecord, template: str, *, padded: bool = False) -> tuple[str, tuple[int, int]]:
-    """Fill a question-answering template from a record; with the span of the context, (0, 0) if it has none.
+    """Fill a question-answering template from a record; return it with the context's span, (0, 0) without a context.
 
-    `padded`: with the punctuation of every column set apart (`pad_punctuation`), single spaces between the columns.
+    Args:
+        padded: apply `pad_punctuation` to every column, and strip it.
     """
     names = list_template_columns(template)
     values = {name: get_text(record, name) for name in names if name != "title"}
@@ -60,9 +61,9 @@ def fill_qa_template(record: RawRecord, template: str, *, padded: bool = False) 
 
 
 def pad_punctuation(text: str) -> str:
-    """Spaces around everything but letters, numbers, marks and the underscore, runs of space as one.
+    """Put spaces around everything but letters, numbers, marks and the underscore, and collapse white space.
 
-    What the T5 paper's models of SQuAD read and write. Source: the SQuAD preprocessor of
+    The T5 paper's models of SQuAD use this form. Source: the SQuAD preprocessor of
     google-research/text-to-text-transfer-transformer.
 
     >>> pad_punctuation("the U.S. (1776)")
@@ -73,9 +74,9 @@ def pad_punctuation(text: str) -> str:
 
 
 def build_qa_meta(record: RawRecord, language: str | None) -> JsonTable:
-    """What reports and metrics want to know of a question; the record's own `language` goes before the set's.
+    """Return the `meta` of a question for reports and metrics; the record's `language` precedes the option's.
 
-    Raises RecordError where the set has a language, so that MLQA's rules apply, and the record's own is no code.
+    If the option is set, MLQA's rules may apply: then raises RecordError for a record's language that is no known code.
     """
     meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
     spoken = record.fields.get("language") or language
@@ -88,7 +89,7 @@ def build_qa_meta(record: RawRecord, language: str | None) -> JsonTable:
 
 
 def find_gold_span(record: RawRecord, context: tuple[int, int], *, head: Head) -> dict[str, list[int]]:
-    """For the extractive head: the span of the first answer in the inputs, if the source gives its offset.
+    """Return the first answer's span in the inputs for the extractive head; {} if the source gives no offset.
 
     >>> find_gold_span(RawRecord({"answers": {"text": ["Rollo"], "answer_start": [3]}}, "a.json:1"), (10, 50),
     ...           head="extractive")
@@ -104,12 +105,11 @@ def find_gold_span(record: RawRecord, context: tuple[int, int], *, head: Head) -
 
 
 def read_gold_answers(record: RawRecord) -> tuple[str, ...] | None:
-    """All gold answers in source order; () if the record states that there are none, None if it has no answer column.
+    """Return all gold answers in source order; () if the record states that it has none, None without an answer column.
 
-    Read from `answers` as SQuAD has it ({"text": [...]}, a list of {"text": ...} or of texts, or any of these as JSON
-    text), else from `answer` (one text, or a list). Raises RecordError for other
-    forms, and if all answers are blank.
-    Some blank ones beside others stay, as "": translated sets have them, and the v1.1 script counts them.
+    Reads `answers` in SQuAD's forms ({"text": [...]}, a list of {"text": ...} or of texts, or any of these as JSON
+    text), else `answer` (one text, or a list). Raises RecordError for other forms, and for a list of blank answers
+    only. A blank answer among others stays, as "": translated sets have such, and the v1.1 script counts them.
 
     >>> read_gold_answers(RawRecord({"answers": {"text": ["Rollo", "the Rollo"], "answer_start": [0, 5]}},
     ...     "dev.json:1"))
@@ -132,7 +132,7 @@ def read_gold_answers(record: RawRecord) -> tuple[str, ...] | None:
 
 
 def _parse_answers(record: RawRecord, value: object) -> object:
-    """A CSV file can only hold `answers` as JSON text; blank text is an empty list."""
+    """Decode `answers` given as JSON text, their only form in CSV; blank text is an empty list."""
     if not isinstance(value, str):
         return value
     try:
@@ -166,7 +166,7 @@ def _extract_answer_texts(record: RawRecord, name: str, value: object) -> tuple[
 
 
 def read_is_impossible(record: RawRecord) -> bool | None:
-    """The column `is_impossible`; None where it is absent or blank. CSV's true, false, 1 and 0 are understood."""
+    """Return the column `is_impossible`, as a boolean or as text (true, false, 1, 0); None if absent or blank."""
     value = record.fields.get("is_impossible")
     word = str(value).strip().lower()
     if value is None or word == "":
@@ -177,15 +177,16 @@ def read_is_impossible(record: RawRecord) -> bool | None:
 
 
 def make_missing_answers_error(record: RawRecord) -> RecordError:
-    """The error for a record without a column of answers where they are needed."""
+    """Return the error for a record without an answer column where labels are required."""
     missing = describe_absent_column(record, "answers")
     return RecordError(record.where, f"{missing} Without answers a file is good for `fivetune predict` only.")
 
 
 def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[str, ...]:
-    """The targets to train on: the first answer, all distinct ones, or one drawn by a hash of the example's id.
+    """Return the targets to train on: the first answer, all distinct ones, or one drawn by a hash of the example's id.
 
-    The draw is the same in every run and on every machine, and takes an answer that several annotators gave more often.
+    The draw is the same in every run and on every machine; an answer of several annotators is drawn more often.
+    Raises DataError for an example without references.
 
     >>> example = TextExample("q1", "Who?", "Rollo", ("Rollo", "Rolf", "Rollo"))
     >>> choose_targets(example, "first"), choose_targets(example, "all"), choose_targets(example, "random")
@@ -205,13 +206,13 @@ def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[s
 
 
 class QuestionOptions(TaskOptions):
-    """What the two versions of SQuAD have in common: answers are parts of the context."""
+    """Options of both versions of SQuAD, whose answers are parts of the context."""
 
     main_metric: ClassVar[str] = "f1"
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",
-        description="the inputs; may use {question}, {context} and {title}; without {context} it answers blindly",
+        description="the inputs; may use {question}, {context} and {title}; without {context} it is closed-book",
     )
     train_answers: TrainAnswers = Field(
         default="first",
@@ -222,10 +223,10 @@ class QuestionOptions(TaskOptions):
         description="language of the set; MLQA's (ar, de, en, es, hi, vi, zh) are also scored by its rules",
     )
     head: Head = Field(
-        default="generate", description="generate writes the answer; extractive points at it in the context"
+        default="generate", description="generate writes the answer; extractive predicts its span in the context"
     )
     pad_punctuation: bool = Field(
-        default=False, description="spaces around punctuation in inputs and answers, as the T5 paper had it"
+        default=False, description="spaces around punctuation in inputs and answers, as in the T5 paper"
     )
 
     @property
@@ -233,5 +234,5 @@ class QuestionOptions(TaskOptions):
         return True
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The targets to train on, at least one; an unanswerable question has the phrase."""
+        """Return the targets to train on, at least one; an unanswerable question has the no-answer text."""
         return choose_targets(example, self.train_answers)

@@ -1,4 +1,4 @@
-"""BioASQ factoid questions: each snippet of a question is asked, the answers are ranked and merged.
+"""BioASQ factoid questions: one example per snippet of a question, whose answers are merged into a ranking.
 
 Source: http://bioasq.org, task B (Tsatsaronis et al. 2015), and the files of BioBERT (Lee et al. 2020) in SQuAD's
 schema. Licence: CC BY 2.5, after registration. A record of a golden file, one question with all its snippets:
@@ -11,7 +11,7 @@ A record of BioBERT's files is one snippet; its id is the question's, of 24 hexa
     {"id": "54f35a23c2a4ef3f6b000007_001", "question": "Which gene ...?", "context": "Mutations of ...",
      "answers": ["dystrophin"]}
 
-Questions of the other types are left out. A snippet that holds no answer is asked, but not learned from.
+Questions of other types are left out. A snippet without the answer is predicted, but not trained on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class BioASQFactoid(TaskOptions):
         return "ranked"
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
-        """One example for each snippet. Raises RecordError for a question without snippets or, labelled, answers."""
+        """Return one example per snippet, None for questions of other types.
+
+        Raises RecordError for a question without snippets or, if `labelled`, without answers.
+        """
         if "snippets" not in record.fields and "body" not in record.fields:
             return self._convert_snippet(record, labelled)
         if get_column(record, "type") != "factoid":
@@ -74,14 +77,14 @@ class BioASQFactoid(TaskOptions):
         )
 
     def to_score(self, record: RawRecord) -> ConversionResult:
-        """A golden question without its snippets, which answers need not be scored."""
+        """Return a golden question without its snippets, which scoring does not need."""
         if "body" not in record.fields or record.fields.get("type") != "factoid":
             return self.to_text(record)
         own, question, golds = get_record_id(record), get_text(record, "body"), read_exact_answers(record)
         return TextExample(own, question, golds.texts[0], golds.texts, meta=_build_meta(question, golds), group=own)
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The answer in the words of the snippet; none where the snippet does not hold it."""
+        """Return the first gold answer that the snippet contains, as the snippet writes it; () if it contains none."""
         if not example.references:
             raise DataError(f"{example.id}: there is no answer to learn. Train on records that have answers.")
         context = example.inputs[slice(*example.clippable)]
@@ -129,7 +132,7 @@ class BioASQFactoid(TaskOptions):
 
 
 class ExactAnswers(NamedTuple):
-    """Right answers of a golden question, synonyms beside each other, and how many blank ones were dropped."""
+    """Gold answers of a question with all synonyms, and the number of blank ones that were dropped."""
 
     texts: tuple[str, ...]
     num_blank: int = 0
@@ -139,9 +142,9 @@ NO_GOLDS = ExactAnswers(())
 
 
 def read_exact_answers(record: RawRecord) -> ExactAnswers:
-    """All right answers of a golden factoid question; `[[]]` and only blank ones mean that there is no answer, ("",).
+    """Return all gold answers of a factoid question; `[[]]` or only blank ones mean no answer, ("",).
 
-    Raises RecordError where the column is absent, or holds something else than texts.
+    Raises RecordError if the column is absent, or holds anything but texts.
 
     >>> read_exact_answers(RawRecord({"exact_answer": [["dystrophin", "DMD", ""]]}, "6B1_golden.json:1"))
     ExactAnswers(texts=('dystrophin', 'DMD'), num_blank=1)
@@ -152,7 +155,7 @@ def read_exact_answers(record: RawRecord) -> ExactAnswers:
     if given is None:
         raise RecordError(
             record.where,
-            "there is no column 'exact_answer', the right answers of a golden file. Test sets have "
+            "there is no column 'exact_answer', the gold answers of a golden file. Test sets have "
             "none before they are published: use them with fivetune predict.",
         )
     leaves = _flatten(given)
@@ -178,14 +181,12 @@ def _read_snippets(record: RawRecord) -> list[str]:
     texts = [snippet.get("text") if isinstance(snippet, dict) else snippet for snippet in snippets]
     kept = [text for text in texts if isinstance(text, str) and text.strip()]
     if not kept:
-        raise RecordError(
-            record.where, "the question has no snippets to read. Give it snippets, or take it out of the file."
-        )
+        raise RecordError(record.where, "the question has no snippets. Add snippets, or remove it from the file.")
     return kept
 
 
 def _find_in_context(gold: str, context: str) -> str:
-    """The answer as the context writes it, "" if it does not.
+    """Return the answer as the context writes it; "" if the context does not contain it.
 
     >>> _find_in_context("Dystrophin", "Mutations of dystrophin.")
     'dystrophin'

@@ -1,4 +1,4 @@
-"""BioASQ yes/no questions: yes or no, from the snippets of the articles that experts chose.
+"""BioASQ yes/no questions: yes or no, from snippets of articles chosen by experts.
 
 Source: http://participants-area.bioasq.org/datasets (Tsatsaronis et al. 2015), Task B; registration is needed.
 Licence: CC BY 2.5. A question of a training or golden file; those of other types are left out:
@@ -6,8 +6,8 @@ Licence: CC BY 2.5. A question of a training or golden file; those of other type
     {"id": "56c1f00eef6e394741000039", "type": "yesno", "body": "Does RNA polymerase II have RNA cleavage activity?",
      "snippets": [{"text": "the transcription factor TFIIS ...", ...}], "exact_answer": "yes", ...}
 
-Tables of the columns question, ideal_answer and yesno_label (1 or 0) work too: then the ideal answer, which often
-begins with "Yes", is the context.
+Tables with the columns question, ideal_answer and yesno_label (1 or 0) work too; their context is the ideal answer,
+which often begins with "Yes".
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ class BioASQYesNo(LabelOptions):
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",
-        description="the inputs; may use {question} and {context}; without {context} it answers blindly",
+        description="the inputs; may use {question} and {context}; without {context} it is closed-book",
     )
-    labels: Labels = Field(
-        default={"yes": "yes", "no": "no"}, description="exact_answer: word that the model learns for it"
-    )
+    labels: Labels = Field(default={"yes": "yes", "no": "no"}, description="exact_answer: target word")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question; None for one that is not yes/no. Raises RecordError where question, context or answer lack."""
+        """Return a yes/no question, None for other types. Raises RecordError without question, context or answer."""
         if record.fields.get("type", "yesno") != "yesno":
             return None
         fields = _normalize_fields(record)
@@ -56,7 +54,7 @@ class BioASQYesNo(LabelOptions):
 
 
 def _normalize_fields(record: RawRecord) -> JsonTable:
-    """Both forms as id, question, context and exact_answer; what is absent stays absent."""
+    """Return the columns of both forms as id, question, context and exact_answer; absent ones stay absent."""
     given = record.fields
     found = {name: given[name] for name in ("id", "question", "context", "exact_answer") if name in given}
     if "body" in given:

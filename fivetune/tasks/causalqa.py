@@ -1,15 +1,15 @@
-"""CausalQA: questions about causes and effects, with a passage or without, asked as UnifiedQA was trained to be asked.
+"""CausalQA: questions about causes and effects, with or without a passage, in UnifiedQA's input format.
 
 Source: Webis-CausalQA-22, https://github.com/webis-de/coling22-benchmark-for-causal-question-answering (Bondarenko et
-al. 2022), gathered from ten sets. Licence: each part's own (SQuAD: CC BY-SA 4.0). A record, several answers with tabs
-between them, the context empty in some parts:
+al. 2022), collected from ten sets. Licence: each part's own (SQuAD: CC BY-SA 4.0). A record; tabs separate several
+answers, and the context is empty in some parts:
 
     id,question,question_processed,context,context_processed,answer,answer_processed
     5733,Why did it rain?,why did it rain?,A front came.,a front came.,a front\tthe front,a front\tthe front
 
-The benchmark reads the processed question and context, and trains on and scores against the plain `answer`. It trained
-on the tab-joined text; here the first answer is learnt, or each of them. The separator is a backslash and an n, which
-UnifiedQA saw, not a line end.
+The benchmark reads the processed question and context, and uses the plain `answer` for training and scoring. It trains
+on the tab-joined text, this task on the answers chosen by `train_answers`. The separator is a backslash and an n, as in
+UnifiedQA's training, not a line end.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _RULES = re.compile(
         )
     )
 )
-"""The benchmark's seven rules, for lower-case questions without punctuation. "what happens ... when" counts: in the
-published notebook a line break inside the pattern keeps that half of the sixth rule from matching."""
+"""The benchmark's seven rules, for lower-case questions without punctuation. "what happens ... when" matches here; in
+the published notebook a line break inside the pattern disables that half of the sixth rule."""
 
 
 class CausalQA(TaskOptions):
@@ -60,10 +60,10 @@ class CausalQA(TaskOptions):
         default="processed", description="columns of question and context: question_processed or the plain question"
     )
     answer_form: Form = Field(default="plain", description="column of the answers: answer, or answer_processed")
-    lower_case: bool = Field(default=False, description="lower-case inputs and targets, as UnifiedQA was trained")
+    lower_case: bool = Field(default=False, description="lower-case inputs and targets, as in UnifiedQA's training")
     separator: str = Field(default=SEPARATOR, description="between question and context")
     causal_only: bool = Field(
-        default=False, description="leave out questions that none of the benchmark's seven rules calls causal"
+        default=False, description="leave out questions that match none of the benchmark's seven causal rules"
     )
     train_answers: TrainAnswers = Field(
         default="first",
@@ -71,7 +71,7 @@ class CausalQA(TaskOptions):
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question, or None for one that is not causal. Raises RecordError for a bad record."""
+        """Return a question, None for one that `causal_only` leaves out. Raises RecordError for a bad record."""
         question = get_text(record, _format_column_name("question", self.form))
         if self.causal_only and not is_causal(question):
             return None
@@ -89,11 +89,11 @@ class CausalQA(TaskOptions):
         )
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The targets to train on, at least one."""
+        """Return the targets to train on, at least one."""
         return choose_targets(example, self.train_answers)
 
     def _read_context(self, record: RawRecord) -> str:
-        """The context, "" where the part of the benchmark has none."""
+        """Return the context, "" in parts of the benchmark that have none."""
         name = _format_column_name("context", self.form)
         context = get_column(record, name)
         if not isinstance(context, str | None):
@@ -101,7 +101,7 @@ class CausalQA(TaskOptions):
         return (context or "").strip()
 
     def _read_answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...]:
-        """The answers, in their order; () where nothing is known."""
+        """Return the distinct answers in order; () for a blank column if not `labelled`."""
         name = _format_column_name("answer", self.answer_form)
         if not labelled and is_blank(record, name):
             return ()
@@ -113,7 +113,7 @@ class CausalQA(TaskOptions):
 
 
 def is_causal(question: str) -> bool:
-    """Whether one of the benchmark's seven rules matches a question.
+    """Return whether one of the benchmark's seven rules matches a question.
 
     >>> is_causal("What happens to the tide if the moon is full?"), is_causal("Who paints the moon?")
     (True, False)

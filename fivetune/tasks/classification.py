@@ -5,9 +5,9 @@ Source: the user's own table. Licence: the file's. A record:
     {"id": "7", "text": "The parcel has not arrived.", "label": "delivery"}
 
 With other columns: task: {name: classification, inputs: "ticket: {subject} {body}", label: category}. The labels are
-read from the training data and written into the run's config.yaml, so that predict and evaluate use the same; or they
-are given, with other words to learn: labels: {delivery: late, refund: money}. A label that is blank or "nan", which
-pandas writes for an empty cell, is no label: the record is left out of training and counted.
+read from the training data and written into the run's config.yaml, so that predict and evaluate use the same; or set
+them with other target words: labels: {delivery: late, refund: money}. A blank label, or "nan", which pandas writes for
+an empty cell, is a missing label: the record is left out of training and counted.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def _check_given_labels(labels: dict[str, str]) -> dict[str, str]:
 
 
 class Classification(LabelOptions):
-    """Any text to one of a few labels, read from the training data."""
+    """Classification of any text, with labels read from the training data."""
 
     version: ClassVar[int] = 1
 
     inputs: Annotated[str, AfterValidator(check_template)] = Field(
-        default="{text}", description="template of what the model reads, over any columns"
+        default="{text}", description="template of the inputs, over any columns"
     )
     label: str = Field(default="label", min_length=1, description="column of the label")
     labels: Annotated[dict[str, str], BeforeValidator(parse_table), AfterValidator(_check_given_labels)] = Field(
-        default={}, description="label: word that the model learns for it; default: the labels of the training data"
+        default={}, description="label: target word; default: the labels of the training data"
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One example. Raises RecordError for empty inputs or an unknown label, MissingLabelError for a blank one."""
+        """Return an example. Raises RecordError for empty inputs or an unknown label, MissingLabelError without one."""
         inputs, _ = fill_from_record(record, self.inputs)
         clippable = (len(parse_template(self.inputs)[0][0]), len(inputs))
         if self.labels:
@@ -62,7 +62,7 @@ class Classification(LabelOptions):
         return TextExample(get_record_id(record), inputs, label or "", (label,) if label else (), clippable)
 
     def to_score(self, record: RawRecord) -> ConversionResult:
-        """The label; the inputs are not needed to score."""
+        """Return the gold label without inputs, which scoring does not need."""
         label = self.read_label(record)
         if label is None:
             raise self._make_missing_label_error(record)
@@ -72,7 +72,7 @@ class Classification(LabelOptions):
         return TextExample(get_record_id(record), "", label, (label,), meta=meta)
 
     def read_label(self, record: RawRecord) -> str | None:
-        """The label of a record as text, None where it is blank or nan.
+        """Return the label of a record as text, None if it is blank or nan.
 
         >>> Classification().read_label(RawRecord({"label": " late "}, "a.csv:2"))
         'late'
@@ -85,7 +85,7 @@ class Classification(LabelOptions):
 
     def _make_missing_label_error(self, record: RawRecord) -> MissingLabelError:
         value = record.fields.get(self.label)
-        return MissingLabelError(record.where, f"{self.label} is {value!r}, which is no label. Write the label.")
+        return MissingLabelError(record.where, f"{self.label} is {value!r}, which is not a label. Write the label.")
 
 
 SAMPLE = (

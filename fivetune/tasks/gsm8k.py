@@ -1,12 +1,12 @@
-"""GSM8K: grade-school arithmetic in words, answered with the number alone or with the reasoning before it.
+"""GSM8K: grade-school math word problems, answered with the number alone or with the reasoning before it.
 
 Source: https://github.com/openai/grade-school-math (Cobbe et al. 2021). Licence: MIT. A record:
 
     {"question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. ...",
      "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\\nNatalia sold 48+24 = <<48+24=72>>72 ...\\n#### 72"}
 
-The final number stands after "####". The calculator marks <<48/2=24>> are for models that call one; T5's vocabulary has
-no '<', which would teach it an unknown character, so they are removed by default. Line ends reach T5 as spaces.
+The final number follows "####". The calculator annotations <<48/2=24>> are for models that call a calculator; T5's
+vocabulary has no '<', so they would train an unknown token, and are removed by default. T5 reads line ends as spaces.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ def _check_question_template(template: str) -> str:
 
 
 class GSM8K(TaskOptions):
-    """GSM8K, grade-school arithmetic."""
+    """GSM8K, grade-school math."""
 
     version: ClassVar[int] = 1
     metrics: ClassVar[tuple[MetricSpec, ...]] = ("gsm8k",)
     main_metric: ClassVar[str] = "accuracy"
 
     template: Annotated[str, AfterValidator(_check_question_template)] = Field(
-        default="{question}", description="the inputs; a prefix may stand before {question}"
+        default="{question}", description="the inputs; a prefix may precede {question}"
     )
     target: Literal["rationale", "phrase", "number"] = Field(
         default="rationale",
-        description="what is learnt: the reasoning and #### 72, the phrase The answer is 72, or 72",
+        description="the target: the reasoning and #### 72, the phrase The answer is 72, or 72",
     )
     calculator: Literal["remove", "keep"] = Field(
-        default="remove", description="the marks <<48/2=24>> of the reasoning; T5's vocabulary cannot write them"
+        default="remove", description="the annotations <<48/2=24>> of the reasoning; T5's vocabulary has no <"
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises RecordError for a bad record, or an answer without its final number."""
+        """Return a question. Raises RecordError for a bad record, or an answer without its final number."""
         question = get_text(record, "question")
         inputs, spans = fill_template(self.template, {"question": question})
         targets, references = "", ()
@@ -68,7 +68,7 @@ class GSM8K(TaskOptions):
         )
 
     def from_text(self, text: str) -> str:
-        """The number where the rules find one, else the text as it is, for the lenient score and the reader.
+        """Return the final number if the text has one, else the stripped text, which the lenient score reads.
 
         >>> GSM8K().from_text("He has 6 * 200 = 1,200 eggs. #### 1,200"), GSM8K().from_text(" 1200 eggs. ")
         ('1200', '1200 eggs.')
@@ -87,7 +87,7 @@ class GSM8K(TaskOptions):
 
 
 def _read_gold_number(record: RawRecord) -> str:
-    """The final number of a right answer, without commas."""
+    """Return the final number of a gold answer, without commas."""
     answer = get_text(record, "answer")
     number = extract_final_number(answer) if "####" in answer else None
     if number is None or not re.fullmatch(r"-?[0-9]*\.?[0-9]+", number):

@@ -1,11 +1,11 @@
-"""Text to text from any table: two templates over its columns, and the metrics of one's choice.
+"""Text to text from any table: two templates over its columns, and any metrics.
 
 Source: the user's own JSONL, CSV, TSV or Parquet file. Licence: the file's. A record:
 
     {"id": "7", "inputs": "translate English to German: a tree", "targets": "ein Baum"}
 
-With other columns: task: {name: jsonl, inputs: "summarize: {article}", targets: "{summary}"}. With other metrics, each
-perhaps with options: task: {name: jsonl, metrics: [squad, {name: rouge, stemmer: true}], main_metric: rougeL_f1}.
+With other columns: task: {name: jsonl, inputs: "summarize: {article}", targets: "{summary}"}. With other metrics,
+with or without options: task: {name: jsonl, metrics: [squad, {name: rouge, stemmer: true}], main_metric: rougeL_f1}.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Template = Annotated[str, AfterValidator(check_template)]
 
 
 class JSONL(TaskOptions):
-    """Any text to any text, columns and metrics chosen in the config."""
+    """Text to text, with columns and metrics from the config."""
 
     version: ClassVar[int] = 1
 
-    inputs: Template = Field(default="{inputs}", description="template of what the model reads, over any columns")
-    targets: Template = Field(default="{targets}", description="template of what it learns to write")
+    inputs: Template = Field(default="{inputs}", description="template of the inputs, over any columns")
+    targets: Template = Field(default="{targets}", description="template of the targets")
     references: str | None = Field(
-        default=None, description="column with all right answers (text or list); default: the target"
+        default=None, description="column with all gold answers (text or list); default: the target"
     )
     clip: str | None = Field(
         default=None,
-        description="column of the inputs that may be cut when too long; default: all but the first fixed words",
+        description="clippable column of the inputs; default: all but the fixed text before the first column",
     )
     metrics: tuple[MetricSpec, ...] = Field(
-        default=("exact_match",), description="metrics that score it, perhaps with options"
+        default=("exact_match",), description="metrics that score it, with or without options"
     )
     main_metric: str = Field(default="exact_match", description="score that chooses the best checkpoint")
 
@@ -69,7 +69,7 @@ class JSONL(TaskOptions):
         return self
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One pair of texts. Raises RecordError for a missing or empty column."""
+        """Return an example. Raises RecordError for an absent or empty column, MissingLabelError for the target nan."""
         inputs, spans = fill_from_record(record, self.inputs)
         start = len(parse_template(self.inputs)[0][0])
         needed = [*list_template_columns(self.targets), *([self.references] if self.references else [])]
@@ -103,7 +103,7 @@ class JSONL(TaskOptions):
 
 
 def _check_metric(spec: MetricSpec) -> None:
-    """Raise ValueError with one sentence for a metric that does not exist, or an option that it does not take."""
+    """Raise ValueError, with a message of one sentence, for an unknown metric or an invalid option."""
     try:
         load_metric(spec)
     except ConfigError as error:

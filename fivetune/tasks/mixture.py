@@ -1,12 +1,11 @@
-"""Several tasks learnt by one model, mixed by rate, by size or by temperature; each is scored by its own metrics.
+"""Multi-task training: parts mixed by rate, by size or by temperature, each scored by its own metrics.
 
 Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
-section 3.5.2, of which the three laws are. Licence: those of the parts. A record names its part where it stands alone:
+section 3.5.2, which defines the three mixing laws. Licence: those of the parts. A record outside a run names its part:
 
     {"part": "tags", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm ...", "Tags": "<java><repeat>"}
 
-In a run every part has its own files, or those of `data`, and its share of each epoch (n is its number of
-examples):
+In a run every part has its own files, or those of `data`, and its share of each epoch (n is its number of examples):
 
     rate         its `rate` over the sum of all                   "set by hand"
     size         min(n, limit) over the sum of all                "examples-proportional mixing", limit is K
@@ -30,7 +29,7 @@ from fivetune.types import JsonTable, RawRecord, TextExample
 
 
 def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> plugins.Options:
-    """The options of a task, from its name or from a table of its name and options."""
+    """Parse a task's name, or a table of its name and options, into its options. Raises ValueError."""
     if isinstance(value, plugins.Options):
         return value
     table = {"name": value} if isinstance(value, str) else dict(value or {})
@@ -43,7 +42,7 @@ def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> p
 
 
 def _parse_part(value: object) -> object:
-    """A part that is only a name as the table it stands for; settings that no part has are refused."""
+    """Convert a task's name to a part's table; raise ValueError for unknown settings of a table."""
     return (
         {"task": value}
         if isinstance(value, str)
@@ -73,7 +72,7 @@ _PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class MixturePart(BaseModel):
-    """One task of a mixture; what is not given is as in `data`."""
+    """One task of a mixture; settings that are not given are those of `data`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,7 +90,7 @@ class MixturePart(BaseModel):
 
 
 class Mixture(TaskOptions):
-    """Several tasks at once: parts, and the law by which they are mixed."""
+    """A mixture of tasks: its parts and the mixing law."""
 
     version: ClassVar[int] = 1
 
@@ -102,7 +101,7 @@ class Mixture(TaskOptions):
     ] = Field(
         default={"quality": "stackoverflow_quality", "tags": "stackoverflow_tags"},  # type: ignore[dict-item]
         description="name: a task, or a table of task, rate, train, eval, columns, max_input_tokens, "
-        "max_target_tokens, max_train_examples, max_eval_examples; what is not given is as in data",
+        "max_target_tokens, max_train_examples, max_eval_examples; the defaults are those of data",
     )
     by: Literal["rate", "size", "temperature"] = Field(
         default="temperature", description="a part's share: its rate, its size, or its size to the power 1/temperature"
@@ -110,7 +109,7 @@ class Mixture(TaskOptions):
     temperature: float = Field(default=2.0, ge=1, description="1 is by size; the higher, the more equal the parts")
     limit: _PositiveInt | None = Field(default=2**21, description="by size or temperature: a part counts as no larger")
     part: str | None = Field(
-        default=None, description="take this part alone: to predict, or to evaluate it on other files"
+        default=None, description="use this part only: to predict, or to evaluate it on other files"
     )
 
     @model_validator(mode="after")
@@ -126,7 +125,9 @@ class Mixture(TaskOptions):
                     f"parts.{name}.task.head is {head_of(part.task)}. A mixture needs generate in all parts"
                 )
             if not all(load_metric(spec).higher_is_better for spec in part.task.metrics):
-                raise ValueError(f"parts.{name}: less is better of its scores, which no mean can hold. Leave it out")
+                raise ValueError(
+                    f"parts.{name}: lower is better for one of its metrics, so the parts have no mean. Leave it out"
+                )
         return self
 
     @property
@@ -140,11 +141,11 @@ class Mixture(TaskOptions):
         return "mean"
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
-        """What the task of the record's part makes of it. Raises RecordError if the record names no part."""
+        """Convert a record by its part's task. Raises RecordError if the record names no part."""
         return self._convert_by_part(record, lambda task: task.to_text(record, labelled=labelled))
 
     def to_score(self, record: RawRecord) -> ConversionResult:
-        """What the task of the record's part scores. Raises RecordError if the record names no part."""
+        """Convert a record for scoring by its part's task. Raises RecordError if the record names no part."""
         return self._convert_by_part(record, lambda task: task.to_score(record))
 
     def _convert_by_part(self, record: RawRecord, convert: Callable[[Task], ConversionResult]) -> ConversionResult:

@@ -8,7 +8,7 @@ qiaojin/PubMedQA:pqa_labeled of the hub, with the columns in lower case. Licence
      "LABELS": ["BACKGROUND", "RESULTS"], "LONG_ANSWER": "Results depicted mitochondrial dynamics in vivo ...",
      "final_decision": "yes", ...}
 
-The conclusion of the abstract (LONG_ANSWER) is not read: the answer stands in it.
+The conclusion of the abstract (LONG_ANSWER) is not read, because it states the answer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class PubMedQA(LabelOptions):
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",
-        description="the inputs; may use {question} and {context}; without {context} it answers blindly",
+        description="the inputs; may use {question} and {context}; without {context} it is closed-book",
     )
     labels: Labels = Field(
         default={"yes": "yes", "no": "no", "maybe": "maybe"},
-        description="final_decision: word that the model learns for it",
+        description="final_decision: target word",
     )
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One question. Raises RecordError where question, context or decision lack."""
+        """Return a question. Raises RecordError if question, context or decision is missing."""
         flat = replace(record, fields=_normalize_fields(record))
         inputs, clippable = fill_qa_template(flat, self.template)
         example = self.build_example(flat, "final_decision", inputs, clippable, labelled=labelled)
@@ -46,7 +46,7 @@ class PubMedQA(LabelOptions):
 
 
 def _normalize_fields(record: RawRecord) -> JsonTable:
-    """Both forms as id, question, context and final_decision; what is absent stays absent."""
+    """Return the columns of both forms as id, question, context and final_decision; absent ones stay absent."""
     given = {name.lower(): value for name, value in record.fields.items()}
     found = {name: given[name] for name in ("id", "question", "context", "final_decision") if name in given}
     if "pubid" in given:

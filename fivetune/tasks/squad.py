@@ -1,7 +1,7 @@
 """SQuAD v1.1: answer a question from a paragraph that always holds the answer.
 
 Source: https://rajpurkar.github.io/SQuAD-explorer (Rajpurkar et al. 2016). Licence: CC BY-SA 4.0.
-Sets of the same schema (XQuAD, SQuAD-es v1.1) work as they are. A record, as the reader hands it over:
+Data sets of the same schema (XQuAD, SQuAD-es v1.1) work unchanged. A record, as the reader returns it:
 
     {"id": "56be4db0acb8001400a502ec", "title": "Super_Bowl_50",
      "question": "Which NFL team represented the AFC at Super Bowl 50?",
@@ -36,7 +36,7 @@ class SQuAD(QuestionOptions):
     version: ClassVar[int] = 1
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
+        """Return a question. Raises RecordError for a bad record or, if `labelled`, one without answers."""
         inputs, clippable = fill_qa_template(record, self.template, padded=self.pad_punctuation)
         answers = read_gold_answers(record)
         if labelled and (answers == () or read_is_impossible(record)):

@@ -1,7 +1,7 @@
 """SQuAD v2.0: answer a question from a paragraph, or recognise that the paragraph does not hold the answer.
 
 Source: https://rajpurkar.github.io/SQuAD-explorer (Rajpurkar, Jia and Liang 2018). Licence: CC BY-SA 4.0.
-Sets of the same schema (SQuAD-es v2.0) work as they are. A record, as the reader hands it over:
+Data sets of the same schema (SQuAD-es v2.0) work unchanged. A record, as the reader returns it:
 
     {"id": "56ddde6b9a695914005b9628", "title": "Normans", "question": "In what country is Normandy located?",
      "context": "The Normans (Norman: Nourmands; ...", "is_impossible": false,
@@ -33,11 +33,11 @@ from fivetune.tasks._questions import (
 )
 from fivetune.types import RawRecord, TextExample
 
-_FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width marks
+_FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width punctuation
 
 
 def _normalize_phrase(text: str) -> str:
-    """The form in which two writings of the no-answer phrase are equal.
+    """Casefold a phrase, collapse its white space and strip final punctuation, so that its spellings compare equal.
 
     >>> _normalize_phrase(" Unanswerable. ")
     'unanswerable'
@@ -48,13 +48,13 @@ def _normalize_phrase(text: str) -> str:
 def _check_phrase(phrase: str) -> str:
     if not any(map(str.isalnum, phrase)):
         raise ValueError(
-            f"no_answer {phrase!r} has no letter in it: empty answers and broken output would count as no answer. "
-            "Take a word, such as unanswerable"
+            f"no_answer {phrase!r} has no letter or digit: empty answers and broken output would count as no answer. "
+            "Use a word, such as unanswerable"
         )
     if "<" in phrase or ">" in phrase:
         raise ValueError(
             f"no_answer {phrase!r} looks like a special token: T5 drops those when it decodes, never learns to write "
-            "<pad>, and has no piece for '<'. Take a word, such as unanswerable"
+            "<pad>, and has no piece for '<'. Use a word, such as unanswerable"
         )
     return phrase
 
@@ -77,7 +77,7 @@ class SQuADV2(QuestionOptions):
         return ("squad_v2", "mlqa") if self.language in MLQA_LANGUAGES else ("squad_v2",)
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
+        """Return a question. Raises RecordError for a bad record or, if `labelled`, one without answers."""
         inputs, clippable = fill_qa_template(record, self.template, padded=self.pad_punctuation)
         answers = self._read_answers(record, labelled)
         if answers is None and labelled:
@@ -97,7 +97,7 @@ class SQuADV2(QuestionOptions):
         )
 
     def from_text(self, text: str) -> str:
-        """The model's text as an answer; the no-answer phrase, in any case and with a final full stop, is "".
+        """Convert the model's text to an answer; the no-answer phrase, ignoring case and final punctuation, is "".
 
         >>> SQuADV2().from_text(" Rollo"), SQuADV2().from_text("Unanswerable.")
         ('Rollo', '')
@@ -105,7 +105,7 @@ class SQuADV2(QuestionOptions):
         return "" if _normalize_phrase(text) == _normalize_phrase(self.no_answer) else text.strip()
 
     def _read_answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
-        """Gold answers, () if unanswerable, None if unknown; `is_impossible` must agree with them."""
+        """Return the gold answers, () if unanswerable, None if unknown; RecordError if `is_impossible` contradicts."""
         answers, impossible = read_gold_answers(record), read_is_impossible(record)
         if answers and impossible:
             raise RecordError(

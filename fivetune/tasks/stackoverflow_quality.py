@@ -1,15 +1,15 @@
 """Quality of Stack Overflow questions as one of three labels: good, to be closed, or to be edited.
 
 Source: https://www.kaggle.com/datasets/imoore/60k-stack-overflow-questions-with-quality-rate (Annamoradnejad,
-Habibi and Fazli 2022); files of the same columns with other labels work with `labels`. Licence: posts CC BY-SA. A
+Habibi and Fazli 2022); set `labels` for files with the same columns and other labels. Licence: posts CC BY-SA. A
 record:
 
     {"Id": "34552656", "Title": "Java: Repeat Task Every Random Seconds", "Body": "<p>I'm already familiar with ...",
      "Tags": "<java><repeat>", "CreationDate": "2016-01-01 00:21:59", "Y": "LQ_CLOSE"}
 
-The bodies of LQ_EDIT are raw text and those of the other two HTML, so that `markup: true` gives the class away: T5 has
-no piece for '<' and writes <unk> for it. A table of one text column: template "quality: {text}", and its label column
-by data.columns: {Y: rating}.
+Bodies with the label LQ_EDIT are raw text, the others HTML, so that `markup: true` leaks the label: T5 has no piece
+for '<' and encodes it as <unk>. For a table with one text column set template: "quality: {text}", and name its label
+column with data.columns: {Y: rating}.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fivetune.types import RawRecord, TextExample
 
 
 class StackOverflowQuality(LabelOptions):
-    """Stack Overflow: is this a good question?"""
+    """Quality labels of Stack Overflow questions."""
 
     version: ClassVar[int] = 1
 
@@ -34,12 +34,12 @@ class StackOverflowQuality(LabelOptions):
     )
     labels: Labels = Field(
         default={"LQ_CLOSE": "none", "LQ_EDIT": "low", "HQ": "high"},
-        description="label in the column Y: word that the model learns for it",
+        description="label in the column Y: target word",
     )
     markup: bool = Field(default=False, description="keep HTML tags and entities")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One post. Raises RecordError for a missing or empty text, and for a label outside the set."""
+        """Return a post. Raises RecordError for a missing or empty text, or a label outside the set."""
         inputs, clippable = fill_post_template(record, self.template, markup=self.markup)
         return self.build_example(record, "Y", inputs, clippable, labelled=labelled)
 

@@ -25,7 +25,7 @@ _SEPARATORS = re.compile(r"[<>|,\s]+")
 
 
 class StackOverflowTags(TaskOptions):
-    """Stack Overflow: which tags does this question have?"""
+    """Tags of Stack Overflow questions."""
 
     version: ClassVar[int] = 1
     metrics: ClassVar[tuple[str, ...]] = ("tags",)
@@ -38,20 +38,20 @@ class StackOverflowTags(TaskOptions):
     markup: bool = Field(default=False, description="keep HTML tags and entities")
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample:
-        """One post. Raises RecordError for a missing or empty text, and where there are no tags."""
+        """Return a post. Raises RecordError for a missing or empty text or, if `labelled`, without tags."""
         inputs, clippable = fill_post_template(record, self.template, markup=self.markup)
         tags = parse_tags(get_column(record, "Tags") if labelled else record.fields.get("Tags"))
         if labelled and not tags:
             raise RecordError(
                 record.where,
-                f"Tags is {record.fields['Tags']!r}, which names no tag. It must be such as "
-                "<java><repeat>, java|repeat or a list of texts. Correct it.",
+                f"Tags is {record.fields['Tags']!r}, which has no tag. Allowed are forms such as "
+                "<java><repeat> and java|repeat, or a list of texts. Correct it.",
             )
         targets = ", ".join(tags)
         return TextExample(get_record_id(record), inputs, targets, (targets,) if tags else (), clippable)
 
     def from_answer(self, text: str) -> str:
-        """Tags in the form of the references; the data's own form is understood.
+        """Convert tags in the data's form, <a><b>, to the form of the references; other text is unchanged.
 
         >>> StackOverflowTags().from_answer("<java><repeat>"), StackOverflowTags().from_answer("java, data frame")
         ('java, repeat', 'java, data frame')
@@ -60,7 +60,7 @@ class StackOverflowTags(TaskOptions):
 
 
 def parse_tags(value: object) -> list[str]:
-    """The tags of any of the known forms, each once; none of what is neither a text nor a list of texts.
+    """Return the distinct tags of a text in one of the known forms, or of a list of texts; [] for other values.
 
     >>> parse_tags("<c#><.net-3.5>"), parse_tags("python|pandas"), parse_tags(["c++", "c"]), parse_tags(None)
     (['c#', '.net-3.5'], ['python', 'pandas'], ['c++', 'c'], [])

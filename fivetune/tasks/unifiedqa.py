@@ -1,17 +1,17 @@
-"""UnifiedQA: four kinds of questions in one form, so that one model answers extractive, abstractive, choice and yes/no.
+"""UnifiedQA: extractive, abstractive, multiple-choice and yes/no questions in one input format.
 
 Source: https://github.com/allenai/unifiedqa (Khashabi et al. 2020; v2 2022). Licence: Apache-2.0, each set its own. The
-inputs are question, choices and context with a backslash and an n between them, lower-cased. Records of each format:
+inputs are the lower-cased question, choices and context, separated by a backslash and an n. Records of each format:
 
     extractive       {"question": "Who?", "context": "Rollo came.", "answers": {"text": ["Rollo"]}}, or no answers
     abstractive      {"question": "Why?", "context": "...", "answers": ["he was bold", "out of courage"]}
     multiple_choice  {"question": "Where?", "choices": ["Seine", "Rhine"], "answer": "Rhine"}; choices also as
                      {"text": [...], "label": [...]}, the right one also in answerKey or label (its letter, or its
-                     place from 0), or in the choice itself: {"text": "Rhine", "type": "correct answer"}
+                     index from 0), or in the choice itself: {"text": "Rhine", "type": "correct answer"}
     yes_no           {"question": "Is rust iron?", "passage": "...", "answer": true}
 
-OpenBookQA's question_stem is read where there is no question. Single quotes go as in UnifiedQA's training: the first
-and the last one of a text, whatever stands between them.
+OpenBookQA's question_stem is read if there is no question. As in UnifiedQA's training, the first and the last single
+quote of a text are removed.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class UnifiedQA(TaskOptions):
     version: ClassVar[int] = 1
 
     format: Literal["extractive", "abstractive", "multiple_choice", "yes_no"] = Field(
-        default="extractive", description="kind of questions; sets which columns are read and which metric scores them"
+        default="extractive", description="kind of questions; determines the columns and the metrics"
     )
-    lower_case: bool = Field(default=True, description="lower-case and take off quotes, as UnifiedQA was trained")
+    lower_case: bool = Field(default=True, description="lower-case and remove quotes, as in UnifiedQA's training")
     shuffle_choices: bool = Field(
         default=False,
-        description="put the choices into an order drawn by the id, for sets that list the right one first",
+        description="shuffle the choices by a hash of the id, for sets that list the right one first",
     )
     train_answers: TrainAnswers = Field(
         default="first",
@@ -82,7 +82,7 @@ class UnifiedQA(TaskOptions):
         return self.format == "extractive"
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
-        """One question. Raises RecordError for a bad record, or for one without answers if it must be labelled."""
+        """Return a question. Raises RecordError for a bad record or, if `labelled`, one without answers."""
         stem = "question" not in record.fields and "question_stem" in record.fields
         question = get_text(record, "question_stem" if stem else "question")
         meta: JsonTable = {"question": question}
@@ -106,7 +106,7 @@ class UnifiedQA(TaskOptions):
         return TextExample(get_record_id(record), inputs, targets, references, clippable, meta)
 
     def from_text(self, text: str) -> str:
-        """The model's text as an answer; of extractive ones any text with "no answer" in it is "", as in UnifiedQA.
+        """Convert the model's text to an answer; extractive text that contains "no answer" is "", as in UnifiedQA.
 
         >>> UnifiedQA().from_text("<No answer>"), UnifiedQA(format="abstractive").from_text(" no answer ")
         ('', 'no answer')
@@ -114,11 +114,11 @@ class UnifiedQA(TaskOptions):
         return "" if self.extractive and NO_ANSWER in text.lower() else text.strip()
 
     def train_targets(self, example: TextExample) -> tuple[str, ...]:
-        """The targets to train on, at least one; an unanswerable question has the phrase."""
+        """Return the targets to train on, at least one; an unanswerable question has the no-answer text."""
         return choose_targets(example, self.train_answers)
 
     def _build_targets(self, record: RawRecord, answers: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """Target and references."""
+        """Return target and references; RecordError without an answer where the format requires one."""
         if answers is None:
             return "", ()
         references = tuple(filter(None, map(self._normalize_text, answers)))
@@ -136,7 +136,7 @@ class UnifiedQA(TaskOptions):
         return _strip_quotes(text.lower(), 0)[0].strip() if self.lower_case else text
 
     def _build_inputs(self, parts: Sequence[str], context: str) -> tuple[str, tuple[int, int]]:
-        """The inputs, with the span of the context, of the question where there is none."""
+        """Return the inputs and their clippable span: the context, or without one the question."""
         cleaned = [" ".join(part.split()) for part in (*parts, context) if part]
         if self.lower_case:
             cleaned = [part.lower() for part in cleaned]
@@ -147,7 +147,7 @@ class UnifiedQA(TaskOptions):
         return inputs, (edge, len(inputs)) if context else (0, edge)
 
     def _order_choices(self, record: RawRecord, labelled: bool) -> tuple[list[str], int | None]:
-        """The choices in the order in which they are shown, and the place of the right one."""
+        """Return the choices in the order of the inputs, and the index of the right one, None if unknown."""
         texts, names, marked = _read_choices(record)
         given = _read_answer_column(record, labelled and marked is None)
         right = _find_choice_index(record, texts, names, given) if given[0] else marked
@@ -161,7 +161,7 @@ _LETTERS = string.ascii_lowercase
 
 
 def _strip_quotes(text: str, place: int) -> tuple[str, int]:
-    """A line without its first and last single quote if it has two, and where a place in it has moved to.
+    """Remove the first and last single quote of a line with two or more; return it with the shifted index `place`.
 
     >>> _strip_quotes("who sang 'help' live?", 17)
     ('who sang help live?', 15)
@@ -173,7 +173,7 @@ def _strip_quotes(text: str, place: int) -> tuple[str, int]:
 
 
 def _read_context(record: RawRecord) -> str:
-    """The passage of the column context or passage, "" where there is none."""
+    """Return the text of the column context or passage, "" without one."""
     for name in ("context", "passage"):
         value = record.fields.get(name)
         if not isinstance(value, str | None):
@@ -184,7 +184,7 @@ def _read_context(record: RawRecord) -> str:
 
 
 def _read_choices(record: RawRecord) -> tuple[list[str], list[str], int | None]:
-    """Texts, names, and the place of the one that is marked as right, if one is."""
+    """Return the texts and names of the choices, and the index of the one marked as right, or None."""
     given = get_column(record, "choices")
     names: Sequence[object] = list(_LETTERS)
     if isinstance(given, Mapping):
@@ -206,7 +206,7 @@ def _read_choices(record: RawRecord) -> tuple[list[str], list[str], int | None]:
 
 
 def _read_answer_column(record: RawRecord, labelled: bool) -> tuple[str, object]:
-    """The column that names the right choice, and its value; ("", None) if there is none and none is needed."""
+    """Return the name and value of the answer column; ("", None) without one if not `labelled`, else RecordError."""
     for name in ("answer", "answerKey", "label"):
         if not is_blank(record, name):
             return name, record.fields[name]
@@ -216,7 +216,10 @@ def _read_answer_column(record: RawRecord, labelled: bool) -> tuple[str, object]
 
 
 def _find_choice_index(record: RawRecord, texts: Sequence[str], names: Sequence[str], given: tuple[str, object]) -> int:
-    """The place of the right choice: `answer` is its text or name, the other columns its name, or a place from 0."""
+    """Return the index of the right choice: its text, its name or its index from 0.
+
+    Texts precede names in the column `answer`, names precede texts in the others.
+    """
     key, value = given
     word = str(value).strip().lower()
     for several in (texts, names) if key == "answer" else (names, texts):
@@ -228,7 +231,7 @@ def _find_choice_index(record: RawRecord, texts: Sequence[str], names: Sequence[
     raise RecordError(
         record.where,
         f"{key} is {value!r}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
-        f"its name ({', '.join(names)}), or its place from 0. Correct it.",
+        f"its name ({', '.join(names)}), or its index from 0. Correct it.",
     )
 
 

@@ -226,16 +226,16 @@ def test_braces_in_the_data_stay():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"template": "context: {context}"}, "lacks {question}: the model would not see what is asked"),
+        ({"template": "context: {context}"}, "lacks {question}: the model would not see the question"),
         ({"template": "{question} {contxt}"}, "there is no {contxt}. Did you mean context? Allowed: "),
-        ({"template": "fixed"}, "names no column: every record would read the same"),
+        ({"template": "fixed"}, "names no column: all records would have the same text"),
         ({"template": "{question} {context} {context}"}, "names {context} twice"),
         ({"template": "{question!r}"}, "only {column} with a plain name"),
         ({"template": "{question.__class__}"}, "there is no {question.__class__}"),
         ({"template": "{question"}, "Write a column as {column}, a brace as {{ or }}"),
         ({"no_answer": "<pad>"}, "looks like a special token: T5 drops those when it decodes"),
         ({"no_answer": "</s>"}, "looks like a special token"),
-        ({"no_answer": " "}, "has no letter in it"),
+        ({"no_answer": " "}, "has no letter or digit"),
         ({"train_answers": "last"}, "'first', 'all' or 'random'"),
     ],
 )

@@ -55,13 +55,13 @@ def _all(task: Any, *names: str) -> list[TextExample | None]:
         (
             StackOverflowQuality(),
             {**POST, "Y": "LQ"},
-            "Y is 'LQ', which is no label. Labels: LQ_CLOSE, LQ_EDIT, HQ. Set task.labels to those of the data",
+            "Y is 'LQ', which is not a label. Labels: LQ_CLOSE, LQ_EDIT, HQ. Set task.labels to those of the data",
         ),
-        (StackOverflowQuality(), {**POST, "Y": ""}, "Y is '', which is no label."),
+        (StackOverflowQuality(), {**POST, "Y": ""}, "Y is '', which is not a label."),
         (StackOverflowQuality(), {**POST, "Body": " "}, "Body is empty. Give it a text."),
         (StackOverflowQuality(), {"Title": "a", "Body": "b"}, "there is no column 'Y'. Columns: Title, Body. If one"),
-        (StackOverflowTags(), {**POST, "Tags": "<>"}, "Tags is '<>', which names no tag. It must be such as"),
-        (StackOverflowTags(), {**POST, "Tags": 7}, "Tags is 7, which names no tag."),
+        (StackOverflowTags(), {**POST, "Tags": "<>"}, "Tags is '<>', which has no tag. Allowed are forms such as"),
+        (StackOverflowTags(), {**POST, "Tags": 7}, "Tags is 7, which has no tag."),
         (
             BioASQYesNo(),
             {"body": "Is it?", "snippets": [{"text": "x"}]},
@@ -87,7 +87,7 @@ def test_labels_are_an_option():
 
 @pytest.mark.parametrize("labels", [{}, {"a": "x"}, {"a": "x", "b": "X"}, {"a": "x", "b": " "}, {"a": "x", "A": "y"}])
 def test_label_sets_that_are_none(labels):
-    with pytest.raises(ValidationError, match=r"is no label set\. It needs two labels or more"):
+    with pytest.raises(ValidationError, match=r"is not a label set\. It needs two labels or more"):
         StackOverflowQuality(labels=labels)
 
 
@@ -101,7 +101,7 @@ def test_any_text_is_read_as_a_label_or_as_itself(text):
 @pytest.mark.parametrize("blank", [None, " "])
 def test_no_label_is_not_the_label_none(blank):
     task = StackOverflowQuality(labels={"none": "none", "some": "some"})
-    with pytest.raises(DataError, match="Y is '', which is no label"):
+    with pytest.raises(DataError, match="Y is '', which is not a label"):
         _example(task, {**POST, "Y": blank})
 
 
@@ -156,7 +156,7 @@ def test_bad_encodings_and_labels_are_named(tmp_path):
     with pytest.raises(DataError, match=r"posts\.csv:2: .*UTF-8.*iconv"):
         load_or_build_store(Source((str(path),), TWO, LengthLimits()), tokenizer, cache=tmp_path)
     path.write_text('Id,Title,Body,Y\n1,a,"<p>x\ny</p>",HQ\n2,b,c,LQ_EDIT\n')
-    with pytest.raises(DataError, match=r"posts\.csv:4: Y is 'LQ_EDIT', which is no label. Labels: HQ, LQ"):
+    with pytest.raises(DataError, match=r"posts\.csv:4: Y is 'LQ_EDIT', which is not a label. Labels: HQ, LQ"):
         load_or_build_store(Source((str(path),), TWO, LengthLimits()), tokenizer, cache=tmp_path)
     store = load_or_build_store(
         Source((str(path),), TWO, LengthLimits(), on_bad_record="skip"), tokenizer, cache=tmp_path
@@ -208,7 +208,7 @@ def test_stack_overflow_files():
     name = "so_quality/raw_schema_hq_lq.train.csv.gz"
     assert Counter(example and example.targets for example in _all(TWO, name)) == {"high": 579, "low": 521}
     assert len(list(filter(None, _all(StackOverflowTags(), name)))) == 1100
-    with pytest.raises(DataError, match=r"train\.csv\.gz:\d+: Y is 'LQ', which is no label"):
+    with pytest.raises(DataError, match=r"train\.csv\.gz:\d+: Y is 'LQ', which is not a label"):
         _all(StackOverflowQuality(), name)
     records = list(read_records(str(DATA / "so_quality/clean_text_3class.valid.csv.gz"), columns={"Y": "rating"}))
     task = StackOverflowQuality(template="quality: {text}")
