@@ -22,6 +22,7 @@ from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
 from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
+from fivetune.metrics.gsm8k import describe_lenient_gap
 from fivetune.tasks import DROPPED_SYNONYMS, Task, suggest_language
 from fivetune.tasks.mixture import Mixture
 from fivetune.types import Scores, TextExample
@@ -92,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
     ours = _score_rankings(task, questions, ranked, leanings)
     others = _read_rankings(args, task, gold, args.against, part) if args.against else None
     theirs = _score_rankings(task, questions, others, {}) if others else None
+    if words := describe_lenient_gap(ours.corpus):
+        _warn(words)
     labels = _build_confusion(task, questions, ranked, args.predictions)  # type: ignore[arg-type]
     without_blanks = _score_without_blanks(task, questions, ranked, leanings)
     if args.json:

@@ -9,11 +9,13 @@ counts. What is officially right is right leniently.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import ClassVar
 
 from fivetune.metrics import Case, Details, PerExample
+
+LENIENT_GAP = 5  # points between the two accuracies, from which on the form of the answers decides
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _BARE = re.compile(r"\s*(-?[0-9.,]+)\s*")
@@ -64,6 +66,21 @@ def extract_lenient_number(text: str) -> Decimal | None:
         return None
     value = Decimal(numbers[-1]["digits"].replace(",", ""))
     return value.copy_negate() if numbers[-1]["sign"] else value
+
+
+def describe_lenient_gap(scores: Mapping[str, float]) -> str:
+    """A sentence where the official accuracy is far below the lenient one, else "".
+
+    >>> describe_lenient_gap({"accuracy": 0.0, "accuracy_lenient": 56.25})  # doctest: +ELLIPSIS
+    'accuracy 0.00 beside accuracy_lenient 56.25: the official rules read a number only after "#### ", ...'
+    """
+    official, lenient = scores.get("accuracy"), scores.get("accuracy_lenient")
+    if official is None or lenient is None or lenient - official < LENIENT_GAP:
+        return ""
+    return (
+        f"accuracy {official:.2f} beside accuracy_lenient {lenient:.2f}: the official rules read a number only after "
+        '"#### ", or where nothing else is written. Let the predictions end that way, or compare accuracy_lenient.'
+    )
 
 
 CASES = (

@@ -169,6 +169,17 @@ def test_chinese_without_its_language_is_hinted_at(tmp_path, capsys):
     assert "task.language" not in capsys.readouterr().err
 
 
+def test_numbers_that_only_the_lenient_rules_read_are_hinted_at(tmp_path, capsys):
+    """Fault C12: accuracy 0.0 stood beside accuracy_lenient 56.3 without a word."""
+    rows = [{"id": name, "question": "How many?", "answer": f"#### {name}"} for name in ("18", "72")]
+    data = _write(tmp_path / "d.json", rows)
+    assert _score("gsm8k", data, _write(tmp_path / "p.json", {"18": "It is 18.", "72": "It is 70."})) == 0
+    words = 'warning: accuracy 0.00 beside accuracy_lenient 50.00: the official rules read a number only after "#### "'
+    assert words in capsys.readouterr().err
+    assert _score("gsm8k", data, _write(tmp_path / "p.json", {"18": "#### 18", "72": "It is 70."})) == 0
+    assert "lenient" not in capsys.readouterr().err
+
+
 def test_bad_files(dev, tmp_path):
     good = _write(tmp_path / "p.json", PREDICTIONS)
     with pytest.raises(DataError, match="no such file"):

@@ -297,6 +297,13 @@ def test_rates_of_a_broken_run_are_warned_of(rates: dict, scores: dict, told: st
     assert find_warnings(make_run(evals=[harmless])) == []
 
 
+def test_numbers_that_only_the_lenient_rules_read_are_warned_of() -> None:
+    record = make_eval(5, {"accuracy": 0.0, "accuracy_lenient": 56.25})
+    (sentence,) = find_warnings(make_run(evals=[record]))
+    assert sentence.startswith("accuracy 0.00 beside accuracy_lenient 56.25: the official rules read")
+    assert find_warnings(make_run(evals=[make_eval(5, {"accuracy": 53.0, "accuracy_lenient": 56.25})])) == []
+
+
 def test_the_evaluation_s_own_interval_is_shown() -> None:
     run = fake_run()
     evals = [record | {"intervals": {"exact": [91.0, 94.5]}} for record in list_tables(run.evals)]

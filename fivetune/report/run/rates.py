@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from fivetune.metrics.gsm8k import describe_lenient_gap
 from fivetune.report.page.parts import Table
 from fivetune.report.page.wording import UNKNOWN, format_percent, format_plural
 from fivetune.report.run.scores import LABEL_SCORES, EvalRecord, read_score
@@ -108,6 +109,8 @@ def find_rate_warnings(best: EvalRecord | None) -> list[str]:
         if known.limit is not None and (value := read_rate(best, name)) is not None and value > known.limit
     }
     sentences = [RATES[name].warning.format(share=format_percent(value), cap=cap) for name, value in over.items()]
+    if gap := describe_lenient_gap(best.scores):
+        sentences.append(gap)
     return [*sentences, *_find_empty_warnings(best), *_find_decoding_gap_warnings(best)]
 
 
