@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from fivetune.data import encode
 from fivetune.data import store as store_module
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import MAX_SKIPS_KEPT, Source
@@ -73,6 +74,26 @@ def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypa
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0]
+
+
+def test_memory_does_not_grow_with_questions_times_context(tokenizer, tmp_path, monkeypatch):
+    """Fault C9: 98 contexts with 1,380 questions took 2.6 GB: a chunk was tokenised at once."""
+    monkeypatch.setattr(encode, "MAX_CHARACTERS", 20_000)
+    peaks = []
+    for num in (10, 100):  # questions about one text of 8 kB
+        context = "Ann has a red hat. " * 400
+        asked = [
+            {"id": f"q{i}", "question": "What has Ann?", "answers": [{"text": "red hat", "answer_start": 10}]}
+            for i in range(num)
+        ]
+        path = tmp_path / f"{num}.json"
+        path.write_text(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": asked}]}]}))
+        source = Source(paths=(str(path),), task=SQuADV2(), limits=LengthLimits(64, 16))
+        tracemalloc.start()
+        load_or_build_store(source, tokenizer, cache=tmp_path / str(num))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
 
 
 def test_the_summary_counts(tokenizer, squad, tmp_path):
