@@ -13,6 +13,7 @@ import pytest
 
 from fivetune.commands import score
 from fivetune.errors import ConfigError, DataError, UnknownPluginError
+from fivetune.metrics.mlqa import LANGUAGES
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 PARTS = ["--task.by", "size", "--task.parts.tags.task", "stackoverflow_tags", "--task.parts.squad.task", "squad"]
@@ -259,6 +260,19 @@ def test_rules_of_a_language_stand_beside_squads(tmp_path, capsys):
     )
     scores = json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]
     assert (scores["exact"], scores["mlqa_exact"]) == (0.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("language", "is_scored"), [(name, name in ("ar", "de", "en", "es", "hi", "vi", "zh")) for name in LANGUAGES]
+)
+def test_mlqa_scores_exist_for_the_languages_of_mlqa_only(tmp_path, capsys, language, is_scored):
+    """Fault C12: columns of Russian, Danish, Portuguese were called mlqa_*, and MLQA has no such language."""
+    for task in ("squad", "squad_v2"):
+        data = _write(tmp_path / "d.json", [{"id": "q", "question": "q?", "context": "Ann.", "answers": ["Ann"]}])
+        found = _write(tmp_path / "p.json", {"q": "Ann"})
+        assert _score(task, data, found, "--task.language", language, "--json") == 0
+        scores = json.loads(capsys.readouterr().out)["scores"]
+        assert [name for name in scores if "mlqa" in name] == ["mlqa_exact", "mlqa_f1"] * is_scored
 
 
 def test_a_wrong_ranking(dev, tmp_path):
