@@ -62,6 +62,7 @@ from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import describe_blank_golds, describe_verdict
 from fivetune.report.run.scores import build_run_summary, choose_best_eval, find_baseline_eval, find_main_score_key
 from fivetune.report.run.warnings import find_warnings, select_own_warnings
+from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval, find_own_eval
 from fivetune.rundir.records import Histogram, Run
 from fivetune.tasks.mixture import Mixture
@@ -572,6 +573,17 @@ def test_the_report_is_written_from_the_run_directory_with_its_neighbours(tmp_pa
     assert path == folder / "report.html"
     assert "context-blind reaches F1 48.8" in path.read_text(encoding="utf-8")
     assert [p.name for p in folder.iterdir() if p.name.endswith(".tmp")] == []
+
+
+def test_a_neighbour_is_found_from_another_working_directory(tmp_path: Path, monkeypatch) -> None:
+    """report.beside is relative to where the run was started, and the two runs have no folder in common."""
+    folder = write_run(tmp_path / "home" / "mine" / "quickstart", fake_run())
+    write_run(tmp_path / "home" / "runs" / "context-blind", blind_run())
+    machine = json.loads((folder / "machine.json").read_text())
+    write_json(folder / "machine.json", machine | {"working_directory": str(tmp_path / "home")})
+    monkeypatch.chdir(tmp_path)
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "context-blind reaches F1 48.8" in page and "is left out" not in page
 
 
 def test_a_missing_neighbour_is_a_note(tmp_path: Path) -> None:

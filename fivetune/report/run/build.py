@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fivetune.config.paths import find_typed_path
 from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import FiveTuneError
 from fivetune.report.page.parts import Page, Text
@@ -117,13 +118,13 @@ def write_report(folder: str | Path, *, output: str | Path | None = None) -> Pat
 def read_reference_runs(folder: Path, run: Run) -> tuple[list[Run], list[str]]:
     """The runs of `report.beside`, and a note for each that cannot be read.
 
-    A relative path is tried from the working directory, from the run, and beside the run, so that a moved folder of
-    runs still works.
+    A relative path is tried from the working directory, from that of the run, from the run, and beside the run, so
+    that a moved folder of runs still works.
     """
     found: list[Run] = []
     notes: list[str] = []
     for name in get_nested(run.config, "report", "beside") or ():
-        places = (Path(name), folder / name, folder.resolve().parent / Path(name).name)
+        places = (Path(find_typed_path(name, folder)), folder / name, folder.resolve().parent / Path(name).name)
         place = next((place for place in places if place.is_dir()), places[0])
         try:
             found.append(read_run(place))
