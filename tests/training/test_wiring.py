@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import kit
 import pytest
 import torch
+from transformers import T5ForConditionalGeneration
 
 from fivetune.config import load_config
-from fivetune.data.batch import collate
+from fivetune.data.batch import collate, pad
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
 from fivetune.training import loop, train
 from fivetune.training.setup import Setup, set_up
@@ -238,6 +241,30 @@ def test_the_cap_comes_from_the_training_targets(tmp_path, model_folder):
     longer.write_text(text)
     other = kit.ready(tmp_path, model_folder, eval__max_new_tokens=None, data__eval=str(longer))
     assert other.plan.max_new_tokens == setup.plan.max_new_tokens
+
+
+def test_a_run_takes_the_start_token_of_its_model(tmp_path, model_folder):
+    """Training, evaluation and export begin targets with decoder_start_token_id 7, as transformers does."""
+    folder = kit.changed_config(Path(shutil.copytree(model_folder, tmp_path / "model")), decoder_start_token_id=7)
+    options: dict[str, Any] = {"model__dropout": 0.0, "train__num_steps": 1, "train__batch_size": 8}
+    setup = kit.ready(tmp_path, folder, **options)
+    batch = pad(setup.data.stream.build_micro_batches(0)[0], pad_id=0)
+    plain = T5ForConditionalGeneration.from_pretrained(folder).eval()
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+    with torch.no_grad():
+        expected = plain(**inputs).loss.item()
+        plain.config.decoder_start_token_id = 0
+        assert abs(plain(**inputs).loss.item() - expected) > 1e-3
+    run = train(kit.recipe(tmp_path, folder, **options), preflight=False, quiet=True)
+    assert run.steps[0].loss == pytest.approx(expected, rel=1e-5)
+    exported = T5ForConditionalGeneration.from_pretrained(tmp_path / "run" / "model").eval()
+    assert exported.config.decoder_start_token_id == exported.generation_config.decoder_start_token_id == 7
+    tokenizer = setup.loaded.tokenizer
+    for line in run.predictions["eval-1"]:
+        ids = exported.generate(**tokenizer(line.inputs, return_tensors="pt"))[0].tolist()
+        assert ids[0] == 7 and line.prediction == setup.config.task.from_text(
+            tokenizer.decode(ids[1:], skip_special_tokens=True)
+        )
 
 
 def test_the_loop_steps_with_the_rate_of_the_plan(tmp_path, model_folder, monkeypatch):
