@@ -1,18 +1,18 @@
-"""Metrics, one family per file: predictions and references of a whole corpus in, Scores out.
+"""Metrics, one family per file: score the predictions of a whole corpus against their references.
 
 A metric's file holds one frozen options class and its `CASES`:
 
     main               its headline score, such as "f1"
     score_names        every score that it can produce
-    higher_is_better   of its scores: which evaluation is the best
-    source             whose rules these are
+    higher_is_better   whether higher scores are better
+    source             the script or paper that defines the scores
     score(predictions, references, *, details=None) -> Scores
-    CASES              predictions, references and the corpus scores they must give, with where the numbers came from
+    CASES              predictions, references and their expected corpus scores, with the origin of the numbers
 
-`references[i]` holds all right answers of example i; ("",) means that the right answer is no answer. `details[i]` holds
-what else is known of it: what the task put into `TextExample.meta`, and of the prediction `no_answer_score`,
-`candidates` (ranked texts, the best first). Metrics document which they read. Percentages are 0-100, each example's
-own scores 0-1. What the families share is below: the SQuAD normalisation, token F1 and means.
+`references[i]` holds all gold answers of example i; ("",) means that it has no answer. `details[i]` holds the example's
+`TextExample.meta` and, if known, the prediction's `no_answer_score`, `answer` and `candidates` (texts, the best first);
+every metric documents which of them it reads. Corpus scores are percentages (0-100), an example's own scores 0-1.
+Shared code is below: the SQuAD normalisation, token F1 and means.
 
 A recipe names a metric, or gives it options: `metrics: [squad, {name: rouge, stemmer: true}]`.
 """
@@ -38,12 +38,12 @@ MetricSpec = str | Mapping[str, Any]
 """A metric in a recipe: its name, or a table of its name and options."""
 
 UNANSWERED = "\ue000"
-"""Stands for a prediction that is not there: a private-use character, which no gold answer holds and which is not "",
+"""Placeholder of a missing prediction: a private-use character, which no gold answer contains and which is not empty,
 so that it is wrong by every metric. An empty text would be right for every unanswerable question."""
 
 
 class Metric(Protocol):
-    """What the options class of every file in this folder offers."""
+    """Interface of the options class in every file of this folder."""
 
     main: ClassVar[str]
     score_names: ClassVar[tuple[str, ...]]
@@ -69,13 +69,13 @@ class PerExample(plugins.Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages over all examples, and `total`."""
+        """Return the means over all examples as percentages, and `total`."""
         assert predictions, "nothing to score"
         known = details or [{}] * len(predictions)
         return average_scores([self.score_one(p, r, d) for p, r, d in zip(predictions, references, known, strict=True)])
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """The scores (0-1) of one example, the same names for every example."""
+        """Return the scores (0-1) of one example, under the same names for every example."""
         raise NotImplementedError
 
 
@@ -90,7 +90,7 @@ class Case(NamedTuple):
 
 
 class Scorer:
-    """Several metrics, looked up once; scores under the names that `list_score_names` gives.
+    """Scores by several metrics, which are loaded once, under the names of `list_score_names`.
 
     >>> Scorer(["squad", "exact_match"]).score(["the cat", "dog"], [["cat"], ["dog"]]).corpus
     {'exact': 100.0, 'f1': 100.0, 'total': 2, 'exact_match': 50.0}
@@ -106,7 +106,7 @@ class Scorer:
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """The scores of all metrics, merged."""
+        """Return the merged scores of all metrics."""
         found = [(metric.score(predictions, references, details=details), names) for metric, names in self._metrics]
         corpus: dict[str, float] = {}
         each: list[dict[str, float]] = [{} for _ in predictions]
@@ -135,7 +135,7 @@ def score_all(
 
 
 def collect_details(prediction: Prediction) -> JsonTable:
-    """What metrics read of a prediction, its text apart: its task's meta, no-answer score, answer and candidates.
+    """Return the `details` of a prediction: its `meta`, and no-answer score, answer and candidate texts if known.
 
     >>> from fivetune.rundir.records import Candidate
     >>> collect_details(Prediction(id="q", meta={"choices": "ab"}, candidates=(Candidate("a", 0.5),)))
@@ -152,7 +152,7 @@ def collect_details(prediction: Prediction) -> JsonTable:
 
 
 def drop_blank_golds(references: Sequence[str]) -> tuple[str, ...]:
-    """The gold answers without the blank ones that stand beside others; ("",), no answer, stays.
+    """Return the gold answers without blank ones, unless all are blank: ("",), no answer, stays.
 
     >>> drop_blank_golds(["Rollo", " "]), drop_blank_golds([""])
     (('Rollo',), ('',))
@@ -161,7 +161,7 @@ def drop_blank_golds(references: Sequence[str]) -> tuple[str, ...]:
 
 
 def rewards_blank(scorer: Scorer, references: Sequence[str]) -> bool:
-    """Whether a blank gold answer stands beside others, and an empty prediction scores by it.
+    """Return whether one of several gold answers is blank and gives an empty prediction a score.
 
     >>> rewards_blank(Scorer(["squad"]), ["Rollo", ""]), rewards_blank(Scorer(["squad_v2"]), ["Rollo", ""])
     (True, False)
@@ -173,7 +173,7 @@ def rewards_blank(scorer: Scorer, references: Sequence[str]) -> bool:
 
 
 def load_metric(spec: MetricSpec) -> Metric:
-    """A metric by name, or with options. Raises UnknownPluginError, pydantic's ValidationError for a wrong option.
+    """Load a metric by name, or with options. Raises UnknownPluginError, ValidationError for an invalid option.
 
     >>> load_metric({"name": "exact_match", "ignore_case": True}).ignore_case
     True
@@ -186,7 +186,7 @@ def load_metric(spec: MetricSpec) -> Metric:
 
 
 def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
-    """Every score that these metrics can produce together; of two equal names the later gets its metric's in front.
+    """Return the names of all scores of these metrics; the later of two equal names gets its metric's as prefix.
 
     >>> list_score_names(["squad", "exact_match"])
     ('exact', 'f1', 'total', 'exact_match')
@@ -195,7 +195,7 @@ def list_score_names(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
 
 
 def list_selectable_scores(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
-    """The scores that can choose a checkpoint: all but counts and thresholds.
+    """Return the scores that can choose a checkpoint: all but counts and thresholds.
 
     >>> list_selectable_scores(["squad", "exact_match"])
     ('exact', 'f1', 'exact_match')
@@ -204,7 +204,7 @@ def list_selectable_scores(metrics: Sequence[MetricSpec]) -> tuple[str, ...]:
 
 
 def is_maximized(metrics: Sequence[MetricSpec], score: str) -> bool:
-    """Whether more is better of a score, as declared by the metric that gives it under this name.
+    """Return whether a higher score is better, as its metric declares.
 
     >>> is_maximized(["squad", "exact_match"], "exact_match")
     True
@@ -213,8 +213,7 @@ def is_maximized(metrics: Sequence[MetricSpec], score: str) -> bool:
 
 
 def _resolve_score_names(metrics: Sequence[MetricSpec]) -> list[tuple[Metric, dict[str, str]]]:
-    """Each metric, with its own score names -> those in the merged result; `total` is the same for all, stays
-    one."""
+    """Return each metric with its own score names -> names in the merged scores; all metrics share `total`."""
     taken: set[str] = set()
     printed = []
     for metric in map(load_metric, metrics):
@@ -229,7 +228,7 @@ def _rename_scores(scores: Mapping[str, float], names: Mapping[str, str]) -> dic
 
 
 def build_mean_resampler(scores: Scores) -> Resampler:
-    """`resample` for scores that are means over all examples: 100 times the mean over the drawn rows.
+    """Return a Resampler of scores that are means: 100 times the mean over the drawn rows.
 
     >>> build_mean_resampler(Scores({"exact": 50.0}, [{"exact": 1}, {"exact": 0}]))([0, 0, 1, 0])
     {'exact': 75.0}
@@ -254,7 +253,7 @@ def normalize_answer(text: str) -> str:
 
 
 def compute_token_f1(prediction: Sequence[str], reference: Sequence[str]) -> float:
-    """Harmonic mean of the shares of words that the two have in common, each word as often as it occurs in both.
+    """Return the harmonic mean of token precision and recall; a word counts as often as it occurs in both.
 
     F1 = 2PR / (P + R), P = common / len(prediction), R = common / len(reference); 0.0 if nothing is common.
 
@@ -272,7 +271,7 @@ def compute_token_f1(prediction: Sequence[str], reference: Sequence[str]) -> flo
 
 
 def average_scores(each: list[dict[str, float]]) -> Scores:
-    """Scores that are plain means over all examples, as percentages, and how many examples there are.
+    """Return the means over all examples as percentages, and the number of examples as `total`.
 
     >>> average_scores([{"exact": 1, "f1": 1.0}, {"exact": 0, "f1": 0.5}]).corpus
     {'exact': 50.0, 'f1': 75.0, 'total': 2}
@@ -282,9 +281,9 @@ def average_scores(each: list[dict[str, float]]) -> Scores:
 
 
 def compute_percent(values: Iterable[float], total: int) -> float:
-    """100 * sum / total, added up from left to right.
+    """Return 100 * sum / total, added from left to right.
 
-    The order is part of the result's last digit, and `sum` rounds otherwise from Python 3.12 on.
+    The order determines the last digit, and from Python 3.12 on `sum` rounds differently.
 
     >>> compute_percent([1, 0.5, 0], 3)
     50.0

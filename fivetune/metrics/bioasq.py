@@ -1,8 +1,8 @@
 """BioASQ's measures for factoid questions: strict and lenient accuracy, and mean reciprocal rank.
 
-In: the best answer, all synonyms of the right one, and of the details `candidates`, the ranked answers of which the
-first five count. Upper and lower case are the same. Out: strict_accuracy (the first answer is right), lenient_accuracy
-(one of the five is) and mrr (1 / rank of the first right one), as percentages.
+In: the best answer, all synonyms of the gold answer, and from the details `candidates`, ranked answers of which the
+first five count. Case is ignored. Out: strict_accuracy (the first answer is right), lenient_accuracy (one of the five
+is right) and mrr (1 / rank of the first right one), as percentages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 from fivetune.metrics import Case, Details, PerExample
 
 NUM_RANKS = 5
-"""How many answers to a factoid question BioASQ takes."""
+"""Number of ranked answers that BioASQ scores."""
 
 
 class BioASQ(PerExample):
@@ -27,7 +27,7 @@ class BioASQ(PerExample):
     )
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Strict, lenient and 1 / rank (0-1) of one question. Reads `candidates`; without them the prediction is all.
+        """Return both accuracies and 1 / rank (0-1). Reads `candidates`; without them only the prediction counts.
 
         >>> BioASQ().score_one("BRCA2", ["brca1"], {"candidates": ["BRCA2", "BRCA1"]})
         {'strict_accuracy': 0, 'lenient_accuracy': 1, 'mrr': 0.5}
@@ -59,6 +59,6 @@ CASES = (
         predictions=("Rollo", ""),
         references=(("Rollo",), ("Seine",)),
         expected={"strict_accuracy": 50.0, "lenient_accuracy": 50.0, "mrr": 50.0},
-        source="by hand: without a ranking the prediction is all of it",
+        source="by hand: without candidates only the prediction counts",
     ),
 )

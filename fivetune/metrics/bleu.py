@@ -1,8 +1,8 @@
 """BLEU and chrF of a whole corpus, for translation and other free text.
 
-In: one prediction and all right texts per example, as many as there are. Out: bleu and chrf by sacrebleu, from counts
-added up over the corpus, so they are no means of the examples' own scores. chrf leads: corpus BLEU is 0 where no
-answer has four words.
+In: one prediction and all reference texts per example, any number. Out: bleu and chrf by sacrebleu, from counts summed
+over the corpus, so they are not means of the examples' own scores. The main score is chrf, because corpus BLEU is 0 if
+no prediction has four words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SacreBLEU(Options):
     tokenize: Literal["13a", "intl", "char", "zh", "none"] = Field(
         default="13a", description="sacrebleu's tokenizer for BLEU: 13a, intl, char, zh or none"
     )
-    lowercase: bool = Field(default=False, description="compare without regard to upper and lower case")
+    lowercase: bool = Field(default=False, description="ignore case")
     word_order: int = Field(default=0, ge=0, le=2, description="chrF: longest word n-gram; 2 is chrF++")
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class SacreBLEU(Options):
 
     @cached_property
     def _scorers(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """sacrebleu's scorers of a corpus and of one example, whose BLEU is over the orders that it has."""
+        """sacrebleu's scorers of a corpus, and of one example, whose BLEU has effective order."""
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
@@ -63,12 +63,12 @@ class SacreBLEU(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Corpus scores 0-100; each example's BLEU is over the orders that it has. `details` are not read."""
+        """Return corpus scores (0-100); an example's BLEU has effective order. `details` are not read."""
         import numpy as np
 
         assert predictions, "nothing to score"
         scorers, of_one = self._scorers
-        streams = list(zip_longest(*references))  # None where an example has fewer, as sacrebleu wants it
+        streams = list(zip_longest(*references))  # None pads examples with fewer references, as sacrebleu requires
         counts = {
             name: np.array(scorer._extract_corpus_statistics(predictions, streams)) for name, scorer in scorers.items()
         }  # [num_examples, number of counts]
@@ -84,7 +84,7 @@ class SacreBLEU(Options):
 
 
 def _compute_score(scorer: Any, counts: Any) -> float:
-    """The score that sacrebleu computes from n-gram counts, not above 100 for its rounding."""
+    """Return sacrebleu's score of n-gram counts, at most 100: rounding can exceed it."""
     return min(100.0, scorer._compute_score_from_stats(counts.tolist()).score)
 
 

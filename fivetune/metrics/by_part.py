@@ -1,7 +1,7 @@
-"""The scores of a mixture: every example by the metrics of the part that it comes from, and the mean of the parts.
+"""Scores of a mixture: every part by its own metrics, and the mean of the parts' main scores.
 
-In: predictions, references, and `source_task` in the details, the name of the part. Out: `<part>_<score>` for every
-score of every part; `mean`, the plain mean of the parts' main scores, as GLUE averages its tasks (Wang et al. 2018).
+In: predictions, references, and from the details `source_task`, the name of the part. Out: `<part>_<score>` for every
+score of every part; `mean`, the unweighted mean of the main scores, as GLUE averages its tasks (Wang et al. 2018).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fivetune.types import DrawnRows, Scores
 
 
 class ByPart(Options):
-    """Each part's own scores, and their mean."""
+    """Scores of each part, and the mean of the main ones."""
 
     main: ClassVar[str] = "mean"
     higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "those of the parts; GLUE's plain mean over tasks"
+    source: ClassVar[str] = "those of the parts; GLUE's unweighted mean over tasks"
 
     parts: dict[str, tuple[MetricSpec, ...]] = Field(
         default={"only": ("exact_match",)}, min_length=1, description="metrics of each part"
@@ -45,9 +45,9 @@ class ByPart(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Of `details` the part is read, `source_task`; an example without one is of the first part.
+        """Return the scores of all parts. Reads `source_task`; an example without one belongs to the first part.
 
-        The mean is there only where all parts have examples; an example's own `mean` is its main score.
+        `mean` is present only if all parts have examples; an example's own `mean` is its main score.
         """
         import numpy as np
 
@@ -55,7 +55,7 @@ class ByPart(Options):
         sources = np.array([str(one.get("source_task", next(iter(self.parts)))) for one in details])
         each: list[dict[str, float]] = [{} for _ in predictions]
         found: dict[str, Scores] = {}
-        place = np.zeros(len(predictions), dtype=int)  # of each example among those of its part
+        place = np.zeros(len(predictions), dtype=int)  # index of each example within its part
         for part in np.unique(sources).tolist():
             rows = np.flatnonzero(sources == part).tolist()
             place[rows] = range(len(rows))
@@ -80,7 +80,7 @@ class ByPart(Options):
         return Scores({**corpus, "total": len(each)}, each, resample)
 
     def _merge_part_scores(self, scores: dict[str, dict[str, float]]) -> dict[str, float]:
-        """The parts' scores under their names, with the mean if every part is there."""
+        """Return the parts' scores with the part as prefix, and the mean if every part has scores."""
         joined: dict[str, float] = {}
         mains = [scores[part][self.mains[part]] for part in self.parts if part in scores]
         if len(mains) == len(self.parts):

@@ -1,10 +1,10 @@
-"""Classification: accuracy, F1 over the labels, the numbers of each label, and which is taken for which.
+"""Classification: accuracy, F1 over the labels, and a confusion matrix with precision, recall and F1 of each label.
 
-In: one predicted label and the right label per example; an example with several right labels counts as the predicted
-one if that is among them, else as the first. The label set is `labels` of the first example's details, else the gold
-labels in sorted order. A prediction outside the set is wrong, and counts against the gold label only.
+In: one predicted label and the gold labels per example; of several gold labels the predicted one counts if it is among
+them, else the first. The label set is `labels` of the first example's details, else the gold labels in sorted order. A
+prediction outside the set is wrong, and counts against the gold label only.
 
-    precision = right / predicted    recall = right / gold    F1 = 2 right / (predicted + gold)    0 where nothing is
+    precision = right / predicted    recall = right / gold    F1 = 2 right / (predicted + gold)    0 if both are 0
     macro_f1 = mean of the labels' F1    weighted_f1 = their mean weighted by the number of gold examples
 """
 
@@ -22,7 +22,7 @@ from fivetune.types import DrawnRows, Resampler, Scores
 
 @dataclass(frozen=True, slots=True)
 class ConfusionMatrix:
-    """`counts[gold, predicted]` of all examples, and the labels that it scores; other texts may be predicted.
+    """`counts[gold, predicted]` over all examples, and the scored labels; predictions may be other texts.
 
     >>> found = ConfusionMatrix(("low", "high"), Counter({("low", "low"): 1, ("low", "?"): 1, ("high", "high"): 1}))
     >>> (found.count_support("low"), found.compute_precision("low"), found.compute_recall("low"),
@@ -34,23 +34,23 @@ class ConfusionMatrix:
     counts: Counter[tuple[str, str]]
 
     def count_support(self, label: str) -> int:
-        """How many examples have this gold label."""
+        """Return the number of examples with this gold label."""
         return sum(num for (gold, _), num in self.counts.items() if gold == label)
 
     def count_predicted(self, label: str) -> int:
-        """How many predictions are this label."""
+        """Return the number of predictions of this label."""
         return sum(num for (_, predicted), num in self.counts.items() if predicted == label)
 
     def compute_precision(self, label: str) -> float | None:
-        """Share of this label's predictions that are right; None if it was never predicted."""
+        """Return the share (0-1) of this label's predictions that are right; None if it is never predicted."""
         return self.counts[label, label] / num if (num := self.count_predicted(label)) else None
 
     def compute_recall(self, label: str) -> float | None:
-        """Share of this label's examples that were found; None if there are none."""
+        """Return the share (0-1) of this label's examples that are predicted as such; None without examples."""
         return self.counts[label, label] / num if (num := self.count_support(label)) else None
 
     def compute_f1(self, label: str) -> float:
-        """2 * right / (support + predicted), the harmonic mean of precision and recall; 0 where nothing is."""
+        """Return 2 * right / (support + predicted), the harmonic mean of precision and recall; 0 if both are 0."""
         return 2 * self.counts[label, label] / max(self.count_support(label) + self.count_predicted(label), 1)
 
 
@@ -69,7 +69,7 @@ class Classification(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages over all examples; of `details` the label set is read, `labels`."""
+        """Return percentages over all examples. Reads `labels`, the label set."""
         assert predictions, "nothing to score"
         golds = choose_gold_labels(predictions, references)
         labels = find_label_set(golds, details)
@@ -88,13 +88,15 @@ class Classification(Options):
 
 
 def choose_gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
-    """The one right label of each example: the predicted one if it is right, else the first."""
+    """Return one gold label per example: the predicted one if it is among them, else the first."""
     return [p if p in right else right[0] for p, right in zip(predictions, references, strict=True)]
 
 
 def compute_label_rates(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """`majority_label`, the share (0-1) of the most frequent gold label, which is what always predicting it scores,
-    and `one_label`, that of the most frequent prediction; {} where no gold label is known.
+    """Return the shares (0-1) of the most frequent gold label and of the most frequent prediction.
+
+    `majority_label` is the accuracy of always predicting the most frequent gold label; `one_label` is 1 if all
+    predictions are equal. {} without gold labels.
 
     >>> compute_label_rates(["yes", "yes", "yes", "no"], [["yes"], ["no"], ["yes"], ["yes"]])
     {'majority_label': 0.75, 'one_label': 0.75}
@@ -110,28 +112,27 @@ def compute_label_rates(predictions: Sequence[str], references: Sequence[Sequenc
 
 
 def describe_majority(scores: Mapping[str, float], rates: Mapping[str, float], label_counts: Mapping[str, int]) -> str:
-    """A sentence where the accuracy is not above that of always predicting the most frequent gold label, else "".
+    """Return a sentence if the accuracy is not above that of always predicting the most frequent gold label, else "".
 
     >>> describe_majority({"accuracy": 68.75}, {"majority_label": 0.6875, "one_label": 1.0}, {"yes": 11, "no": 5})
-    'accuracy 68.75 is as good as always saying yes (68.75)'
+    'accuracy 68.75 is as good as always predicting yes (68.75)'
     """
     accuracy, share = scores.get("accuracy"), rates.get("majority_label")
     if accuracy is None or share is None or accuracy > 100 * share + 1e-9 or not label_counts:
         return ""
     label = max(label_counts, key=label_counts.__getitem__)
-    how = "as good as" if accuracy > 100 * share - 1e-9 else "less than"
-    return f"accuracy {accuracy:.2f} is {how} always saying {label} ({100 * share:.2f})"
+    how = "as good as" if accuracy > 100 * share - 1e-9 else "worse than"
+    return f"accuracy {accuracy:.2f} is {how} always predicting {label} ({100 * share:.2f})"
 
 
 def find_label_set(golds: Sequence[str], details: Sequence[Details] | None) -> list[str]:
-    """The label set that the task gives, else the gold labels in sorted order."""
+    """Return the task's label set, else the gold labels in sorted order."""
     given = details[0].get("labels") if details else None
     return list(given) if given else sorted(set(golds))
 
 
 def _build_resampler(predictions: Sequence[str], golds: Sequence[str], labels: Sequence[str]) -> Resampler:
-    """The corpus scores of drawn rows, from one count of (gold, predicted) pairs; index `size` is any other
-    text."""
+    """Return a Resampler that counts the (gold, predicted) pairs of drawn rows; index `size` is any other text."""
     import numpy as np
 
     index = {label: i for i, label in enumerate(labels)}

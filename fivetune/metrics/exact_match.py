@@ -1,7 +1,7 @@
-"""Exact match of whole texts, for tasks without rules of their own.
+"""Exact match of whole texts, for tasks without a metric of their own.
 
-In: one prediction and all right texts per example. Out: exact_match, the share of predictions that equal one of them.
-Runs of space count as one: T5's tokenizer does not keep them apart.
+In: one prediction and all gold texts per example. Out: exact_match, the share of predictions that equal one of them.
+White space is collapsed, because T5's tokenizer does not distinguish runs of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class ExactMatch(PerExample):
     main: ClassVar[str] = "exact_match"
     score_names: ClassVar[tuple[str, ...]] = ("exact_match", "total")
     higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "string equality after squeezing space"
+    source: ClassVar[str] = "string equality after collapsing white space"
 
-    ignore_case: bool = Field(default=False, description="compare without regard to upper and lower case")
+    ignore_case: bool = Field(default=False, description="ignore case")
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Whether the prediction equals one of the right texts (0 or 1); `details` are not read."""
+        """Return whether the prediction equals one of the gold texts (0 or 1); `details` are not read."""
         return {"exact_match": int(self._normalize(prediction) in map(self._normalize, references))}
 
     def _normalize(self, text: str) -> str:

@@ -1,9 +1,9 @@
-"""Accuracy of final numbers, as GSM8K's script reads them and as a lenient reader would.
+"""Accuracy of final numbers, by GSM8K's script and by lenient rules.
 
-In: one predicted text and the right number per question, each a bare number or a text with the number after "####".
-Out: accuracy, where the number's digits must be equal after the commas are dropped; and accuracy_lenient, where the
-values must be equal (18.0 is 18, $ and a final full stop do not matter) and the last number of a text without "####"
-counts. What is officially right is right leniently.
+In: one predicted text and the gold number per question, each a bare number or a text with the number after "####".
+Out: accuracy, which compares the digits without commas; and accuracy_lenient, which compares the values (18.0 equals
+18; $ and a final full stop are ignored) and reads the last number of a text without "####". A prediction that is right
+by the script is also right leniently.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GSM8K(PerExample):
     source: ClassVar[str] = "dataset.py of openai/grade-school-math (Cobbe et al. 2021); lenient: FiveTune"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Whether the number is right (0 or 1) by either reading; `details` are not read.
+        """Return whether the number is right (0 or 1), strictly and leniently; `details` are not read.
 
         >>> GSM8K().score_one("18.0", ["18"], {}), GSM8K().score_one("#### 18", ["18"], {})
         ({'accuracy': 0, 'accuracy_lenient': 1}, {'accuracy': 1, 'accuracy_lenient': 1})
@@ -43,7 +43,7 @@ class GSM8K(PerExample):
 
 
 def extract_final_number(text: str) -> str | None:
-    """The number after the first "#### ", or a text that is nothing but a number, without commas; else None.
+    """Return the number after the first "#### ", or a text that is only a number, without commas; else None.
 
     >>> (extract_final_number("6 * 200 = 1,200 eggs. #### 1,200"), extract_final_number(" -3 "),
     ...  extract_final_number("18 eggs"))
@@ -54,7 +54,7 @@ def extract_final_number(text: str) -> str | None:
 
 
 def extract_lenient_number(text: str) -> Decimal | None:
-    """The value of the first number after "####", else of the last number in the text; None without any.
+    """Return the value of the first number after "####", else of the last number in the text; None without any.
 
     >>> (extract_lenient_number("He has 5-3 = 2, so it costs -$1,018.50."),
     ...  extract_lenient_number("####18. That is 9 * 2."))

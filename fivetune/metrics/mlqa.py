@@ -1,8 +1,8 @@
-"""Exact match and F1 by the rules of MLQA: articles and punctuation of each language, Chinese cut into characters.
+"""Exact match and F1 by the rules of MLQA: articles of each language are dropped, Chinese is split into characters.
 
-In: one predicted answer and all gold answers per question; of the details `language` (a two-letter code). Out:
-mlqa_exact and mlqa_f1, the best over the gold answers. Where the gold answer is that there is none, only an empty
-prediction is right, as in SQuAD v2.0; MLQA itself has no such questions.
+In: one predicted answer and all gold answers per question; from the details `language` (ISO 639-1). Out: mlqa_exact and
+mlqa_f1, the best over the gold answers. For an unanswerable question only a prediction that is empty after
+normalisation is right, as in SQuAD v2.0; MLQA itself has no such questions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ARTICLES = {
     "es": re.compile(r"\b(?:un|una|unos|unas|el|la|los|las)\b"),
     "vi": re.compile(r"\b(?:của|là|cái|chiếc|những)\b"),
     "de": re.compile(r"\b(?:ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"),
-    "ar": re.compile("\\sال^|ال"),  # the first part cannot match; the second takes the article off anywhere
+    "ar": re.compile("\\sال^|ال"),  # the first alternative never matches; the second removes the article anywhere
 }
-"""What MLQA's script drops; other languages keep all words."""
+"""Articles that MLQA's script removes; other languages keep all words."""
 
 MLQA_LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
-"""The languages that MLQA has; for others there is no official rule, and no mlqa_* score."""
+"""The languages of MLQA; others have no official rules, and no mlqa_* scores."""
 
 LANGUAGES = (
     "ar", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "gl", "he", "hi", "hr",
@@ -38,14 +38,14 @@ LANGUAGES = (
 
 
 def parse_language_code(language: str) -> str:
-    """The two letters of a language; raises ValueError where it is none of LANGUAGES.
+    """Return the two-letter code of a language, region ignored. Raises ValueError if it is not in LANGUAGES.
 
     >>> parse_language_code("ES"), parse_language_code("es-ES"), parse_language_code("zh_CN")
     ('es', 'es', 'zh')
     """
     found = re.fullmatch(r"([a-z]{2})(?:[-_]\w+)?", language.strip().lower(), re.ASCII)
     if not found or found[1] not in LANGUAGES:
-        raise ValueError(f"language {language!r} is no code that is known. Allowed: {', '.join(LANGUAGES)}")
+        raise ValueError(f"language {language!r} is not a known code. Allowed: {', '.join(LANGUAGES)}")
     return found[1]
 
 
@@ -57,7 +57,7 @@ _ARABIC = re.compile("[\u0620-\u064a]")
 
 
 def detect_script_language(texts: Sequence[str]) -> str | None:
-    """Chinese or Arabic by the letters of most texts, None for all others, which share letters.
+    """Return zh or ar if most texts have Chinese (and none kana) or Arabic letters, else None.
 
     >>> detect_script_language(["北京", "1949 年"]), detect_script_language(["きょうと", "京都"])
     ('zh', None)
@@ -71,7 +71,7 @@ def detect_script_language(texts: Sequence[str]) -> str | None:
 
 
 class MLQA(PerExample):
-    """MLQA."""
+    """MLQA's exact match and F1."""
 
     main: ClassVar[str] = "mlqa_f1"
     score_names: ClassVar[tuple[str, ...]] = ("mlqa_exact", "mlqa_f1", "total")
@@ -81,7 +81,7 @@ class MLQA(PerExample):
     language: Language = Field(default="en", description="language of answers that do not name their own")
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Exact match and F1 (0-1) of one question. Reads `language`; raises ValueError if it is no known code."""
+        """Return exact match and F1 (0-1). Reads `language`. Raises ValueError if that is not a known code."""
         own = details.get("language")
         language = parse_language_code(str(own)) if own else self.language
         predicted = normalize(prediction, language)
@@ -115,7 +115,7 @@ def _is_punctuation(char: str) -> bool:
 
 
 def _split_words(text: str) -> list[str]:
-    """Words at white space, and each Chinese character for itself."""
+    """Split at white space, and around each Chinese character."""
     return _HAN.sub(lambda found: f" {found[0]} ", text).split()
 
 

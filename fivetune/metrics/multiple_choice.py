@@ -1,10 +1,9 @@
-"""Accuracy in multiple choice where the model writes freely: its text stands for the option that it resembles most.
+"""Multiple-choice accuracy of free text: a prediction counts as the option that is most similar to it.
 
-In: one predicted text and the right option's text per question; of the details `choices`, the options'
-texts. Out:
-accuracy, and verbatim, the share of predictions that are an option as they stand. Resemblance is UnifiedQA's: the same
-text first, then the same without quotes, then the share of common words; of equals the first option is taken. Where the
-options are unknown the prediction must be the right text itself.
+In: one predicted text and the right option's text per question; from the details `choices`, the texts of the options.
+Out: accuracy, and verbatim, the share of predictions that equal an option. Similarity is UnifiedQA's: equal texts
+first, then equal without quotes, then the share of common words; ties go to the first option. Without `choices` the
+prediction must equal the right text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import ClassVar
 from fivetune.metrics import UNANSWERED, Case, Details, PerExample
 
 _QUOTES = str.maketrans("", "", "\"'")
-_LOST = re.compile(r"[{}^\\`\u2047<]")  # what T5's vocabulary lacks, and the sign that stands for it
+_LOST = re.compile(r"[{}^\\`\u2047<]")  # characters that T5's vocabulary lacks, and the sign of an unknown token
 
 
 class MultipleChoice(PerExample):
@@ -28,12 +27,12 @@ class MultipleChoice(PerExample):
     source: ClassVar[str] = "evaluation/evaluate_v2.py of allenai/unifiedqa (Khashabi et al. 2020)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Whether the option that the prediction resembles most is right (0 or 1). Reads `choices`.
+        """Return whether the most similar option is right, and whether it is verbatim (0 or 1). Reads `choices`.
 
         >>> MultipleChoice().score_one("in the river", ["the river Seine"], {"choices": ["Paris", "The river Seine"]})
         {'accuracy': 1, 'verbatim': 0}
         """
-        if prediction == UNANSWERED:  # its overlap with every option is 0, and the first one would be taken
+        if prediction == UNANSWERED:  # its similarity to every option is 0, so the first one would be taken
             return {"accuracy": 0, "verbatim": 0}
         written = _normalize_choice(prediction)
         options = [_normalize_choice(choice) for choice in details.get("choices") or ()] or [written]
@@ -42,7 +41,7 @@ class MultipleChoice(PerExample):
 
 
 def compute_similarity(one: str, other: str) -> float:
-    """3 for equal texts, 2 if they differ in quotes and lost characters only, else the share of common words.
+    """Return 3 for equal texts, 2 if only quotes and unknown characters differ, else the share of common words.
 
     >>> (compute_similarity("paris", "paris"), compute_similarity("'paris'", "paris"),
     ...  compute_similarity("the seine", "seine"))

@@ -1,8 +1,8 @@
-"""ROUGE-1, -2, -L and -Lsum: how many words, pairs of words or longest common sequences two texts share.
+"""ROUGE-1, -2, -L and -Lsum: the overlap of two texts in words, bigrams or longest common subsequences.
 
-In: one prediction and all right texts per example. Out: precision, recall and F1 of each kind, those of the right text
-with the best F1, averaged. The numbers are `rouge_score`'s own: its words are runs of a-z and 0-9, so a letter with an
-accent ends a word. rougeLsum compares line by line; a T5 tokenizer writes no line ends, which makes it rougeL.
+In: one prediction and all reference texts per example. Out: mean precision, recall and F1 of each kind, against the
+reference with the best F1. The scores are `rouge_score`'s: its words are runs of a-z and 0-9, so a letter with an
+accent ends a word. rougeLsum compares line by line; a T5 tokenizer writes no line ends, so it equals rougeL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ROUGE(PerExample):
     """ROUGE by Google's rouge_score."""
 
     higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "rouge_score 0.1.2, RougeScorer.score_multi (Lin 2004); the plain mean over the examples"
+    source: ClassVar[str] = "rouge_score 0.1.2, RougeScorer.score_multi (Lin 2004); unweighted mean over the examples"
 
     types: tuple[Kind, ...] = Field(
         default=("rouge1", "rouge2", "rougeL"), min_length=1, description="kinds: rouge1, rouge2, rougeL, rougeLsum"
@@ -55,12 +55,12 @@ class ROUGE(PerExample):
 
     @cached_property
     def _scorer(self) -> RougeScorer:
-        from rouge_score.rouge_scorer import RougeScorer  # brings nltk along
+        from rouge_score.rouge_scorer import RougeScorer  # imports nltk
 
         return RougeScorer(list(self.types), use_stemmer=self.stemmer)
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Precision, recall and F1 (0-1) of each kind; `details` are not read."""
+        """Return precision, recall and F1 (0-1) of each kind; `details` are not read."""
         if self.normalize:
             prediction, references = normalize_answer(prediction), [normalize_answer(text) for text in references]
         found = self._scorer.score_multi(references, prediction)
@@ -83,7 +83,7 @@ CASES = (
             "rougeL_recall": 100 * 4 / 6 / 2,
             "total": 2,
         },
-        source="by hand: in common are 'the cat on mat' of 6 and 6 words, and 'the cat' of 5 and 5 pairs",
+        source="by hand: in common are 'the cat on mat' of 6 and 6 words, and 'the cat' of 5 and 5 bigrams",
     ),
     Case(
         predictions=("b a c d",),

@@ -1,7 +1,7 @@
 """Exact match and F1 of SQuAD v1.1: every question has an answer.
 
-In: one predicted answer and all gold answers per question. Out: exact and f1, the best over the gold answers.
-Against v2.0 a gold answer that normalises to nothing counts here, and F1 is 0 where both sides are empty.
+In: one predicted answer and all gold answers per question. Out: exact and f1, each the best over the gold answers.
+Unlike in v2.0, a gold answer that is empty after normalisation counts, and F1 is 0 if both sides are empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SQuAD(PerExample):
     source: ClassVar[str] = "evaluate-v1.1.py of SQuAD (Rajpurkar et al. 2016)"
 
     def score_one(self, prediction: str, references: Sequence[str], details: Details) -> dict[str, float]:
-        """Exact match and F1 (0-1) against the best gold answer; `details` are not read.
+        """Return exact match and F1 (0-1), each against its best gold answer; `details` are not read.
 
         >>> SQuAD().score_one("Norman dukes", ["the Norman duke", "dukes"], {})
         {'exact': 0, 'f1': 0.6666666666666666}
@@ -45,6 +45,6 @@ CASES = (
         predictions=("", "the"),
         references=(("the",), ("A.",)),
         expected={"exact": 100.0, "f1": 0.0, "total": 2},
-        source="evaluate-v1.1.py: nothing equals nothing exactly, but has no word in common with it",
+        source="evaluate-v1.1.py: two empty texts match exactly, but have no common word",
     ),
 )

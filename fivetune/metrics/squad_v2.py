@@ -1,8 +1,8 @@
 """Exact match and F1 of SQuAD v2.0, where some questions have no answer.
 
-In: one predicted answer ("" = no answer) and all gold answers (("",) = unanswerable) per question, and perhaps how
-strongly the model leans to no answer. Out: exact and f1 over all, over the answerable (HasAns) and the unanswerable
-(NoAns) questions, and with no-answer scores the best that any threshold on them could reach.
+In: one predicted answer ("" = no answer) and all gold answers (("",) = unanswerable) per question, and from the details
+optional no-answer scores. Out: exact and f1 over all, over answerable (HasAns) and unanswerable (NoAns) questions, and
+with no-answer scores the best exact and f1 over all thresholds on them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class SQuADV2(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages; HasAns_* and NoAns_* only where there are such questions, best_* only with no-answer scores.
+        """Return percentages; HasAns_* and NoAns_* only if there are such questions, best_* with no-answer scores.
 
-        Reads of `details`: no_answer_score, used if every question has one; answer, the best
-        text when abstaining is not allowed, which the threshold search uses in place of an abstaining prediction.
+        Reads `no_answer_score`, used if every question has one, and `answer`, the best answer other than abstaining,
+        which the threshold search scores in place of the prediction.
         """
         assert predictions, "nothing to score"
         no_answer_scores = _collect_no_answer_scores(details)
         answerable = [any(reference) for reference in references]
-        # a prediction that is missing abstains from nothing: no threshold makes it right
+        # a missing prediction cannot abstain: no threshold makes it right
         costly = [known or p == UNANSWERED for known, p in zip(answerable, predictions, strict=True)]
         raw = [_score_one(p, r) for p, r in zip(predictions, references, strict=True)]
         each = raw
@@ -85,11 +85,11 @@ def find_best_threshold(
     answerable: Sequence[bool],
     no_answer_scores: Sequence[float],
 ) -> tuple[float, float]:
-    """The best percentage over all thresholds t, where scores up to t keep the prediction and the others abstain.
+    """Return the best percentage over all thresholds t, and t; a no-answer score above t abstains.
 
-    Abstaining everywhere scores the unanswerable questions. From there predictions are admitted in the order of their
-    no-answer scores: an answerable question adds its value, a wrongly answered unanswerable one takes 1 away. The
-    threshold is the score of the last one admitted, 0.0 if none should be. Questions of equal no-answer score are
+    Abstaining everywhere is right for the unanswerable questions. From there predictions are admitted in the order of
+    their no-answer scores: an answerable question adds its value, an answer to an unanswerable one subtracts 1. The
+    threshold is the score of the last admitted prediction, 0.0 without any. Questions of equal no-answer score are
     admitted together, because no threshold separates them (evaluate-v2.0.py also stops between them, and then reports
     a score that its threshold does not give).
 
@@ -114,7 +114,7 @@ def find_best_threshold(
 
 
 def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Best over the gold answers that normalise to something; if none does, only the empty answer is right.
+    """Return the best over gold answers not empty after normalisation; without any only the empty answer is right.
 
     >>> _score_one("", ("",)), _score_one("the", ("the", "a cat"))
     ({'exact': 1, 'f1': 1.0}, {'exact': 0, 'f1': 0.0})
@@ -128,7 +128,7 @@ def _score_one(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def _compute_f1(predicted: str, gold: str) -> float:
-    """Token F1; where either side is empty, 1 if both are, else 0."""
+    """Return token F1; if either side is empty, 1 if both are, else 0."""
     if not predicted or not gold:
         return float(predicted == gold)
     return compute_token_f1(predicted.split(), gold.split())
@@ -150,7 +150,7 @@ def _average_scores(each: Sequence[dict[str, float]], prefix: str) -> dict[str, 
 
 
 def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Resampler:
-    """Scores of drawn questions, over all and over each kind of which some were drawn; the best_* are left out."""
+    """Return a Resampler of all, answerable and unanswerable questions drawn; it leaves out best_*."""
     import numpy as np
 
     has_answer = np.array(answerable)
@@ -210,7 +210,7 @@ CASES = (
         references=(("Rhine",), ("",)),
         details=({"no_answer_score": 0.6, "answer": "Rhine"}, {"no_answer_score": 0.9, "answer": "Rollo"}),
         expected={"exact": 0.0, "best_exact": 100.0, "best_exact_thresh": 0.6},
-        source="by hand: at 0.6 the answer that was held back is let through, Rollo is not",
+        source="by hand: the threshold 0.6 admits the answer Rhine, but not Rollo",
     ),
     Case(
         predictions=("Rollo", "Seine"),
@@ -223,6 +223,6 @@ CASES = (
         predictions=("", "the"),
         references=(("the",), ("",)),
         expected={"exact": 100.0, "f1": 100.0, "HasAns_total": 1, "NoAns_total": 1},
-        source="evaluate-v2.0.py: gold answers that normalise to nothing are dropped, nothing then equals nothing",
+        source="evaluate-v2.0.py: gold answers empty after normalisation are dropped, then empty equals empty",
     ),
 )

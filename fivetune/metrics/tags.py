@@ -1,11 +1,11 @@
-"""Tags: precision, recall and F1 over sets of tags, and the share of sets that are right as a whole.
+"""Tags: precision, recall and F1 over sets of tags, and the share of sets that match exactly.
 
-In: a list of tags as one text, "python, pandas", predicted and right; of several right lists the one that the
-prediction is most like counts. Case, order, repeats and surplus space do not matter.
+In: predicted and gold tags as one text, "python, pandas"; of several gold texts the one with the best F1 counts. Case,
+order, repeats and surplus space are ignored.
 
     micro_precision = right / predicted    micro_recall = right / gold    micro_f1 = 2 right / (predicted + gold)
 
-with `right`, `predicted` and `gold` tags of all examples together; 0 where nothing is.
+with the numbers of right, predicted and gold tags summed over all examples; 0 for a denominator of 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Tags(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages over all examples; each example has its own F1 as micro_f1. `details` are not read."""
+        """Return percentages over all examples; an example's micro_f1 is its own F1. `details` are not read."""
         import numpy as np
 
         assert predictions, "nothing to score"
@@ -59,7 +59,7 @@ class Tags(Options):
 
 
 def parse_tag_set(text: str) -> frozenset[str]:
-    """The tags of a list.
+    """Parse a comma-separated text into its set of tags, in lower case.
 
     >>> sorted(parse_tag_set(" Python, pandas,python,, data  frame"))
     ['data frame', 'pandas', 'python']
@@ -68,13 +68,13 @@ def parse_tag_set(text: str) -> frozenset[str]:
 
 
 def _count_matches(predicted: frozenset[str], golds: Iterable[frozenset[str]]) -> tuple[int, int, int]:
-    """(right, predicted, gold) for the right list that is most like the prediction."""
+    """Return the numbers (right, predicted, gold) for the gold set with the best F1."""
     counts = [(len(predicted & gold), len(predicted), len(gold)) for gold in golds]
     return max(counts, key=lambda one: (_compute_f1(*one), one[0]))
 
 
 def _compute_f1(right: int, predicted: int, gold: int) -> float:
-    """F1 of one example; 1 where both sides are empty."""
+    """Return the F1 of one example; 1 if both sides are empty."""
     return 2 * right / (predicted + gold) if predicted + gold else 1.0
 
 
@@ -91,6 +91,6 @@ CASES = (
         predictions=("python, pandas", "Java", "", "c, c++"),
         references=(("pandas, python",), ("java, repeat",), ("git",), ("c", "c++, c, clang")),
         expected={"micro_precision": 100.0, "micro_recall": 500 / 8, "micro_f1": 1000 / 13, "exact_set": 25.0},
-        source="by hand: 5 right of 5 predicted and 8 gold; c++, c, clang is most like c, c++ (F1 4/5, not 2/3)",
+        source="by hand: 5 right of 5 predicted and 8 gold; the second gold set of c, c++ is best (F1 4/5, not 2/3)",
     ),
 )

@@ -1,8 +1,8 @@
-"""Accuracy of yes and no.
+"""Accuracy of yes/no answers.
 
-In: one predicted text and the right word per question. Out: accuracy, over all and over the questions whose right
-answer is yes or no, each by itself: a constant yes gets 100 and 0 there. The first word counts, without case and
-punctuation: "Yes, it is." is yes.
+In: one predicted text and the gold word per question. Out: accuracy over all questions, and yes_accuracy and
+no_accuracy over those with that gold answer: a constant yes scores 100 and 0. Only the first word counts, ignoring case
+and punctuation: "Yes, it is." is yes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class YesNo(Options):
         *,
         details: Sequence[Details] | None = None,
     ) -> Scores:
-        """Percentages; yes_accuracy and no_accuracy only where there are such questions. `details` are not read."""
+        """Return percentages; yes_accuracy and no_accuracy only if there are such questions. `details` are not read."""
         import numpy as np
 
         assert predictions, "nothing to score"

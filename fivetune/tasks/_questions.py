@@ -76,7 +76,7 @@ def pad_punctuation(text: str) -> str:
 def build_qa_meta(record: RawRecord, language: str | None) -> JsonTable:
     """Return the `meta` of a question for reports and metrics; the record's `language` precedes the option's.
 
-    If the option is set, MLQA's rules may apply: then raises RecordError for a record's language that is no known code.
+    If the option is set, raises RecordError for a record's language that is not a known code: MLQA's rules need one.
     """
     meta = {"title": str(record.fields.get("title") or ""), "question": record.fields["question"]}
     spoken = record.fields.get("language") or language

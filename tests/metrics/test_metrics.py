@@ -82,7 +82,7 @@ def test_languages_are_codes():
         assert (
             plugins.load_plugin("metrics", "mlqa")(language=code).score(texts, references).corpus["mlqa_exact"] == 100
         )
-    with pytest.raises(ValueError, match="language 'spanish' is no code"):
+    with pytest.raises(ValueError, match="language 'spanish' is not a known code"):
         plugins.load_plugin("metrics", "mlqa")().score(texts, references, details=[{"language": "spanish"}])
 
 

@@ -309,10 +309,10 @@ def test_jsonl_bad_options(options, message):
 def test_languages_are_codes(task):
     assert task(language="es-ES").to_text(_record(language="DE")).meta["language"] == "de"
     assert task(language="ES").to_text(_record()).meta["language"] == "es"
-    with pytest.raises(DataError, match=r"train\.json:17: language 'spanish' is no code"):
+    with pytest.raises(DataError, match=r"train\.json:17: language 'spanish' is not a known code"):
         task(language="es").to_text(_record(language="spanish"))
     for wrong in ("spanish", "xx"):
-        with pytest.raises(ValidationError, match=f"language '{wrong}' is no code that is known. Allowed: ar, bg"):
+        with pytest.raises(ValidationError, match=f"language '{wrong}' is not a known code. Allowed: ar, bg"):
             task(language=wrong)
 
 

@@ -243,5 +243,5 @@ def test_a_model_that_says_one_label_is_described():
     rates = compute_label_rates(["yes"] * 3, [["yes"], ["yes"], ["no"]])
     assert rates == {"majority_label": 2 / 3, "one_label": 1.0}
     words = describe_majority({"accuracy": 200 / 3}, rates, {"no": 1, "yes": 2})
-    assert words == "accuracy 66.67 is as good as always saying yes (66.67)"
+    assert words == "accuracy 66.67 is as good as always predicting yes (66.67)"
     assert describe_majority({"accuracy": 70.0}, rates, {"no": 1, "yes": 2}) == ""
