@@ -81,6 +81,32 @@ def test_rates_of_the_paper():
     assert compute_mixing_rates(sizes, temperature=1e9) == pytest.approx([1 / 3] * 3)
 
 
+@pytest.mark.parametrize(
+    ("task", "shares"),
+    [
+        ({"by": "size", "limit": None}, [30, 12, 24]),
+        ({"by": "size", "limit": 16}, [16, 12, 16]),
+        ({"by": "size", "limit": 10}, [10, 10, 10]),
+        ({"by": "temperature", "temperature": 2, "limit": None}, [26, 17, 23]),
+        ({"by": "temperature", "temperature": 2, "limit": 12}, [12, 12, 12]),
+    ],
+)
+def test_the_limit_decides_the_share_of_large_parts(tmp_path, model, task, shares):
+    """The parts have 30, 12 and 24 examples; the recipe's limit reaches the draw and data.json."""
+    setup = set_up(load_config(mixture(tmp_path, model, **task)))
+    store = setup.data.stream.store
+    parts = store.summary["parts"].values()
+    assert [part["num_examples_per_epoch"] for part in parts] == shares
+    assert [part["rate"] for part in parts] == [share / sum(shares) for share in shares]
+    dealt = [
+        row
+        for step in range(setup.data.stream.steps_per_epoch)
+        for rows in setup.data.stream.select_rows(step)
+        for row in rows
+    ]
+    assert np.histogram(dealt, bins=[0, 30, 42, 66])[0].tolist() == shares
+
+
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.integers(1, 60), st.integers(1, 5), st.integers(0, 9))
 def test_every_example_is_used_as_evenly_as_the_shares_allow(sizes, num_examples, num_epochs, seed):
     draw = MixtureSampler(sizes, compute_mixing_rates(sizes, temperature=2), num_examples, seed=seed)
