@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from fivetune import rundir
+from fivetune import cli, rundir
 
 pytestmark = pytest.mark.slow
 TRAIN = kit.SHARED / "data/squad_v2/train-v2.0.first10articles.json.gz"
@@ -48,7 +49,23 @@ def test_train_by_command_line(tmp_path, model_folder):
 
     refused = _fivetune("train", recipe, code=4)
     assert refused.startswith("fivetune: ") and "holds a run already. Add --resume to continue it" in refused
-    assert "model   " in _fivetune("train", str(run), "--resume")
+    again = _fivetune("train", str(run), "--resume")
+    assert "model   " in again and re.search(r"^f1 +\d+\.\d\d  95 % interval \d+\.\d to \d+\.\d$", again, re.MULTILINE)
+
+
+def test_the_result_of_labels_is_compared_with_the_most_frequent_one(tmp_path, model_folder, capsys):
+    """All held-out tickets are of one label, so that no model is better than always saying it."""
+    for name, rows in (("train", ["hat,red", "coat,blue"] * 8), ("dev", ["hat,red"] * 4)):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    table = kit.recipe(
+        tmp_path,
+        model_folder,
+        task={"name": "classification", "inputs": "{text}", "label": "label"},
+        train__num_steps=1,
+    )
+    table["data"] |= {"train": str(tmp_path / "train.csv"), "eval": str(tmp_path / "dev.csv")}
+    assert cli.main(["train", _write(tmp_path, table), "--no-preflight", "--quiet"]) == 0
+    assert re.search(r"^accuracy .* always saying red \(100\.00\)$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_same_run_from_its_own_config(tmp_path, model_folder):

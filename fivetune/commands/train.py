@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     record = find_exported_eval(done)
     if record and not args.json:
         print(f"best evaluation, step {record.step:,}, {record.num_examples:,} examples:")
-        print_scores(record.scores)
+        print_scores(record.scores, record.intervals)
         counts = done.data.eval.label_counts if done.data.eval else {}
         if words := describe_majority(record.scores, record.rates, counts):
             print(words)
