@@ -29,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     if args.json:
-        result = {name: getattr(record, name) for name in ("scores", "intervals", "num_examples", "rates", "loss", "step", "split")}
+        result = {
+            name: getattr(record, name)
+            for name in ("scores", "intervals", "num_examples", "rates", "loss", "step", "split")
+        }
         print_json(result)
         return 0
     print(f"{record.split}, {record.num_examples:,} examples, model of step {record.step:,}:")

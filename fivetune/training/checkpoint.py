@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError, format_size
-from fivetune.model.save import replace_folder
+from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import find_damage, write_checksums
 
@@ -134,6 +134,7 @@ def write_checkpoint(
         torch.save(taken.state, staging / "state.pt")
         write_json(staging / "state.json", {**asdict(progress), "owner": asdict(owner)})
         write_checksums(staging)
+        apply_umask(staging)
         replace_folder(staging, target)
     except (OSError, RuntimeError, SafetensorError, RunDirError) as error:
         kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."

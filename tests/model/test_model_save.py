@@ -63,6 +63,15 @@ def test_a_run_exports_its_own_way_of_decoding(tmp_path: Path, model_folder: Pat
     assert "AutoModelForSeq2SeqLM.from_pretrained(" in card and "tie_word_embeddings" not in card
 
 
+def test_the_card_of_umt5_corrects_the_scale_of_its_outputs(tmp_path: Path, family_folders: dict[str, Path]) -> None:
+    """transformers forces the tie flag of umT5: greedy answers are the same, those of beams are not."""
+    recipe = kit.recipe(tmp_path, family_folders["umt5"], train__num_steps=1)
+    fivetune.train(recipe, quiet=True, preflight=False)
+    lines = (tmp_path / "run/model/README.md").read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("model = AutoModel"))
+    assert lines[place + 1].startswith("model.config.tie_word_embeddings = False  # transformers 5 sets it to True")
+
+
 @pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o027, 0o640)])
 def test_file_modes_follow_the_umask(tmp_path: Path, model_folder: Path, mask: int, mode: int) -> None:
     loaded = load_model_and_tokenizer(str(model_folder))

@@ -74,6 +74,19 @@ def test_state_with_a_field_of_another_version_is_read(tmp_path, setup):
     )
 
 
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o027, 0o640)])
+def test_file_modes_follow_the_umask(tmp_path, model_folder, mask, mode):
+    """Weights had mode 0600, so that no other user could read them."""
+    before = os.umask(mask)
+    try:
+        train(kit.recipe(tmp_path, model_folder, train__num_steps=1), preflight=False, quiet=True)
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert any(path.parent.parent.name == "checkpoints" for path in files)
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: mode for path in files}
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path, setup, family_folders):
     path = _save(tmp_path / "checkpoints", setup)
     other = kit.ready(tmp_path, family_folders["v1_1"])
