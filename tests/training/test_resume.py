@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import kit
 import pytest
 import torch
 import yaml
+from warm import WarmCommand
 
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
@@ -335,9 +334,8 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
 # --- real processes, real signals ---
 
 
-def _start(recipe: Path, *flags: str) -> subprocess.Popen:
-    words = [sys.executable, "-m", "fivetune", "train", str(recipe), "--no-preflight", *flags]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _start(recipe: Path, *flags: str) -> WarmCommand:
+    return WarmCommand("train", str(recipe), "--no-preflight", *flags)
 
 
 def _write_recipe(folder: Path, model: Path) -> Path:
@@ -350,15 +348,15 @@ def _write_recipe(folder: Path, model: Path) -> Path:
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory, model_folder) -> Path:
     folder = tmp_path_factory.mktemp("long")
-    process = _start(_write_recipe(folder, model_folder))
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+    with _start(_write_recipe(folder, model_folder)) as command:
+        done = command.wait()
+    assert done.returncode == 0, done.stderr
     return folder / "run"
 
 
-def _wait_for_steps(process: subprocess.Popen, run: Path, count: int, pause: float) -> None:
+def _wait_for_steps(command: WarmCommand, run: Path, count: int, pause: float) -> None:
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and command.code is None:
         if (run / "steps.jsonl").is_file() and (run / "steps.jsonl").read_text().count("\n") >= count:
             break
         time.sleep(0.005)
@@ -370,19 +368,19 @@ def _wait_for_steps(process: subprocess.Popen, run: Path, count: int, pause: flo
 def test_killed_process_resumes_to_the_same_bits(tmp_path, model_folder, long_run, name):
     recipe, moments = _write_recipe(tmp_path, model_folder), random.Random(name)
     for number, count in enumerate(sorted(moments.sample(range(2, 50), 2))):
-        process = _start(recipe, *(["--resume"] if number else []))
-        _wait_for_steps(process, tmp_path / "run", count, moments.uniform(0, 0.05))
-        process.send_signal(signal.Signals[name])
-        said, _ = process.communicate(timeout=120)
+        with _start(recipe, *(["--resume"] if number else [])) as command:
+            _wait_for_steps(command, tmp_path / "run", count, moments.uniform(0, 0.05))
+            command.send_signal(signal.Signals[name])
+            done = command.wait()
         if name == "SIGKILL":
-            assert process.returncode == -signal.SIGKILL
+            assert done.returncode == -signal.SIGKILL
         else:
-            assert process.returncode == 128 + signal.Signals[name], said
-            assert f"stopped by {name} after step" in said and "--resume" in said
-    process = _start(recipe, "--resume", "--json")
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    assert json.loads(said.splitlines()[-1])["step"] == 60
+            assert done.returncode == 128 + signal.Signals[name], done.stderr
+            assert f"stopped by {name} after step" in done.stderr and "--resume" in done.stderr
+    with _start(recipe, "--resume", "--json") as command:
+        done = command.wait()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["step"] == 60
     _assert_same(tmp_path / "run", long_run)
     lines = (tmp_path / "run" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 61))
