@@ -125,7 +125,7 @@ def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, mo
     table = _table(tmp_path, model_folder)
     _signal_at(monkeypatch, "show_evaluation", 0, signal.SIGINT)
     with pytest.raises(
-        InterruptedRunError, match=r"stopped by SIGINT after step 0 of 6; nothing to save yet. Go"
+        InterruptedRunError, match=r"stopped by SIGINT after step 0 of 6; nothing to save yet. Resume"
     ) as caught:
         train(table, preflight=False, quiet=True)
     assert caught.value.exit_code == 130
