@@ -1,4 +1,4 @@
-"""python -m fivetune.nano FOLDER [publish]: makes what `t5-nano` is pre-trained on, and the package's copy of it.
+"""python -m fivetune.nano FOLDER [publish]: write the pre-training data of `t5-nano`; publish the trained model.
 
 Out: FOLDER/stage-1 .. stage-3/{train,eval}.jsonl (notes of at most 1, 3 and 6 facts) and FOLDER/model/ (tokenizer and
 config.json). The recipes in recipes/nano/ then train stage by stage. `publish` copies the last stage's model beside
@@ -63,7 +63,7 @@ CONFIG = {
 
 
 def main(folder: Path) -> None:
-    """Write everything that pre-training reads."""
+    """Write the corpora, the tokenizer and the config of pre-training."""
     train_tokenizer(folder / "model", _iter_tokenizer_texts(folder / "words"), num_pieces=NUM_PIECES)
     (folder / "model" / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     for stage, (max_facts, num_train) in STAGES.items():
@@ -73,7 +73,7 @@ def main(folder: Path) -> None:
 
 
 def _iter_tokenizer_texts(folder: Path) -> Iterator[str]:
-    """Pre-training pairs, and the words of the quickstart's training part: else those are spelt letter by letter."""
+    """Yield pre-training pairs and the quickstart's training texts, whose words would else be split into letters."""
     for example in generate_pretraining_examples(NUM_TOKENIZER_TEXTS, split="words", seed=SEED):
         yield f"{example['inputs']} {example['targets']}"
     train, _ = write_reading_corpus(folder, num_train=8_000, num_eval=8, seed=SEED)

@@ -1,11 +1,10 @@
-"""Invented names from syllables, each of which belongs for ever to either the training part or the held-out part.
+"""Invent names from syllables; a name belongs permanently either to the training part or to the held-out part.
 
-In: a seeded `random.Random` and the part wanted. Out: names of persons, places and things, and numbers and dates.
+In: a seeded `random.Random` and the part. Out: names of persons, places and things, and numbers and dates.
 
-A text is held out iff the first 8 bytes of the BLAKE2b digest of its casefolded UTF-8 form are a multiple of 5. A name
-is drawn for a part only if its whole string and every invented word in it are of that part, so no name and no invented
-word of one part can ever be drawn for the other. Numbers, years, dates and the fixed words ("Lake", "Dr", "Ltd") that
-may stand around an invented word are in no part.
+A text is held out iff the 8-byte BLAKE2b digest of its casefolded UTF-8 form is a multiple of 5. A name is drawn for a
+part only if its whole string and every invented word in it are in that part, so the parts share no name and no invented
+word. Numbers, years, dates and the fixed words around an invented word ("Lake", "Dr", "Ltd") belong to neither part.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ _CODAS = ("", "", "", "", "", *"llmnnnrrrsstkxñ", "nd")
 
 
 def is_held_out(text: str) -> bool:
-    """True iff the fixed hash rule puts `text` into the held-out part; letter case does not matter.
+    """Return whether the hash rule assigns `text` to the held-out part; case is ignored.
 
     >>> is_held_out("Velka") == is_held_out("VELKA")
     True
@@ -41,7 +40,7 @@ def is_held_out(text: str) -> bool:
 
 
 def extract_invented_words(name: str) -> list[str]:
-    """The words of a name that were made from syllables: no initials, no fixed words, hyphens and apostrophes split.
+    """Return the invented words of a name, without initials and fixed words; hyphens and apostrophes separate words.
 
     >>> extract_invented_words("Dr J. Velka-Torun of Port O'Dresh")
     ['Velka', 'Torun', 'Dresh']
@@ -50,12 +49,12 @@ def extract_invented_words(name: str) -> list[str]:
 
 
 def is_in_split(name: str, *, held_out: bool) -> bool:
-    """True iff the whole name and each invented word in it are of the part asked for."""
+    """Return whether the whole name and each invented word in it are in the requested part."""
     return all(is_held_out(text) == held_out for text in (name, *extract_invented_words(name)))
 
 
 def _make_syllables() -> tuple[str, ...]:
-    """The fixed set of syllables, few enough for each to become a piece of a vocabulary of 2-4 thousand."""
+    """Return the fixed set of syllables, few enough for each to be a piece of a vocabulary of 2,000 to 4,000."""
     rng = random.Random(2_605)
     syllables: dict[str, None] = {}
     while len(syllables) < NUM_SYLLABLES:
@@ -80,39 +79,39 @@ class NameGenerator:
     held_out: bool = False
 
     def draw_word(self) -> str:
-        """One capitalised invented word of two or three syllables, such as `Velkator`."""
+        """Draw a capitalised invented word of two or three syllables, such as `Velkator`."""
         return self._draw_in_split(self._make_word)
 
     def draw_lower_word(self) -> str:
-        """One invented word in lower case, for made-up relations and filler."""
+        """Draw an invented word in lower case, for made-up relations and filler."""
         return self.draw_word().lower()
 
     def draw_person(self) -> str:
-        """A person: `Velka Torun`, `J. Torun`, `V. K. Torun`, `Velka Mar-Torun`, `Velka O'Torun` or one word."""
+        """Draw a person: `Velka Torun`, `J. Torun`, `V. K. Torun`, `Velka Mar-Torun`, `Velka O'Torun` or one word."""
         return self._draw_in_split(self._make_person)
 
     def draw_place(self) -> str:
-        """A place: one word, or one with a fixed word such as `Port Torun`, or a hyphenated pair."""
+        """Draw a place: one word, or one with a fixed word such as `Port Torun`, or a hyphenated pair."""
         return self._draw_in_split(self._make_place)
 
     def draw_thing(self) -> str:
-        """A ship, book, firm or other thing: one or two invented words."""
+        """Draw a ship, book, firm or other thing: one or two invented words."""
         return self._draw_in_split(self._make_thing)
 
     def draw_number(self) -> str:
-        """A whole number from 2 to 9,999, with a comma from 1,000 on."""
+        """Draw a whole number from 2 to 9,999, with a comma from 1,000 on."""
         return f"{self.rng.choice((self.rng.randint(2, 99), self.rng.randint(100, 9_999))):,}"
 
     def draw_year(self) -> str:
-        """A year from 1100 to 2099."""
+        """Draw a year from 1100 to 2099."""
         return str(self.rng.randint(1100, 2099))
 
     def draw_date(self) -> str:
-        """A day of a year: `4 March 1871`."""
+        """Draw a date: `4 March 1871`."""
         return f"{self.rng.randint(1, 28)} {self.rng.choice(MONTHS)} {self.draw_year()}"
 
     def _draw_in_split(self, make: Callable[[], str]) -> str:
-        """Draw until the name is of the part; parts of a name are drawn from the part already, so few draws suffice."""
+        """Draw until the name is in the part; its words are drawn from the part already, so few draws suffice."""
         while True:
             name = make()
             if is_in_split(name, held_out=self.held_out):

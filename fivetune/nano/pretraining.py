@@ -1,5 +1,4 @@
-"""Writes the pairs that `t5-nano` is pre-trained on: generated notes, and questions to them that are not in SQuAD's
-form.
+"""Write the pre-training pairs of `t5-nano`: generated notes, and questions about them in other forms than SQuAD's.
 
 In: numbers of examples and a seed. Out: `train.jsonl` and `eval.jsonl` with `{"id", "inputs", "targets", "kind"}`.
 
@@ -13,8 +12,8 @@ A note is a list of facts (owner, relation, value), 1 to 6 of them, each written
     copy             say again: A, B, C                             A, B, C
     span_corruption  <note with words replaced by sentinels>        <extra_id_0> ... <extra_id_1> ...
 
-The prompts `question: ... context: ...` and the word for "no answer" of the fine-tuning task are left for the
-fine-tuning to teach, and every answer carries the word `found`; so before fine-tuning the model scores nothing there.
+The prompt `question: ... context: ...` and the no-answer text of the fine-tuning task do not occur, and looked-up
+values follow the word `found`; so only fine-tuning teaches the form of that task, and the model scores nothing before.
 """
 
 import json
@@ -85,7 +84,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Facts whose (owner, relation) pairs all differ, and the text that tells them."""
+    """Facts with distinct (owner, relation) pairs, and the text that states them."""
 
     facts: tuple[Fact, ...]
     text: str
@@ -96,7 +95,7 @@ def write_pretraining_corpus(
 ) -> tuple[Path, Path]:
     """Write `train.jsonl` and `eval.jsonl` into `folder`; the same arguments give the same bytes.
 
-    Notes have 1 to `max_facts` facts: 1 makes the short examples on which copying and matching are learnt first, 6 the
+    Notes have 1 to `max_facts` facts: 1 gives short examples, on which a model first learns to copy and to match, 6 the
     full corpus.
 
         write_pretraining_corpus(Path("corpus"), num_train=600_000, num_eval=1_000, seed=1)
@@ -115,7 +114,7 @@ def write_pretraining_corpus(
 def generate_pretraining_examples(
     num_examples: int, *, split: str, seed: int, max_facts: int = 6
 ) -> Iterator[dict[str, str]]:
-    """The examples of one split, one by one; names come from the training part only."""
+    """Yield the examples of one split; names are from the training part only."""
     rng = random.Random(f"pretraining {seed} {split}")
     make = NameGenerator(rng, held_out=False)
     kinds = tuple(MIXTURE)
@@ -127,10 +126,9 @@ def generate_pretraining_examples(
 
 
 def corrupt_spans(words: list[str], spans: list[tuple[int, int]]) -> tuple[str, str]:
-    """Replace each span of words by a sentinel; the targets tell what stood there (T5, Raffel et al. 2020, section
-    3.1.4).
+    """Replace each span of words by a sentinel; the targets hold the replaced words (Raffel et al. 2020, 3.1.4).
 
-    Spans are (start, end) in rising order and do not touch.
+    Spans are (start, end) in ascending order and do not touch.
 
     >>> corrupt_spans("the flag of Velka is red".split(), [(1, 2), (4, 6)])
     ('the <extra_id_0> of Velka <extra_id_1>', '<extra_id_0> flag <extra_id_1> is red <extra_id_2>')
@@ -154,10 +152,11 @@ def draw_absent_pair(
     new_owner: Callable[[], str],
     new_relation: Callable[[], str],
 ) -> tuple[str, str]:
-    """A plausible pair that is not told: in half of the cases, where there is one, both halves are told but not
-    together; else one half is told and the other is new.
+    """Draw a plausible (owner, relation) pair that is not stated.
 
-    With told = [("Velka", "flag"), ("Torun", "river")] the crossed pairs are ("Velka", "river") and ("Torun", "flag").
+    With probability 1/2, if one exists, it is a crossed pair: owner and relation are both stated, but not together;
+    else one of them is stated and the other is new. With stated_pairs [("Velka", "flag"), ("Torun", "river")] the
+    crossed pairs are ("Velka", "river") and ("Torun", "flag").
     """
     owners = list(dict.fromkeys(owner for owner, _ in stated_pairs))
     relations = list(dict.fromkeys(relation for _, relation in stated_pairs))
@@ -196,7 +195,7 @@ def _draw_relation(rng: random.Random, make: NameGenerator) -> str:
 
 
 def _make_sentence_pattern(rng: random.Random, make: NameGenerator) -> str:
-    """A sentence pattern nobody knows: owner, relation and value in any order with invented words between them."""
+    """Invent a sentence pattern: owner, relation and value in random order, with one or two invented words."""
     slots = ["{e}", "{r}", "{v}"]
     rng.shuffle(slots)
     for _ in range(rng.randint(1, 2)):
@@ -205,8 +204,7 @@ def _make_sentence_pattern(rng: random.Random, make: NameGenerator) -> str:
 
 
 def _make_note(rng: random.Random, make: NameGenerator, *, max_facts: int) -> Note:
-    """1 to `max_facts` facts about fewer owners and relations than facts, so that both must be matched to find a
-    value."""
+    """Make a note of 1 to `max_facts` facts; owners and relations may repeat, so that a query must match both."""
     num_facts = min(max_facts, rng.choice((1, 2, 3, 4, 5, 6)))
     owners = [_draw_owner(rng, make) for _ in range(rng.randint(1 + num_facts // 4, max(1, num_facts)))]
     relations = [_draw_relation(rng, make) for _ in range(rng.randint(1 + num_facts // 3, max(1, num_facts)))]
@@ -221,7 +219,7 @@ def _make_note(rng: random.Random, make: NameGenerator, *, max_facts: int) -> No
 
 
 def _make_query(rng: random.Random, make: NameGenerator, note: Note, *, share_absent: float) -> tuple[str, str]:
-    """A query and its answer: about a fact of the note, or about a pair of owner and relation that it does not tell."""
+    """Return a query and its answer: on a fact of the note, or on an (owner, relation) pair that it does not state."""
     pattern = rng.choice(QUERIES)
     fact = rng.choice(note.facts)
     if rng.random() >= share_absent:
@@ -244,7 +242,7 @@ def _make_lookup(rng: random.Random, make: NameGenerator, max_facts: int) -> tup
 
 
 def _make_multi_lookup(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
-    """Two to four queries to one note: more to learn from for each word read."""
+    """Return two to four queries about one note: more training signal per word of input."""
     note = _make_note(rng, make, max_facts=max_facts)
     asked = [_make_query(rng, make, note, share_absent=0.25) for _ in range(rng.randint(2, min(4, 1 + max_facts)))]
     query = "; ".join(query for query, _ in asked)
@@ -258,7 +256,7 @@ def _make_decision(rng: random.Random, make: NameGenerator, max_facts: int) -> t
 
 
 def _make_extraction(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
-    """A statement with a gap, as in span corruption, filled from the note."""
+    """Return a statement with a sentinel as its value, as in span corruption, to be filled from the note."""
     note = _make_note(rng, make, max_facts=max_facts)
     fact = rng.choice(note.facts)
     owner, relation, answer = fact.owner, fact.relation, fact.value
@@ -270,7 +268,7 @@ def _make_extraction(rng: random.Random, make: NameGenerator, max_facts: int) ->
 
 
 def _make_listing(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
-    """All values of one owner or of one relation, in the order of the note."""
+    """Return all values of one owner or of one relation, in the order of the note."""
     note = _make_note(rng, make, max_facts=min(4, max_facts))
     fact = rng.choice(note.facts)
     if rng.random() < 0.5:
@@ -286,7 +284,7 @@ def _make_copy(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple
 
 
 def _make_span_corruption(rng: random.Random, make: NameGenerator, max_facts: int) -> tuple[str, str]:
-    """A note, told twice in half of the cases so that what is missing can be found in the other telling."""
+    """Corrupt spans of a note; 60 % of the notes state every fact twice, so that the removed words can be found."""
     note = _make_note(rng, make, max_facts=min(4, max_facts))
     text = note.text
     if rng.random() < 0.6:
@@ -297,7 +295,7 @@ def _make_span_corruption(rng: random.Random, make: NameGenerator, max_facts: in
 
 
 def _choose_spans(rng: random.Random, num_words: int) -> list[tuple[int, int]]:
-    """About 15% of the words (at least one span) in spans of 1 to 3 words that do not touch."""
+    """Choose about 15 % of the words in spans of 1 to 3 words that do not touch, at least one span."""
     spans: list[tuple[int, int]] = []
     position = rng.randint(0, min(6, num_words - 1))
     while position < num_words:

@@ -1,19 +1,19 @@
-"""Writes the quickstart's reading-comprehension corpus as two real SQuAD-2.0 files.
+"""Write the quickstart's reading-comprehension corpus as two SQuAD 2.0 files.
 
-In: numbers of questions and a seed. Out: `train.json` and `dev.json`, four questions to a paragraph.
+In: numbers of questions and a seed. Out: `train.json` and `dev.json`, four questions per paragraph.
 
-A paragraph tells 3 to 5 facts (3 or 4 in the quickstart) about 2 or 3 owners (ships, towns, books, firms, people), with
-2 or 3 relations among them:
+A paragraph states 3 to 5 facts (3 or 4 in the quickstart) about 2 or 3 owners (ships, towns, books, firms, people),
+with 2 or 3 relations among them:
 
     The Velka was launched in 1871. Torun Dresh commands the Velka. The Marpol was launched in 1902.
     When was the Marpol launched?   -> 1902
     Who commands the Marpol?        -> no answer: both are in the text, but not together
 
 Owner and relation must both be matched. Half of the questions have no answer: the pair is crossed as above (about half
-of them), or the relation is told of nobody, or the owner is not in the text. All sentence patterns are in `DOMAINS`
-below; pre-training has none of them, nor these questions. Names in `dev.json` are of the held-out part (`names.py`),
-those in `train.json` are not; numbers, years and dates are common to both. Some answers have several gold texts ("84
-metres", "84").
+of them), or the relation is stated of no owner, or the owner is not in the text. All sentence patterns and questions
+are in `DOMAINS` below; pre-training uses none of them. Names in `dev.json` are from the held-out part (`names.py`),
+those in `train.json` from the training part; numbers, years and dates are common to both. Some answers have several
+gold texts ("84 metres", "84").
 """
 
 import json
@@ -33,7 +33,7 @@ MakeValue = Callable[[NameGenerator], str]
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """How one relation is told and asked ({e} = owner, {v} = value), and what a shorter gold answer leaves out."""
+    """Patterns of a relation ({e} = owner, {v} = value); a second gold answer omits `before` and `after`."""
 
     statements: tuple[str, ...]
     questions: tuple[str, ...]
@@ -200,7 +200,7 @@ PEOPLE = Domain(
     },
 )
 
-QUICKSTART_FOLDER = Path("runs/quickstart-corpus")  # as recipes/quickstart.yaml has it
+QUICKSTART_FOLDER = Path("runs/quickstart-corpus")  # as in recipes/quickstart.yaml
 QUICKSTART_TRAIN, QUICKSTART_EVAL = 16_000, 600
 DOMAINS = (SHIPS, TOWNS, BOOKS, FIRMS, PEOPLE)
 
@@ -216,7 +216,7 @@ def write_reading_corpus(
 ) -> tuple[Path, Path]:
     """Write `train.json` and `dev.json` with that many questions into `folder`; the same arguments give the same bytes.
 
-    A paragraph is of one of the `domains` and tells 3 to `max_facts` facts.
+    A paragraph belongs to one of the `domains` and states 3 to `max_facts` facts.
 
     write_reading_corpus(Path("quickstart"), num_train=12_000, num_eval=1_000, seed=1)
     ->  {"version": "v2.0", "data": [{"title": "Ships 1", "paragraphs": [{
@@ -245,7 +245,7 @@ def write_quickstart_corpus(folder: Path = QUICKSTART_FOLDER) -> tuple[Path, Pat
 
 
 def write_missing_corpus(source: str) -> None:
-    """Write the quickstart's corpus if `source` is one of its files, as the recipe names them, and is not there."""
+    """Write the quickstart's corpus if `source` is one of its files, as the recipe names them, and does not exist."""
     path = Path(source)
     if path.parent == QUICKSTART_FOLDER and path.name in ("train.json", "dev.json") and not path.exists():
         write_quickstart_corpus()
@@ -254,7 +254,7 @@ def write_missing_corpus(source: str) -> None:
 def build_reading_corpus(
     num_questions: int, *, split: str, seed: int, domains: Sequence[Domain] = DOMAINS, max_facts: int = 5
 ) -> dict:
-    """One split in SQuAD-2.0 form; `dev` takes its names from the held-out part, `train` from the other."""
+    """Return one split in SQuAD 2.0's form; names of `dev` are from the held-out part, others from the other."""
     rng = random.Random(f"reading {seed} {split}")
     make = NameGenerator(rng, held_out=split == "dev")
     articles: list[dict] = []
@@ -278,7 +278,7 @@ def build_reading_corpus(
 def _build_paragraph(
     rng: random.Random, make: NameGenerator, domain: Domain, *, ids: list[str], max_facts: int
 ) -> dict:
-    """A context and one question per id, answerable and not in turn, none asked twice."""
+    """Return a context and one question per id, answerable and unanswerable in turn, without repeats."""
     context, facts = _make_context(rng, make, domain, max_facts)
     told = [(fact.owner, fact.relation) for fact in facts]
     answerable = rng.sample(facts, len(facts))
@@ -305,7 +305,7 @@ def _draw_new_absent_pair(
     stated_pairs: list[tuple[str, str]],
     previous_pairs: set[tuple[str, str]],
 ) -> tuple[str, str]:
-    """An owner and a relation that the text does not tell and that no earlier question asked for."""
+    """Draw an (owner, relation) pair that is neither stated in the text nor the pair of an earlier question."""
     while True:
         pair = draw_absent_pair(
             rng,
@@ -320,7 +320,7 @@ def _draw_new_absent_pair(
 def _make_context(
     rng: random.Random, make: NameGenerator, domain: Domain, max_facts: int
 ) -> tuple[str, list[StatedFact]]:
-    """3 to `max_facts` facts over 2 or 3 owners and 2 or 3 relations, as a text with the place of every answer."""
+    """Return a text of 3 to `max_facts` facts over 2 or 3 owners and 2 or 3 relations, and its facts."""
     num_facts = rng.randint(3, max_facts)
     owners = _draw_distinct(lambda: domain.owner(make), 2 if num_facts == 3 else 3)
     relations = rng.sample(tuple(domain.relations), rng.randint(2, 3))
@@ -345,7 +345,7 @@ def _draw_distinct(draw: Callable[[], str], num_draws: int) -> list[str]:
 def _make_sentence(
     rng: random.Random, make: NameGenerator, relation: Relation, owner: str
 ) -> tuple[str, list[tuple[str, int]]]:
-    """One fact as a sentence, with its gold answers: the whole value first, then the value without title or unit."""
+    """Return a fact as a sentence, with its gold answers: the whole value, then the value without title or unit."""
     core = relation.value(make)
     whole = relation.before + core + relation.after
     pattern = rng.choice(relation.statements)

@@ -1,7 +1,7 @@
-"""Trains the small unigram tokenizer of `t5-nano` and writes it as a T5 tokenizer folder.
+"""Train the small unigram tokenizer of `t5-nano`, and write it as a T5 tokenizer folder.
 
 In: texts and a number of pieces. Out: `tokenizer.json` and `tokenizer_config.json`, which `AutoTokenizer` loads. The
-vocabulary is T5's: `<pad>` 0, `</s>` 1, `<unk>` 2, then the pieces by falling score, then `<extra_id_99>` ...
+vocabulary is T5's: `<pad>` 0, `</s>` 1, `<unk>` 2, then the pieces by descending score, then `<extra_id_99>` ...
 `<extra_id_0>`.
 """
 
@@ -30,7 +30,7 @@ def train_tokenizer(folder: Path, texts: Iterable[str], *, num_pieces: int) -> N
     """Train a unigram tokenizer and write it into `folder`; the same texts give the same files.
 
     `num_pieces` counts everything: the 3 basics, the learnt pieces and the 100 sentinels. A corpus with few distinct
-    strings can give fewer pieces. Sentinels in the texts are taken out before training.
+    strings can give fewer pieces. Sentinels are removed from the texts before training.
 
         train_tokenizer(Path("t5-nano"), ["Velka sailed to Torun."], num_pieces=2048)
         AutoTokenizer.from_pretrained("t5-nano")("Velka").input_ids     ->  [.., .., 1]      # ends with </s>
@@ -53,13 +53,13 @@ def train_tokenizer(folder: Path, texts: Iterable[str], *, num_pieces: int) -> N
 
 
 def _split_like_t5() -> pre_tokenizers.PreTokenizer:
-    """White space ends a piece, and each word starts with the space mark: what transformers builds for T5."""
+    """Return the pre-tokenizer of T5 in transformers: split at white space, each word begins with the space mark."""
     metaspace = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
     return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
 
 
 def _train_unigram(texts: Iterable[str], *, num_pieces: int) -> list[tuple[str, float]]:
-    """The basics and the learnt pieces with their log probabilities, best first."""
+    """Return the basics and the learnt pieces with their log probabilities, best first."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=_remove_sentinels(texts),
@@ -78,7 +78,7 @@ def _train_unigram(texts: Iterable[str], *, num_pieces: int) -> list[tuple[str, 
         unk_id=2,
         bos_id=-1,
         pad_piece="<pad>",
-        num_threads=1,  # more threads add in another order, and the files would differ from run to run
+        num_threads=1,  # more threads sum in varying order, so that the files would differ between runs
         minloglevel=2,
     )
     trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
@@ -92,7 +92,7 @@ def _remove_sentinels(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _build_tokenizer(pieces: list[tuple[str, float]]) -> Tokenizer:
-    """Pieces plus sentinels as a T5 tokenizer: adds `</s>`, joins pieces back into text."""
+    """Build a T5 tokenizer from pieces and sentinels; it appends `</s>`, and decodes pieces to text."""
     vocabulary = pieces + [(sentinel, 0.0) for sentinel in reversed(SENTINELS)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=False))
     tokenizer.pre_tokenizer = _split_like_t5()
