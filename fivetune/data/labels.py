@@ -37,7 +37,7 @@ def read_label_set(
         if len(writings) > MAX_LABELS:
             raise ConfigError(
                 f"task.label: the column {task.label!r} holds more than {MAX_LABELS:,} different texts. A label is one "
-                "of a few. Name the column of the label, or take task.name: jsonl for free text."
+                "of a few. Name the column of the label, or set task.name: jsonl for free text."
             )
     if len(writings) < 2:
         held = ", ".join(repr(text) for counts in writings.values() for text in counts) or "no label"

@@ -36,7 +36,7 @@ class TokenLengths:
 
     Args:
         inputs, contexts: [N] of each example; the context is the clippable part.
-        needed: [N] smallest input limit whose truncation keeps a reference; 0 if the inputs contain none.
+        needed: [N] input limit from which on truncation keeps a reference; 0 if the inputs contain none.
         targets: [M] of each target that is trained on or scored.
     """
 
@@ -84,7 +84,7 @@ def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str])
 
 
 def _compute_needed_limit(example: TextExample, pieces: TokenizedInput) -> int:
-    """Return the input limit whose truncation keeps the first answer; 0 without an answer or offsets.
+    """Return the input limit from which on truncation keeps the first answer; 0 without an answer or offsets.
 
     Truncation removes the end of the context, so an answer in the context also needs room for the tokens behind it.
     """

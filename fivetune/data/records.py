@@ -255,8 +255,8 @@ def _describe_missing_part(fields: Mapping[str, object], name: str) -> str:
     """Return the error for a missing dotted column whose first part exists."""
     first = name.partition(".")[0]
     return (
-        f"{first!r} is {quote_value(fields[first])}, in which data.columns names {name!r}. "
-        "Allowed are names of its objects and places of its lists, from 0. Correct data.columns."
+        f"{first!r} is {quote_value(fields[first])}, without {name!r}, which data.columns names. "
+        "Allowed are keys of its objects and indices of its lists, from 0. Correct data.columns."
     )
 
 

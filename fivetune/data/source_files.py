@@ -133,7 +133,7 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         raise DataError(
             f"{source}: a folder without data files; it holds {holds}. "
-            f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or what datasets.save_to_disk wrote. "
+            f"Allowed in a folder: {', '.join(SUFFIXES)}, each also with .gz, or a folder of datasets.save_to_disk. "
             f"Name the folder or file that holds the data."
         )
     return files
@@ -206,7 +206,7 @@ def open_text(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line with its end), truncated to MAX_RECORD_BYTES + 1: no longer line is loaded whole."""
+    """Yield (number from 1, line with its end), truncated to MAX_RECORD_BYTES + 1, which bounds the memory."""
     number = 0
     while line := file.readline(MAX_RECORD_BYTES + 1):
         number += 1

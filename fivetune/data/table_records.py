@@ -147,7 +147,7 @@ def read_parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, s
         except (pyarrow.ArrowException, OSError) as error:
             raise DataError(
                 f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
-                f"Allowed is a whole one. Copy or download it again."
+                f"Allowed is a complete file. Copy or download it again."
             ) from error
 
 

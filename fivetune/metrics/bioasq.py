@@ -17,7 +17,7 @@ NUM_RANKS = 5
 
 
 class BioASQ(PerExample):
-    """BioASQ factoid questions."""
+    """BioASQ's measures for factoid questions."""
 
     main: ClassVar[str] = "mrr"
     score_names: ClassVar[tuple[str, ...]] = ("strict_accuracy", "lenient_accuracy", "mrr", "total")

@@ -15,7 +15,7 @@ from fivetune.metrics import Case, Details, PerExample
 
 
 class ExactMatch(PerExample):
-    """Exact match."""
+    """Exact match of whole texts."""
 
     main: ClassVar[str] = "exact_match"
     score_names: ClassVar[tuple[str, ...]] = ("exact_match", "total")

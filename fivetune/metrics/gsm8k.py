@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from fivetune.metrics import Case, Details, PerExample
 
-LENIENT_GAP = 5  # points between the two accuracies, from which on the form of the answers decides
+LENIENT_GAP = 5  # points between the two accuracies, from which on the form of the answers matters
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
 _BARE = re.compile(r"\s*(-?[0-9.,]+)\s*")
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?P<sign>(?<![\w)])[-−])?\$?(?P<digits>[0-9][0-9,]*(?:\
 
 
 class GSM8K(PerExample):
-    """GSM8K."""
+    """GSM8K's accuracy, strict and lenient."""
 
     main: ClassVar[str] = "accuracy"
     score_names: ClassVar[tuple[str, ...]] = ("accuracy", "accuracy_lenient", "total")
@@ -69,7 +69,7 @@ def extract_lenient_number(text: str) -> Decimal | None:
 
 
 def describe_lenient_gap(scores: Mapping[str, float]) -> str:
-    """A sentence where the official accuracy is far below the lenient one, else "".
+    """Return a sentence if accuracy is LENIENT_GAP points or more below accuracy_lenient, else "".
 
     >>> describe_lenient_gap({"accuracy": 0.0, "accuracy_lenient": 56.25})  # doctest: +ELLIPSIS
     'accuracy 0.00 beside accuracy_lenient 56.25: the official rules read a number only after "#### ", ...'
@@ -79,7 +79,7 @@ def describe_lenient_gap(scores: Mapping[str, float]) -> str:
         return ""
     return (
         f"accuracy {official:.2f} beside accuracy_lenient {lenient:.2f}: the official rules read a number only after "
-        '"#### ", or where nothing else is written. Let the predictions end that way, or compare accuracy_lenient.'
+        '"#### ", or in a text that is only a number. Let the predictions end that way, or compare accuracy_lenient.'
     )
 
 

@@ -19,7 +19,7 @@ _LOST = re.compile(r"[{}^\\`\u2047<]")  # characters that T5's vocabulary lacks,
 
 
 class MultipleChoice(PerExample):
-    """Multiple choice by best overlap."""
+    """Multiple-choice accuracy by similarity."""
 
     main: ClassVar[str] = "accuracy"
     score_names: ClassVar[tuple[str, ...]] = ("accuracy", "verbatim", "total")

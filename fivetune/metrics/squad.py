@@ -13,7 +13,7 @@ from fivetune.metrics import Case, Details, PerExample, compute_token_f1, normal
 
 
 class SQuAD(PerExample):
-    """SQuAD v1.1."""
+    """SQuAD v1.1's exact match and F1."""
 
     main: ClassVar[str] = "f1"
     score_names: ClassVar[tuple[str, ...]] = ("exact", "f1", "total")

@@ -18,7 +18,7 @@ from fivetune.types import DrawnRows, Resampler, Scores
 
 
 class SQuADV2(Options):
-    """SQuAD v2.0."""
+    """SQuAD v2.0's exact match and F1."""
 
     main: ClassVar[str] = "f1"
     score_names: ClassVar[tuple[str, ...]] = (

@@ -16,7 +16,7 @@ from fivetune.types import DrawnRows, Scores
 
 
 class YesNo(Options):
-    """Yes or no."""
+    """Accuracy of yes/no answers, over all and per answer."""
 
     main: ClassVar[str] = "accuracy"
     score_names: ClassVar[tuple[str, ...]] = ("accuracy", "yes_accuracy", "no_accuracy", "total")
