@@ -99,7 +99,7 @@ def test_no_worker_beside_the_training(trained, monkeypatch):
 def test_housekeeping_in_every_step(trained, monkeypatch):
     def with_housekeeping(*args: Any, **kwargs: Any) -> Any:
         update = work(*args, **kwargs)
-        gc.collect()
+        gc.collect(0)
         time.sleep(SLOW)  # what emptying the memory of a device and waiting for it would take
         return update
 
