@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # for a step and a checkpoint after a signal
-HUNG_RANK_SECONDS = 60  # for the other ranks to end after rank 0
+HUNG_RANK_SECONDS = 30  # for the other ranks to end after rank 0
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 

@@ -53,19 +53,21 @@ def ended(
     words: list[str], act: Callable[[subprocess.Popen[str]], None], run: Path, *, seconds: int = 60
 ) -> tuple[int, str]:
     """Exit code and messages of a command that something is done to once it trains."""
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
-    try:
-        until = time.monotonic() + 120
-        while not (run / "steps.jsonl").exists() and time.monotonic() < until:
-            time.sleep(0.1)
-        left = workers(process)
-        act(process)
-        told = process.communicate(timeout=seconds)[1]
-        psutil.wait_procs(left, timeout=10)
-        assert not any(worker.is_running() for worker in left)
-        return process.returncode, told
-    finally:
-        process.kill()
+    environ = {**os.environ, "OMP_NUM_THREADS": "2"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            until = time.monotonic() + 120
+            while not (run / "steps.jsonl").exists() and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+            assert (run / "steps.jsonl").exists(), process.kill() or process.communicate()[1]
+            left = workers(process)
+            act(process)
+            told = process.communicate(timeout=seconds)[1]
+            psutil.wait_procs(left, timeout=10)
+            assert not any(worker.is_running() for worker in left)
+            return process.returncode, told
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
