@@ -1,6 +1,6 @@
-"""Training: `train` takes a recipe and gives a finished run directory.
+"""Training: `train` fine-tunes by a recipe and returns the finished run.
 
-The folder is called training, not train, so that `fivetune.train` can be the function.
+The folder is named training, not train, because `fivetune.train` is the function.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def train(
     quiet: bool = False,
     command: str | None = None,
 ) -> Run:
-    """Fine-tune by a recipe; returns the finished run. Under torchrun every process calls it; rank 0 writes and prints.
+    """Fine-tune by a recipe; returns the finished run. Under torchrun every rank calls it; rank 0 writes and prints.
 
     Args:
         recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete.
-        overrides: dotted settings that win over the recipe: {"optimizer.lr": 1e-3}.
+        overrides: dotted settings that override the recipe: {"optimizer.lr": 1e-3}.
         resume: continue the run in `run.dir` exactly where it stopped.
         overwrite: move an existing run aside instead of refusing.
         preflight: check files, model, tokenizer, one step, one evaluation and one save before starting.
@@ -106,7 +106,7 @@ def train(
     """
     if isinstance(recipe, RunConfig) and overrides:
         advice = "Give them to load_config, with the recipe."
-        raise ConfigError(f"overrides: they are given beside a RunConfig, which is complete. {advice}")
+        raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
     folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -119,7 +119,7 @@ def train(
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     with StopRequest(silent=not world.is_first) as stop, connected as world, world.report_errors_once():
-        # A run that was killed before its first whole file has nothing to resume from: it starts.
+        # A run that was killed before it wrote a whole file has no state to resume from: it starts at step 0.
         resume = resume and world.broadcast_object(rundir.find_conflict(folder) is not None)
         run, progress = _open_run_outputs(config, world, resume=resume, overwrite=overwrite, quiet=quiet)
         try:
@@ -135,7 +135,7 @@ def train(
                 _train_and_export(start(config, run, progress, stop, world, sampler))
         except BaseException:
             if not resume and not run.get_status_value("begun", False):
-                run.discard()  # refused before it began: the corrected command finds the place free
+                run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
             torch.set_flush_denormal(False)  # `choose_compute` sets it for the whole process
@@ -147,7 +147,7 @@ def train(
 def _open_run_outputs(
     config: RunConfig, world: World, *, resume: bool, overwrite: bool, quiet: bool
 ) -> tuple[RunDir, Progress]:
-    """The run directory and who speaks to the user: the first process; the others have silent ones."""
+    """Open the run directory and the progress display; on ranks above 0 neither writes nor prints."""
     folder = Path(config.run.dir)
     if not world.is_first:
         return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)
@@ -160,7 +160,7 @@ def _open_run_outputs(
 
 
 def _build_sampler(config: RunConfig, run: RunDir, progress: Progress, world: World) -> Sampler:
-    """What looks at the machine beside this process; the first process of a machine looks at its devices too."""
+    """Build the telemetry sampler of this rank; local rank 0 samples the devices of its machine too."""
     name = TELEMETRY if world.is_first else TELEMETRY_OF_RANK.format(rank=world.rank)
     sampler = Sampler(
         run.path / name,
@@ -185,7 +185,7 @@ def _prepare(
     preflight: bool,
     command: str | None,
 ) -> Training:
-    """Everything before the first step; its time counts as the phase "prepare"."""
+    """Set up the run up to its first step; the time counts as the phase "prepare"."""
     started = time.perf_counter()
     if not resume:
         _write_initial_status(config, run)
@@ -236,7 +236,7 @@ def _prepare(
 
 
 def _record_machine(run: RunDir, progress: Progress, machine: JsonTable, *, step: int, resume: bool) -> None:
-    """Write machine.json with the list of the run's parts; warn of what differs from the part before."""
+    """Write machine.json with the list of the run's parts; warn of differences from the previous part."""
     before = rundir.read_machine(run.path).get("parts") if resume else None
     parts, changes = add_part(before, machine, step=step)
     run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": parts})
@@ -245,9 +245,9 @@ def _record_machine(run: RunDir, progress: Progress, machine: JsonTable, *, step
 
 
 def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[str], owner: CheckpointOwner) -> Plan:
-    """The plan of a resumed run: that of this set-up, with the micro-batch that the run had come to.
+    """The plan of a resumed run: that of this set-up, with the micro-batch of the newest checkpoint or of plan.json.
 
-    Raises RunDirError for other training data, ConfigError for fewer steps than are done.
+    Raises RunDirError for other training data, ConfigError for fewer steps than the run has done.
     """
     refuse_foreign_checkpoints(run.path, owner)
     refuse_other_data(run.path, setup.data.stream.store.fingerprint)
@@ -258,17 +258,17 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     if before is None:
         return setup.plan
     batch_size = world.broadcast_object(read_batch_size(run.path)) or before.batch_size
-    if batch_size != before.batch_size:  # edited, or memory ran out after the checkpoint: then it is halved again
+    if batch_size != before.batch_size:  # edited, or halved after the checkpoint: then it will be halved again
         progress.log(f"batch_size is {batch_size}, as at the checkpoint ({PLAN} has {before.batch_size})")
     if before.num_steps != setup.plan.num_steps:
-        progress.log(f"the run was {before.num_steps:,} steps long and is now {setup.plan.num_steps:,}")
+        progress.log(f"the number of steps changes from {before.num_steps:,} to {setup.plan.num_steps:,}")
     if setup.plan.lr is not None:
         warnings += describe_schedule_change(setup.config.schedule, before.num_steps, setup.plan.num_steps)
     return setup.plan.with_batch_size(batch_size)
 
 
 def _train_and_export(training: Training) -> None:
-    """Train to the end and export; whatever happens, the trackers are closed."""
+    """Train to the end and export the model; the trackers are closed in any case."""
     setup, run, state = training.setup, training.run, training.state
     training.progress.log(_format_headline(setup, state))
     try:
@@ -297,7 +297,7 @@ def _train_and_export(training: Training) -> None:
 
 
 def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
-    """The evaluations that the first process has written."""
+    """The evaluations that rank 0 has written, on every rank."""
     return world.broadcast_object(rundir.read_evals(run.path) if world.is_first else [])
 
 
@@ -309,7 +309,7 @@ def _write_initial_status(config: RunConfig, run: RunDir) -> None:
 
 
 def _load_progress(setup: Setup, run: RunDir, progress: Progress, *, resume: bool) -> TrainingProgress:
-    """A fresh start, or the state of the newest whole checkpoint."""
+    """Restore the newest whole checkpoint if the run is resumed; otherwise start at step 0."""
     learner, world = setup.learner, setup.learner.world
     seed_everything(setup.config.run.seed + world.rank)
     state = TrainingProgress()
@@ -330,15 +330,16 @@ def _load_progress(setup: Setup, run: RunDir, progress: Progress, *, resume: boo
 
 
 def _warn(run: RunDir, progress: Progress, message: str) -> None:
-    """Print a warning, and keep it for status.json and the report."""
+    """Print a warning and record it for status.json and the report."""
     run.add_warning(message)
     progress.warn(message)
 
 
 def _export_model(training: Training) -> str | None:
-    """model/: the best weights, or the last ones where nothing was evaluated. A subset's best is scored in full.
+    """Write model/ with the best weights, or with the last ones if the run has no evaluation.
 
-    Returns what is missing, if the best weights are lost.
+    If the best evaluation was of a subset, its weights are evaluated on all examples.
+    Returns: None, or a sentence if the checkpoint of the best weights is damaged.
     """
     setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
     world = learner.world
@@ -386,7 +387,7 @@ def _format_headline(setup: Setup, state: TrainingProgress) -> str:
 
 @contextlib.contextmanager
 def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: World) -> Iterator[None]:
-    """Write how the run ended to status.json, then re-raise. A resume that was refused keeps the state before."""
+    """Write how the run ended to status.json, then re-raise. A refused resume keeps the previous state."""
     started = time.monotonic()
 
     def write_end(state: str, why: str, **facts: object) -> None:

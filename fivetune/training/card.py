@@ -37,7 +37,7 @@ TEXT = "the text as the run's template writes it"
 
 
 def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: str, model_type: str) -> str:
-    """Markdown: what the model was trained from and on, its scores, how to use it, the settings of the run.
+    """Build the card in Markdown: base model, task, scores, usage and the settings of the run.
 
     Args:
         evaluation: of the exported weights; None where nothing was evaluated.
@@ -65,7 +65,7 @@ def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: 
 
 
 def format_score(name: str, value: float) -> str:
-    """A score for reading; a number of examples is a whole number.
+    """Format a score with two decimals, a number of examples as an integer.
 
     >>> format_score("f1", 80.12345), format_score("HasAns_total", 600.0)
     ('80.12', '600')

@@ -1,11 +1,11 @@
-"""Checkpoints: the whole state of a run at a step boundary, whole on disk or not at all.
+"""Checkpoints: the complete state of a run at a step boundary, written atomically.
 
     checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
 
 A checkpoint is written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only
-then are older ones removed. Reading takes the newest whole one; a damaged one is set aside by name, never used.
-state.json also holds what the checkpoint belongs to: the run's id, its settings and its data. A checkpoint holds whole
-weights and optimizer state, whatever the number of processes, so that any number of them can resume from it.
+then are older ones removed. Reading takes the newest whole checkpoint; a damaged one is renamed and never used.
+state.json also records the owner of the checkpoint: the run's id, its settings and its data. Weights and optimizer
+state are unsharded, so that any number of processes can resume from them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from fivetune.rundir.checksums import find_damage, write_checksums
 if TYPE_CHECKING:
     from fivetune.types import JsonTable, TorchState
 
-WEIGHTS = "model.safetensors"  # all that the export needs of a checkpoint
+WEIGHTS = "model.safetensors"  # the only file of a checkpoint that the export needs
 
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """How far a run is.
+    """Position of a run.
 
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
         best: {"step", "metric", "score", "loss"} of the best evaluation so far.
-        num_evals_without_improvement: evaluations since the last one that was better than all before.
+        num_evals_without_improvement: number of evaluations since the last improvement.
         seconds: wall-clock seconds by phase, over all resumes.
     """
 
@@ -63,13 +63,13 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOwner:
-    """What a checkpoint belongs to; a run resumes only from its own checkpoints.
+    """Identity of the run that a checkpoint belongs to; a run resumes only from its own checkpoints.
 
     Args:
-        run_id: of the run directory, drawn when the run is created.
-        settings: the settings that a resume may not change, by dotted name.
+        run_id: id of the run directory, generated when the run is created.
+        settings: the settings that a resume must not change, by dotted name.
         data: fingerprint of the training examples.
-        forward: how losses were computed: the fields of a Forward.
+        forward: the fields of the run's Forward.
         batch_size: examples per forward pass when the checkpoint was written.
     """
 
@@ -85,7 +85,7 @@ NO_OWNER = CheckpointOwner()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights by name, and the content of state.pt."""
+    """A copy of the state on the host: weights by name, and the content of state.pt."""
 
     weights: dict[str, Tensor]
     state: TorchState
@@ -94,7 +94,7 @@ class Snapshot:
 def take_snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World = SINGLE_PROCESS
 ) -> Snapshot:
-    """The state as it is now, on the host. All processes call it; it is complete in the first one."""
+    """Copy the current state to the host. Collective: all ranks call it; the copy is complete on rank 0."""
 
     def taken(tensor: Tensor) -> Tensor:
         full = gather_tensor(tensor.detach())
@@ -113,7 +113,7 @@ def take_snapshot(
 
 
 def _map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
-    """A tree of dicts and lists with its tensors changed."""
+    """Apply `change` to every tensor in a tree of dicts and lists."""
     if isinstance(tree, dict):
         return {key: _map_tensors(value, change) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -124,7 +124,7 @@ def _map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
 def write_checkpoint(
     folder: Path, taken: Snapshot, progress: TrainingProgress, owner: CheckpointOwner = NO_OWNER
 ) -> Path:
-    """Write checkpoints/<step>. Raises RunDirError when the disk refuses a write; nothing half-written stays."""
+    """Write checkpoints/<step>; returns its path. Raises RunDirError if a write fails; no partial checkpoint stays."""
     target = folder / str(progress.step)
     staging = folder / f".staging-{progress.step}"
     try:
@@ -149,7 +149,7 @@ def write_checkpoint(
 
 
 def _describe_space(folder: Path, taken: Snapshot) -> str:
-    """How much a checkpoint needs and how much there is, as a sentence; empty where the system does not know."""
+    """A sentence with the needed and the free disk space; empty if the free space is unknown."""
     tensors = [*taken.weights.values()]
     _map_tensors(taken.state, tensors.append)
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -170,7 +170,7 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) -> Path | None:
-    """The newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported.
+    """Find the newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported to `on_damage`.
 
     Raises RunDirError if a damaged one cannot be renamed.
     """
@@ -193,7 +193,7 @@ def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) 
 
 
 def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
-    """state.json of a checkpoint. Raises ValueError for anything that `write_checkpoint` would not have written."""
+    """Read state.json of a checkpoint. Raises ValueError for content that `write_checkpoint` never writes."""
     try:
         table = json.loads((path / "state.json").read_text(encoding="utf-8"))
         step, best, seconds, owner = table["step"], table["best"], table["seconds"], table.get("owner", {})
@@ -223,7 +223,7 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
 
 
 def find_state_damage(path: Path) -> str | None:
-    """What is wrong with the content of state.json, whose checksum is right; None if nothing is."""
+    """Describe damage of state.json that its checksum does not show; None if there is none."""
     try:
         read_state(path)
     except ValueError as error:
@@ -236,9 +236,9 @@ def _is_number(value: object) -> bool:
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Copy the weights of a checkpoint into the model.
+    """Copy the weights of a checkpoint into the model, sharded as the model is.
 
-    Raises RunDirError if they cannot be read, or belong to another model.
+    Raises RunDirError if they cannot be read or belong to another model.
     """
     file = path / WEIGHTS
     try:
@@ -268,7 +268,7 @@ def restore_checkpoint(
 ) -> TrainingProgress:
     """Restore weights, optimizer, scaler and random states. Raises RunDirError if the checkpoint is of another model.
 
-    A rank that the run did not have when the checkpoint was written keeps its own random state.
+    A rank without a saved random state, because the run had fewer ranks, keeps its own.
     """
     try:
         progress, _ = read_state(path)
@@ -298,7 +298,7 @@ def restore_checkpoint(
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: TorchState) -> None:
-    """Load a whole state, of which each process keeps the part that belongs to its part of the weights."""
+    """Load an unsharded optimizer state; each rank keeps the shard that belongs to its weights."""
     if getattr(optimizer, "keeps_whole_state", False):
         optimizer.load_state_dict(saved)
         return
@@ -313,9 +313,9 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: TorchState) -> None
 def remove_old_checkpoints(
     folder: Path, *, keep: int, best_step: int | None, on_failure: Callable[[str], object] | None = None
 ) -> None:
-    """Remove all checkpoints but the newest `keep` and the best, and what a killed process left half-written.
+    """Remove all checkpoints but the newest `keep` and the best, and the partial folders of killed processes.
 
-    A folder that cannot be removed is reported and stays: the run can go on without its space.
+    A folder that cannot be removed is reported and kept: the run does not need its space.
     """
     outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step != best_step]
     for path in (*folder.glob(".staging-*"), *folder.glob(".*.old"), *outdated):
@@ -345,7 +345,7 @@ def update_best_link(run: Path, step: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a symbolic link without what it points to; nothing there is fine."""
+    """Remove a folder, a file, or a symbolic link without its target; no-op if there is none."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():

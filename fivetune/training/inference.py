@@ -1,4 +1,4 @@
-"""A trained run, loaded once to predict and to be evaluated.
+"""A trained run, loaded once for prediction and evaluation.
 
 In: a run directory and overrides. Out: predictions, or an EvalRecord, computed with the run's own settings.
 """
@@ -52,12 +52,12 @@ TRAINING_ONLY = (
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """A model of a run directory, ready to predict.
+    """The exported model of a run directory, loaded for prediction.
 
     Args:
         folder: the run directory.
-        config: the run's, with the overrides and with the generation cap that its model/ was exported with.
-        step: that the weights are of.
+        config: the run's config with the overrides and the generation cap of model/.
+        step: optimizer step of the weights.
     """
 
     folder: Path
@@ -71,7 +71,7 @@ class TrainedRun:
         return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
 
     def build_evaluator(self, *, on_progress: ProgressCallback = ignore_progress) -> Evaluator:
-        """How the run's task is scored on config.data.eval."""
+        """Build the evaluator of the run's task on config.data.eval. Raises DataError if that is empty."""
         store = prepare_split(self.config, self.tokenizer, "eval", on_progress=on_progress)
         if store is None:
             raise DataError("data.eval: no data to evaluate on. Add --data.eval FILE.")
@@ -80,13 +80,13 @@ class TrainedRun:
     def predict(
         self, inputs: Iterable[Mapping[str, object] | str], *, on_progress: ProgressCallback = ignore_progress
     ) -> list[Prediction]:
-        """Predict for records or texts; one Prediction for each, in their order.
+        """Predict for records or texts; returns one Prediction each, in order.
 
         Args:
             inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
                 reads them.
 
-        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError where none can.
+        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError if none can.
         """
         given = list(inputs)
         if not given:
@@ -106,12 +106,12 @@ class TrainedRun:
     def predict_file(
         self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress
     ) -> list[PredictedRow]:
-        """Predict for every record of a file, in its order; each with its columns and where it stands."""
+        """Predict for every record of a file; returns rows in order, each with the record's columns and position."""
         require_single_part(self.config)
         return self._predict_source(str(source), self.config.task, self.config.data.columns, on_progress)
 
     def list_parts(self) -> dict[str, TrainedRun]:
-        """The run by the name of its task; of a mixture one for each part, by the name of the part's task."""
+        """The run by the name of its task; for a mixture, one run per part, by the name of the part's task."""
         if not isinstance(self.config.task, Mixture):
             return {self.config.task.plugin_name(): self}
         parts = build_part_configs(self.config).values()
@@ -144,7 +144,7 @@ class TrainedRun:
 
 
 def _choose_prediction(row: InputRow, found: Mapping[str, Prediction]) -> Prediction:
-    """The prediction of a record; for a skipped one the reason."""
+    """The prediction of a record; for a skipped record, one with the reason."""
     return Prediction(id=row.id, skipped=row.skipped) if row.skipped else found[row.id]
 
 
@@ -155,7 +155,8 @@ def open_run(
 
     Args:
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
-        unsupported: settings that have no effect for the caller, each with the reason; those of training are known.
+        unsupported: settings without effect for the caller, each with the reason; settings of training are always
+            refused.
 
     Raises RunDirError if the run has no model yet or its files are damaged, ConfigError for an override without effect.
     """
@@ -167,7 +168,7 @@ def open_run(
         )
     config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
-    # The directory may be given from elsewhere than the run began: paths as typed are looked up beside machine.json.
+    # The working directory may differ from that of the training: relative paths are resolved with machine.json.
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
     if "data.eval" in (overrides or ()):
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
@@ -187,7 +188,7 @@ def open_run(
 
 
 def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
-    """The config with the generation cap that the run resolved from its training targets, unless one is set."""
+    """Add the generation cap of the exported model to the config, unless eval.max_new_tokens is set."""
     if config.eval.max_new_tokens or head_of(config.task) == "extractive":
         return config
     path = folder / "generation_config.json"
@@ -206,7 +207,7 @@ def predict(
     inputs: Iterable[Mapping[str, object] | str],
     overrides: Mapping[str, object] | None = None,
 ) -> list[Prediction]:
-    """Predict once with a run: `open_run(folder, overrides).predict(inputs)`. Keep the open run to predict again."""
+    """Predict once with a run: `open_run(folder, overrides).predict(inputs)`. For more calls, keep the open run."""
     return open_run(folder, overrides).predict(inputs)
 
 
@@ -246,7 +247,7 @@ def evaluate(
 
 
 def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
-    """The name of an evaluation; those of the run's own evaluations only for the same data and settings.
+    """Choose the name of an evaluation; `eval` only for the run's own data and settings, `subset` never.
 
     >>> choose_split_name(None, "data/dev.json", is_own=False), choose_split_name(None, "data/eval.json", is_own=False)
     ('dev', 'other-eval')
@@ -259,7 +260,7 @@ def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
 
 
 def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting that would change nothing."""
+    """Raise ConfigError for a setting without effect."""
     for given in overrides:
         key = ALIASES.get(given.replace("-", "_"), given)
         if key in unsupported:
@@ -267,6 +268,6 @@ def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str,
         used = key in HARDWARE or key.partition(".")[0] in ("data", "eval", "task")
         if not used or key in TRAINING_ONLY:
             raise ConfigError(
-                f"--{given}: has no effect here: the model is trained. Allowed: {', '.join(HARDWARE)}, and of data.*, "
-                "eval.* and task.* what decides how it answers. Leave it out."
+                f"--{given}: has no effect here: the model is trained. Allowed: {', '.join(HARDWARE)}, and settings of "
+                "data.*, eval.* and task.* that affect its predictions. Leave it out."
             )

@@ -1,4 +1,4 @@
-"""What an optimizer step needs: the model, its optimizer, how losses are computed, and on which device.
+"""The parts of an optimizer step: model, optimizer, loss scaler, forward, device and strategy.
 
 In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and optimizer state, not its parts.
 """
@@ -34,12 +34,12 @@ class ComputeConfig:
     precision: str
 
     def make_autocast(self) -> AbstractContextManager[object]:
-        """A new autocast context: 16-bit matrix products over fp32 weights, or nothing in fp32."""
+        """Make an autocast context: 16-bit matrix products with fp32 weights; no-op in fp32."""
         kind = self.device.partition(":")[0]
         return torch.autocast(kind, dtype=DTYPES.get(self.precision), enabled=self.precision in DTYPES)
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        """Loss scaling for fp16, a pass-through otherwise."""
+        """Make a loss scaler for fp16; disabled in other precisions."""
         return torch.amp.GradScaler(self.device.partition(":")[0], enabled=self.precision == "fp16")
 
 
@@ -48,11 +48,11 @@ class Learner:
     """The parts of an optimizer step.
 
     Args:
-        model: as the strategy places it; where that shards it, only `gather_model` gives all weights.
+        model: as placed by the strategy; if it is sharded, only `gather_model` has all weights.
         forward: computes the token losses.
-        max_grad_norm: gradients are scaled down to this norm; None for never.
-        world: the processes that train together.
-        graphs: replays steps as CUDA graphs; None where each kernel is launched.
+        max_grad_norm: largest global gradient norm; None disables clipping.
+        world: the ranks of the run.
+        graphs: replays steps as CUDA graphs; None if each kernel is launched.
     """
 
     model: T5Model
@@ -66,14 +66,14 @@ class Learner:
     graphs: GraphedUpdate | None = None
 
     def gather_model(self) -> AbstractContextManager[T5Model]:
-        """The model with all its weights, to generate with and to save. All processes enter it."""
+        """The model with all its weights, for generation and saving. Collective: all ranks enter it."""
         return self.strategy.gather_model(self.model)
 
 
 def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeConfig:
-    """Choose device and precision, and set the process's threads; call it before any work.
+    """Choose device and precision, and set the number of threads; call it before any computation.
 
-    Denormal floats count as 0, because a CPU computes with them many times slower; new threads inherit that setting.
+    Denormal floats are flushed to 0, because a CPU is many times slower with them; new threads inherit the setting.
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(config.train.num_threads or count_cores())
@@ -86,16 +86,16 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over all trainable weights; norms are not decayed."""
+    """Build the optimizer over all trainable weights; norms have no weight decay."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     for parameter in trainable:
-        vars(parameter).pop("table_grad", None)  # left by an earlier optimizer that took gradients in parts
+        vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
     groups: list[TorchState] = [{"params": [p for p in trainable if p.dim() > 1]}]
     norms = [p for p in trainable if p.dim() <= 1]
     if norms:
         groups.append({"params": norms, "weight_decay": 0.0})
     build = config.optimizer.build
-    # Gradients of large tables may stay in parts only where they stay in this process, unscaled.
+    # Factored gradients can be neither all-reduced nor unscaled by a GradScaler.
     if not config.strategy.supports_multiple and config.train.precision != "fp16":
         build = getattr(config.optimizer, "build_for_tables", build)
     optimizer = build(groups)

@@ -1,7 +1,7 @@
-"""The main loop: step, evaluate, save, in plain sight.
+"""The training loop: evaluate, save, stop, step.
 
 In: a Setup, a run directory and the progress so far. Out: a trained model, records, checkpoints.
-A run stopped at any step boundary and resumed does exactly what the uninterrupted run does.
+A run that is stopped at a step boundary and resumed gives the same result as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class PendingStep:
     """A step queued on the device; its record is written when the device has finished.
 
     Args:
-        group: its batches, for the message of a non-finite step.
-        num_tokens: of inputs and targets, without padding, on all ranks.
-        make_record: builds the StepRecord from what is known only then: loss, grad_norm, padding, times, mfu.
+        group: its batches, for the error message of a non-finite step.
+        num_tokens: tokens of inputs and targets on all ranks, without padding.
+        make_record: builds the StepRecord from the values that are known when the device has finished: loss,
+            grad_norm, padding, times, mfu.
     """
 
     step: int
@@ -68,14 +69,14 @@ class PendingStep:
 
 @dataclass(slots=True)
 class Training:
-    """A run in progress: what it was set up with, where it is written, how far it is.
+    """A run in progress: its parts, its outputs and its position.
 
     Args:
-        plan: the setup's, with a smaller micro-batch once memory ran out.
-        peak_flops: of one device; None where that is unknown.
+        plan: that of the setup, with a smaller micro-batch after memory ran out.
+        peak_flops: of one device; None if unknown.
         nonfinite_flag: from `make_nonfinite_flag`.
-        pending_steps: steps without a record yet, the oldest first.
-        losses, grad_norms: of this part of the run, by step; finite ones only.
+        pending_steps: steps without a record yet, oldest first.
+        losses, grad_norms: finite values of this part of the run, by step.
     """
 
     setup: Setup
@@ -116,7 +117,7 @@ def run_training_loop(training: Training) -> None:
             if is_evaluation_due(training) and not stopping:
                 with measure_phase(training, "evaluate"), suppress(EvaluationStoppedError):
                     evaluate_model(training)
-                saved = min(saved, state.step - 1)  # a checkpoint of this step does not know its score yet
+                saved = min(saved, state.step - 1)  # an earlier checkpoint of this step lacks its score
                 stopping = _is_stop_requested(training)
             if state.step > max(saved, 0) and (is_checkpoint_due(training) or stopping):
                 with measure_phase(training, "checkpoint"):
@@ -139,7 +140,7 @@ def _is_stop_requested(training: Training) -> bool:
 
 
 def run_step(training: Training, groups: Iterator[list[Batch]]) -> None:
-    """One optimizer step. Its record is written when the device has finished it: on a CPU, at once."""
+    """Run one optimizer step. Its record is written when the device has finished, on a CPU at once."""
     setup, learner, stream = training.setup, training.setup.learner, training.setup.data.stream
     state, meter = training.state, training.meter
     training.sampler.step = state.step + 1
@@ -208,8 +209,8 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
 def write_steps(training: Training, *, wait: bool) -> None:
     """Write the records of the steps that the device has finished, in order; with `wait`, of all steps.
 
-    Several processes write only when they wait, so that all of them find the same errors at the same step.
-    Raises NumericError for a step that was not finite.
+    Several ranks write only with `wait`, so that all of them find an error at the same step.
+    Raises NumericError for a non-finite step.
     """
     pending = training.pending_steps
     single_process = training.setup.learner.world.size == 1
@@ -298,7 +299,7 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None) -
     record = replace(record, run_step=training.state.step)
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
-        raise ConfigError(f"eval.metric: the evaluation gives no {setup.metric!r}. It gives: {known}.")
+        raise ConfigError(f"eval.metric: the evaluation has no score {setup.metric!r}. It has: {known}.")
     training.run.append(EVALS, record.as_dict())
     training.progress.show_evaluation(record)
     for sink in training.sinks:
@@ -337,7 +338,7 @@ def save_checkpoint(training: Training) -> None:
 
 
 def is_evaluation_due(training: Training) -> bool:
-    """At the start if eval.at_start, every `eval_every_steps`, and at the end; once per step."""
+    """Whether to evaluate now: at step 0 if eval.at_start, every `eval_every_steps`, at the end; once per step."""
     setup, plan, step = training.setup, training.plan, training.state.step
     if setup.data.evaluator is None or step in training.evaluated_steps:
         return False
@@ -347,13 +348,13 @@ def is_evaluation_due(training: Training) -> bool:
 
 
 def is_stopped_early(training: Training) -> bool:
-    """Whether train.early_stopping evaluations in a row were no improvement."""
+    """Whether train.early_stopping evaluations in a row brought no improvement."""
     patience = training.setup.config.train.early_stopping
     return patience is not None and training.state.num_evals_without_improvement >= patience
 
 
 def describe_early_stop(training: Training) -> str:
-    """Why the run stopped before its last step; empty if it did not."""
+    """The reason why the run stopped before its last step; empty if it did not."""
     state = training.state
     if state.step == training.plan.num_steps or not is_stopped_early(training) or state.best is None:
         return ""
@@ -365,7 +366,7 @@ def describe_early_stop(training: Training) -> str:
 
 
 def is_checkpoint_due(training: Training) -> bool:
-    """Every `checkpoint_every_steps`, at the end, and after the best evaluation so far."""
+    """Whether to save now: every `checkpoint_every_steps`, at the end, and after the best evaluation so far."""
     plan, state = training.plan, training.state
     if is_stopped_early(training):
         return True
@@ -392,7 +393,7 @@ def measure_phase(training: Training, phase: str) -> Iterator[None]:
 
 
 def _warn_of_losses(training: Training, step: int, loss: float, norm: float) -> None:
-    """Warn of a loss that never changes, and once of a training that diverged."""
+    """Warn if the loss is constant or the training diverges."""
     losses, norms = training.losses, training.grad_norms
     losses[step] = loss
     if math.isfinite(norm):

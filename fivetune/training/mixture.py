@@ -1,6 +1,6 @@
-"""A mixture's parts as runs of their own: what each reads, how they are joined, and one part alone.
+"""The parts of a mixture: their configs, their joined store, the sampler of epochs, and the choice of a single part.
 
-In: a RunConfig whose task is a mixture, or any other. Out: the RunConfig of a part, the joined store, the draw.
+In: a RunConfig whose task is a mixture, or any other. Out: RunConfigs of parts, a ConcatStore, a MixtureSampler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fivetune.tasks.mixture import Mixture
 
 
 def build_part_configs(config: RunConfig) -> dict[str, RunConfig]:
-    """The config of each part by name: its task, its files and limits, those of `data` where it has none."""
+    """The config of each part by name: its task, files and limits; `data` supplies settings that a part leaves out."""
     found = {}
     for name, part in config.task.parts.items():
         own = {key: value for key, value in part if key in type(config.data).model_fields and value}
@@ -26,10 +26,10 @@ def build_part_configs(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def select_part(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig:
-    """The config of the part that task.part names; the config as it is where none is named.
+    """The config of the part that task.part names; the unchanged config if it names none.
 
     Args:
-        overrides: settings that were given for this call; a data.eval among them wins over the part's own.
+        overrides: names of the settings given for this call; a data.eval among them overrides the part's own.
 
     Raises ConfigError for a data.eval that no part would read.
     """
@@ -50,7 +50,7 @@ def select_part(config: RunConfig, overrides: Collection[str] = ()) -> RunConfig
 
 
 def require_single_part(config: RunConfig) -> None:
-    """Raise ConfigError for a mixture where one part is needed."""
+    """Raise ConfigError for a mixture, for callers that need the task of a single part."""
     if isinstance(config.task, Mixture):
         parts = ", ".join(config.task.parts)
         raise ConfigError(
@@ -60,7 +60,7 @@ def require_single_part(config: RunConfig) -> None:
 
 
 def join_stores(stores: Mapping[str, TokenStore | None], split: str) -> ConcatStore | None:
-    """The stores of all parts as one; None if no part has one. Raises ConfigError if only some have."""
+    """Join the stores of all parts; None if no part has a store. Raises ConfigError if only some have one."""
     there = {name: store for name, store in stores.items() if store is not None}
     lacking = [name for name in stores if name not in there]
     if there and lacking:
@@ -72,7 +72,7 @@ def join_stores(stores: Mapping[str, TokenStore | None], split: str) -> ConcatSt
 
 
 def build_mixture_sampler(config: RunConfig, store: TokenStore) -> MixtureSampler | None:
-    """Which examples each epoch of a mixture takes; None for a task of its own. The shares are noted in the summary."""
+    """Build the sampler of a mixture's epochs; None for other tasks. Records the shares in the store's summary."""
     if not isinstance(store, ConcatStore):
         return None
     task, sizes = config.task, [len(part) for part in store.parts.values()]

@@ -1,6 +1,6 @@
-"""How the numbers of a run are decided: from settings, the size of the data and what the device takes.
+"""Decides the plan of a run: its numbers of steps, micro-batch, intervals and generation cap.
 
-In: a RunConfig and what was built from it. Out: a Plan, frozen, which the run writes as plan.json.
+In: a RunConfig, the size of the data, the micro-batch. Out: a Plan, frozen, which the run writes as plan.json.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ DEFAULT_NUM_EPOCHS = 3
 def decide_plan(
     config: RunConfig, *, batch_size: int, steps_per_epoch: float, lr: float | None, max_new_tokens: int | None
 ) -> Plan:
-    """The plan of a run.
+    """Decide the plan of a run.
 
     Args:
-        batch_size: examples per forward pass that fit into memory.
-        lr: peak learning rate of the optimizer; None where it computes its own.
-        max_new_tokens: the evaluator's cap; None without evaluation data.
+        batch_size: examples per forward pass.
+        steps_per_epoch: optimizer steps per epoch.
+        lr: peak learning rate; None if the optimizer computes its own.
+        max_new_tokens: generation cap of the evaluator; None without evaluation data.
     """
     num_epochs = config.train.num_epochs or DEFAULT_NUM_EPOCHS
     num_steps = config.train.num_steps or max(1, round(num_epochs * steps_per_epoch))

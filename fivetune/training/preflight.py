@@ -1,7 +1,6 @@
-"""Pre-flight: everything that would fail after hours, tried on a few examples in under a minute.
+"""Pre-flight checks: on a few examples, find in under a minute the errors that would end a run after hours.
 
-In: a Setup. Out: one Check per thing tried, each with pass, warn or fail and what to do. Weights, optimizer and random
-states are restored.
+In: a Setup. Out: Checks, each with pass, warn or fail and a remedy. Weights, optimizer and random states are restored.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import JsonTable
 
-NUM_PROBED = 300  # examples looked at for characters
+NUM_PROBED = 300  # examples whose characters are checked
 NUM_GENERATED = 16
 UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning
 MAX_LOSSY_SHARE = 0.5  # of all characters: more cannot be learnt from
-LOST_SHARE = 0.01  # of examples that lose their answer, likewise
+LOST_SHARE = 0.01  # of examples, above which lost answers are a warning
 MAX_RELOADED = 1_000_000_000  # parameters above which saving and reloading would take longer than a minute
 
 
@@ -61,8 +60,8 @@ class Check:
     """The outcome of one check.
 
     Args:
-        error_class: what a failure is raised as.
-        batch_size: a smaller micro-batch, where the check found that the planned one does not fit into memory.
+        error_class: class of the exception that a failure raises.
+        batch_size: a smaller micro-batch, if the planned one does not fit into memory.
     """
 
     name: str
@@ -73,9 +72,9 @@ class Check:
 
 
 def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan:
-    """Run all checks: warnings go to the user and the report, the first failure raises.
+    """Run all checks: warnings are printed and recorded, the first failure raises.
 
-    Returns: the plan, with a smaller micro-batch where the planned one did not fit.
+    Returns: the plan, with a smaller micro-batch if the planned one did not fit into memory.
     """
     started, plan = time.perf_counter(), setup.plan
     checks = []
@@ -96,7 +95,7 @@ def check_before_training(setup: Setup, progress: Progress, run: RunDir) -> Plan
 
 
 def run_checks(setup: Setup) -> Iterator[Check]:
-    """All checks, one after the other. A FiveTuneError becomes a failed check."""
+    """Run the checks in order and yield their outcomes. A FiveTuneError becomes a failed check."""
     checks: dict[str, Callable[[Setup], Outcome]] = {
         "data": _check_data,
         "leakage": _check_leakage,
@@ -124,7 +123,7 @@ def run_checks(setup: Setup) -> Iterator[Check]:
 Outcome = (
     tuple[Literal["pass", "warn", "fail"], str] | tuple[Literal["pass", "warn", "fail"], str, type[FiveTuneError], int]
 )
-"""State and detail of a check; error class and smaller batch size where there is one."""
+"""State and detail of a check, optionally with the error class and a smaller batch size."""
 
 
 def _check_data(setup: Setup) -> Outcome:
@@ -136,7 +135,7 @@ def _check_data(setup: Setup) -> Outcome:
             f"{facts['num_skipped']:,} left out; {facts['num_examples']:,} examples"
         )
         if facts["num_not_learnt"]:
-            parts.append(f"{facts['num_not_learnt']:,} examples do not hold their answer: nothing is learnt from them")
+            parts.append(f"{facts['num_not_learnt']:,} examples do not contain their answer: they are not trained on")
         if first := facts["first_bad"]:
             told = f"{first['where']}: {first['reason'].rstrip('.')}"
             parts.append(f"{facts['num_skipped_bad']:,} of them cannot be used, the first: {told}")
@@ -147,7 +146,7 @@ def _check_data(setup: Setup) -> Outcome:
     if division := setup.data.stream.store.summary.get("split"):
         parts.append(
             f"data.eval_share {division['share']:g}: {division['num_eval_records']:,} of {division['num_records']:,} "
-            f"records in {division['num_groups']:,} groups of related ones are evaluated on"
+            f"records are evaluation data ({division['num_groups']:,} groups of related records)"
         )
     if setup.data.evaluator is None:
         return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
@@ -155,7 +154,7 @@ def _check_data(setup: Setup) -> Outcome:
 
 
 def _iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
-    """What of the data makes scores mean something else than they seem to; of a mixture, by part."""
+    """Yield properties of the data that distort scores; for a mixture, by part."""
     for part, one in facts.get("parts", {}).items():
         yield from _iter_data_notes(f"{name} {part}", one)
     if num := facts["num_unlabelled"] if "parts" not in facts else 0:
@@ -169,7 +168,7 @@ def _iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
 
 
 def _check_leakage(setup: Setup) -> Outcome:
-    """Whether a file is both learnt from and scored on, under its own name or as a copy."""
+    """Check whether training and evaluation data share a file, by name or by content, or an id."""
     if setup.data.evaluator is None:
         return "pass", "no data.eval that training could contain"
     if setup.data.evaluator.store.summary.get("split"):
@@ -206,9 +205,9 @@ def _check_model(setup: Setup) -> Outcome:
 
 
 def _check_characters(setup: Setup) -> Outcome:
-    """Characters that the tokenizer turns into <unk> or drops, and in how many examples of each set.
+    """Find characters that the tokenizer maps to <unk> or drops, and count the examples of each set that have them.
 
-    Raises ModelError where most characters are lost: the vocabulary is not one for this text, or not whole.
+    Raises ModelError if most characters are lost: the vocabulary does not cover this text, or is incomplete.
     """
     parts, state, num_probed, spaces = [], "pass", 0, ""
     for name, store in setup.data.stores:
@@ -258,7 +257,7 @@ def _check_truncation(setup: Setup) -> Outcome:
             )
         if lost / total > LOST_SHARE:
             way = (
-                "ask in windows: data.overlong: windows"
+                "read contexts in windows: data.overlong: windows"
                 if all(extractive)
                 else "keep both ends: data.overlong: head_tail"
             )
@@ -266,7 +265,7 @@ def _check_truncation(setup: Setup) -> Outcome:
         if cut_targets / total > LOST_SHARE:
             advice.add("Raise data.max_target_tokens")
     if not parts:
-        return "pass", "no input and no target is cut"
+        return "pass", "no input and no target is truncated"
     return "warn" if advice else "pass", ". ".join(["; ".join(parts), *sorted(advice)])
 
 
@@ -279,7 +278,7 @@ def _check_learning_rate(setup: Setup) -> Outcome:
 
 
 def _check_train_step(setup: Setup) -> Outcome:
-    """One optimizer step on the longest examples, so that it shows now whether memory suffices."""
+    """Run one optimizer step on the longest examples, which shows whether memory suffices."""
     learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
     rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
     probe = next(iter(learner.model.parameters()))
@@ -322,7 +321,7 @@ def _check_generation(setup: Setup) -> Outcome:
 
 
 def _check_reload(setup: Setup) -> Outcome:
-    """Save, load again, compare logits."""
+    """Save and reload the model; compare token losses."""
     learner = setup.learner
     if count_parameters(learner.model) > MAX_RELOADED:
         return "warn", "skipped: the model is too large to be written and read in a minute"
@@ -350,9 +349,9 @@ def _compute_probe_losses(model: T5Model, batch: PaddedBatch) -> torch.Tensor:
 
 
 def _check_memory(setup: Setup) -> Outcome:
-    """The peak memory of training, from the sizes and from the step on the longest examples.
+    """Forecast the peak memory of training from the size of the model and the step on the longest examples.
 
-    During that first step's forward pass the optimizer had no state yet; later ones hold activations and state.
+    In that step the optimizer had no state during the forward pass; later steps hold activations and state at once.
     """
     device = setup.learner.compute.device
     count = count_parameters(setup.learner.model)
@@ -373,10 +372,10 @@ def _check_memory(setup: Setup) -> Outcome:
 
 
 def _check_cores(setup: Setup) -> Outcome:
-    """Whether other programs leave the compute threads of a CPU run a core each."""
+    """Check whether each compute thread of a CPU run has a core of its own."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     if setup.learner.compute.device != "cpu":
-        return "pass", f"{cores} cores; the device computes"
+        return "pass", f"{cores} cores; the model runs on the device"
     try:
         load = os.getloadavg()[0]
     except (AttributeError, OSError):  # not on every system
@@ -388,7 +387,7 @@ def _check_cores(setup: Setup) -> Outcome:
 
 
 def check_run_directory(path: Path) -> Check:
-    """Whether a run could start in `path`. For `fivetune check`: `train` owns its directory before the pre-flight."""
+    """Check whether a run could start in `path`. Only for `fivetune check`: `train` has created it by then."""
     name, there = "run directory", _find_existing_parent(path)
     if not there.is_dir():
         return Check(name, "fail", f"{there} is a file. Choose another run.dir")
@@ -406,7 +405,7 @@ def _find_existing_parent(path: Path) -> Path:
 
 
 def _check_disk(setup: Setup) -> Outcome:
-    """Space for the checkpoints that are kept, one more while it is written, and model/."""
+    """Check the disk space for the kept checkpoints, the best one, one more during a save, and model/."""
     config = setup.config
     each = count_parameters(setup.learner.model) * (4 + config.optimizer.state_bytes_per_parameter)
     needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8

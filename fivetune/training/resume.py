@@ -1,4 +1,7 @@
-"""What may change between the parts of a run that is stopped and resumed, and what may not."""
+"""Rules of resuming: which settings, data and checkpoints must not change, and which changes are only reported.
+
+In: a run directory, the config of the resumed run. Out: the run's earlier choices, warnings, or an error.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from fivetune.schedules import Warmup
     from fivetune.types import JsonTable
 
-COMPARED = ("device", "num_threads", "versions")  # of two parts of a run
+COMPARED = ("device", "num_threads", "versions")  # facts compared between two parts of a run
 
-CHANGEABLE = (  # what may change; the number of steps too, so that a run can be made longer
+CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
     "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "data.cache_dir",
     "data.eval", "data.max_eval_examples", "train.capture", "train.log_every_steps", "train.num_threads",
     "train.num_steps", "train.num_epochs", "train.early_stopping",
@@ -36,7 +39,7 @@ CHANGEABLE = (  # what may change; the number of steps too, so that a run can be
 
 
 def with_saved_batch_size(folder: Path, config: RunConfig) -> RunConfig:
-    """The config with the batch size that the run found when it began, where it is auto."""
+    """Replace train.batch_size auto by the size that the run found when it began."""
     before = get_nested(rundir.read_run_config(folder), "train", "batch_size")
     if config.train.batch_size != "auto" or type(before) is not int or before < 1:
         return config
@@ -44,7 +47,7 @@ def with_saved_batch_size(folder: Path, config: RunConfig) -> RunConfig:
 
 
 def read_forward(folder: Path) -> Forward | None:
-    """The forward that a run trains with: that of its newest checkpoint, else of machine.json; None if there is none.
+    """Read the forward of a run from its newest checkpoint, else from machine.json; None if neither has it.
 
     Another forward rounds differently, so a resumed run would end with other weights.
     """
@@ -57,20 +60,20 @@ def read_forward(folder: Path) -> Forward | None:
 
 
 def read_batch_size(folder: Path) -> int | None:
-    """Examples per forward pass at the newest checkpoint; None without a checkpoint."""
+    """Read the examples per forward pass from the newest checkpoint; None without a checkpoint."""
     sizes = [owner.batch_size for _, owner in _iter_owners(folder) if owner.batch_size > 0]
     return sizes[-1] if sizes else None
 
 
 def read_run_id(folder: Path) -> str:
-    """The id of a run, from machine.json or, where that is lost, from its newest checkpoint; a new one if neither."""
+    """Read the id of a run from machine.json, else from its newest checkpoint; a new id if neither has one."""
     found = rundir.read_machine(folder).get("run_id")
     ids = [owner.run_id for _, owner in _iter_owners(folder) if owner.run_id]
     return found if isinstance(found, str) and found else ids[-1] if ids else uuid.uuid4().hex
 
 
 def describe_owner(folder: Path, config: RunConfig, data: str, forward: Forward) -> CheckpointOwner:
-    """What the checkpoints of the run in `folder` record about it; `data` is the fingerprint of its examples."""
+    """Build the owner record of the checkpoints in `folder`; `data` is the fingerprint of the training examples."""
     flat = _flatten_sections(json.loads(json.dumps(redact_json(config.as_dict()))))
     settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
     return CheckpointOwner(run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward))
@@ -98,7 +101,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
 
 
 def _iter_owners(folder: Path) -> Iterator[tuple[Path, CheckpointOwner]]:
-    """The checkpoints whose state.json is whole, in order of steps, with what they belong to."""
+    """Yield the checkpoints with a whole state.json in order of steps, each with its owner."""
     for step in checkpoint.list_steps(folder / "checkpoints"):
         path = folder / "checkpoints" / str(step)
         with suppress(ValueError):
@@ -107,7 +110,7 @@ def _iter_owners(folder: Path) -> Iterator[tuple[Path, CheckpointOwner]]:
 
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:
-    """Raise ConfigError, listing the differences, if `config` would train something else than the run did so far."""
+    """Raise ConfigError, listing the differences, if `config` changes settings that a resume must not change."""
     changed = find_changed_settings(rundir.read_run_config(folder), redact_json(config.as_dict()))
     if changed:
         raise ConfigError(
@@ -128,22 +131,25 @@ def _describe_other_data(folder: Path) -> str:
 
 
 def describe_lost_files(folder: Path) -> list[str]:
-    """A warning for each file that a run with a checkpoint has written and that is gone."""
+    """A warning for each missing file that a run with a checkpoint has written."""
     steps = checkpoint.list_steps(folder / "checkpoints")
     names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
     return [
-        f"{name} is missing: it is written again, without what the run recorded in it before."
+        f"{name} is missing: a new one is written, without the run's earlier records."
         for name in names
         if steps and not (folder / name).is_file()
     ]
 
 
 def add_part(parts: Any, machine: JsonTable, *, step: int) -> tuple[list[JsonTable], list[str]]:
-    """The parts of a run with the one that begins now, and a warning if its environment differs from the last one's.
+    """Append the part that begins now to the parts of a run.
 
     Args:
-        parts: of machine.json as the part before has written it; anything but a list counts as none.
-        machine: the facts of this part, as for machine.json.
+        parts: the list in machine.json as the previous part wrote it; anything but a list counts as empty.
+        machine: the facts of this part, as in machine.json.
+        step: first step of this part.
+
+    Returns: the parts, and a warning if the environment differs from that of the previous part.
     """
     before = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     part: JsonTable = {
@@ -171,26 +177,26 @@ def refuse_other_data(folder: Path, fingerprint: str) -> None:
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
-    """Raise ConfigError if a run of `num_steps` is to go on from a later step."""
+    """Raise ConfigError if the run has done more than `num_steps` steps."""
     if num_steps < done:
         raise ConfigError(
-            f"train.num_steps: {num_steps:,} steps are asked for, and {folder} has done {done:,}. "
-            "Ask for at least as many, or choose another run.dir."
+            f"train.num_steps: {num_steps:,} is below the {done:,} steps that {folder} has done. "
+            "Set at least as many, or choose another run.dir."
         )
 
 
 def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[str]:
-    """A warning if `after` steps instead of `before` change the learning rate of steps that both have; else none."""
+    """A warning if `after` steps instead of `before` change the learning rate of their common steps; else none."""
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
         return []
     return [
-        f"the run was started for {before:,} steps and goes on for {after:,}: schedule.name {schedule.plugin_name()} "
-        "follows the new number from here, so the learning rate makes a jump that no uninterrupted run has"
+        f"the run was started for {before:,} steps and now has {after:,}: schedule.name {schedule.plugin_name()} "
+        "uses the new number from here, so the learning rate jumps, unlike in an uninterrupted run"
     ]
 
 
 def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tuple[object, object]]:
-    """Settings that differ and matter, by dotted name.
+    """Find changed settings that a resume must not change: (before, after) by dotted name.
 
     >>> find_changed_settings({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
     {'run.seed': (1, 2)}

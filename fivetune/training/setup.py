@@ -1,6 +1,6 @@
-"""From a RunConfig to everything that the loop needs: model, optimizer, data, and the plan of the run.
+"""Builds the parts of a run from its config: model, optimizer, data and plan.
 
-In: a RunConfig. Out: a Setup, frozen. What is built here gets values, not the config.
+In: a RunConfig. Out: a Setup, frozen. The parts receive values, not the config.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size a
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What a run learns from and what it is evaluated on; no evaluator without data.eval."""
+    """The training stream and the evaluator of a run; None without evaluation data."""
 
     stream: TrainingStream
     evaluator: Evaluator | None
@@ -69,13 +69,13 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A run, ready to start: what `set_up` has built.
+    """The parts of a run, built by `set_up`.
 
     Args:
-        config: with the batch size that was found, where the recipe has auto.
+        config: the recipe's, with the size that was found in place of train.batch_size auto.
         loaded: the tokenizer, and warnings from loading the model.
         plan: the resolved numbers.
-        fit: how the batch size was found, where the recipe has auto.
+        fit: result of the search for train.batch_size auto; None if the recipe gives a number.
     """
 
     config: RunConfig
@@ -87,11 +87,11 @@ class Setup:
 
     @property
     def metric(self) -> str:
-        """The score that picks the best checkpoint."""
+        """Name of the score that selects the best checkpoint."""
         return self.config.eval.metric or self.config.task.main_metric
 
     def compute_lr(self, step: int) -> float | None:
-        """Learning rate of a 0-based step; None where the optimizer computes its own."""
+        """Learning rate of a 0-based step; None if the optimizer computes its own."""
         return None if self.plan.lr is None else self.plan.lr * self.config.schedule.factor(step, self.plan.num_steps)
 
 
@@ -102,11 +102,11 @@ def set_up(
     resumed_forward: Forward | None = None,
     world: World = SINGLE_PROCESS,
 ) -> Setup:
-    """Load, prepare, build. Raises the errors of every part; writes nothing but the data cache.
+    """Load the model, prepare the data and build the rest. Writes only the data cache; raises the errors of all parts.
 
     Args:
         resumed_forward: the forward that a resumed run began with.
-        world: the processes that train together; all of them call it, and rank 0 prepares the data.
+        world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
     compute = choose_compute(config, world)
@@ -174,7 +174,7 @@ def _prepare_data(
         )
     if evaluation is None:
         return TrainingData(stream, None)
-    # The cap comes from the training targets: those of data.eval are what the model has to find.
+    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
     evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=train.summary["target_p99"])
     return TrainingData(stream, evaluator)
 
@@ -182,7 +182,7 @@ def _prepare_data(
 def _find_micro_batch(
     config: RunConfig, model: T5Model, forward: Forward, train: TokenStore, compute: ComputeConfig, world: World
 ) -> Fit:
-    """The largest micro-batch that fits in every process."""
+    """Find the largest micro-batch that fits on every rank."""
     fit = find_largest_fit(
         model,
         forward,
@@ -197,7 +197,7 @@ def _find_micro_batch(
 
 
 def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
-    """The config with a number for train.batch_size."""
+    """The config with `batch_size` as train.batch_size."""
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
 
 
@@ -231,7 +231,7 @@ def prepare_split(
     on_progress: ProgressCallback,
     labelled: bool = True,
 ) -> TokenStore | None:
-    """The tokenised "train" or "eval" data; None if there is none."""
+    """Load or build the store of the "train" or "eval" data; None if the config has no such data."""
     data = config.data
     training = split == "train"
     if isinstance(config.task, Mixture):
@@ -274,7 +274,11 @@ def build_length_limits(config: RunConfig) -> LengthLimits:
 def make_evaluator(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, store: TokenStore, compute: ComputeConfig, *, target_p99: int
 ) -> Evaluator:
-    """How a store is evaluated, that of a mixture part by part; the generation cap comes from the training targets."""
+    """Build the evaluator of a store, for a mixture with one per part.
+
+    Args:
+        target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
+    """
     parts = {}
     if isinstance(store, ConcatStore):
         parts = {
@@ -295,7 +299,7 @@ def make_evaluator(
 
 
 def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, target_p99: int) -> Decoding:
-    """How the run decodes, in evaluation and in prediction."""
+    """Build the decoding options of the run, for evaluation and prediction."""
     phrase = config.task.no_answer_text
     phrase_ids = tokenizer(phrase, verbose=False)["input_ids"] if phrase else []
     return Decoding(
@@ -313,7 +317,7 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
 
 
 def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], ...]:
-    """Token ids of every label's target text; () where answers are free text. Raises ConfigError for equal ones."""
+    """Token ids of every label's target text; () for free-text answers. Raises ConfigError for equal ids."""
     if not config.task.labels or not config.eval.score_labels:
         return ()
     texts = list(config.task.labels.values())
@@ -328,7 +332,7 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
 
 
 def describe_machine(setup: Setup, command: str | None) -> JsonTable:
-    """Content of machine.json; no `command` where FiveTune was used as a library."""
+    """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
     learner, compute = setup.learner, setup.learner.compute
     return {
         **collect_machine_info(compute.device),

@@ -17,15 +17,15 @@ from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, handle_signals
 
 
 class StopNowError(KeyboardInterrupt):
-    """The first signal, received where nothing needs to be finished; like Ctrl-C it passes `except Exception`."""
+    """Raised by the first signal outside a `defer_signals` block; like Ctrl-C, `except Exception` does not catch it."""
 
 
 class StopRequest:
-    """While entered, the first signal is kept in `signum`; a second Ctrl-C or SIGTERM ends the process at once.
+    """Records the first signal in `signum` while entered; a second Ctrl-C or SIGTERM ends the process at once.
 
     The first signal raises StopNowError, except in a `defer_signals` block, whose code reads `signum`.
     SIGHUP, SIGUSR1 and SIGUSR2 count only as first signals: a scheduler may send them to every process of a job, and
-    to some of them twice. Outside the main thread nothing is handled, because Python allows no handlers there.
+    to some of them twice. Outside the main thread it handles nothing, because Python allows no handlers there.
 
     Args:
         silent: print nothing, because another rank prints.
@@ -58,7 +58,7 @@ class StopRequest:
             self.is_deferring = False
 
     def ignore_signals(self) -> None:
-        """Ignore the first signal from now on: the run ends for another reason, which is still to be written."""
+        """Ignore a first signal from now on: the run ends for another reason, which must still be recorded."""
         self.is_deferring = self._silent = True
 
     def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ class StopRequest:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         elif not first:
             return
-        # A scheduler sends SIGUSR1 first and SIGTERM at its time limit: the save that is under way goes on.
+        # A scheduler sends SIGUSR1 first and SIGTERM at its time limit: the save in progress continues.
         self.signum = signum
         if not self.is_deferring:
             if first:
@@ -77,15 +77,15 @@ class StopRequest:
         if self._silent:
             return
         with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
-            os.write(2, f"{self.name} received: stopping soon; Ctrl-C once more stops at once.\n".encode())
+            os.write(2, f"{self.name} received: stopping soon; a second Ctrl-C stops at once.\n".encode())
 
 
 @contextmanager
 def interrupt_on_signals(message: str) -> Iterator[None]:
-    """Inside this block each signal ends the work with an InterruptedRunError.
+    """Raise InterruptedRunError for a signal inside the block.
 
     Args:
-        message: of the error; `{name}` in it becomes the name of the signal.
+        message: text of the error; `{name}` in it is replaced by the signal's name.
     """
     received: list[int] = []
 

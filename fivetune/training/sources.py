@@ -1,4 +1,7 @@
-"""The data files of a run, looked at before anything slow: a wrong path must not wait for a model's download."""
+"""Early checks of a run's data files: a wrong path must not wait for the download of a model.
+
+In: a RunConfig. Out: resolved sources, the config with labels from the data, or DataError.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from fivetune.training.mixture import build_part_configs
 
 
 def find_sources(config: RunConfig, split: str) -> tuple[str, ...]:
-    """The sources of "train" or "eval", also from another working directory than the run began in."""
+    """The sources of "train" or "eval"; relative paths also work from another directory than the run began in."""
     typed = config.data.train if split == "train" else config.data.eval
     return tuple(find_typed_path(source, config.run.dir) for source in typed)
 
 
 def check_sources(config: RunConfig) -> None:
-    """Raise DataError for a source that is missing, unreadable or no data, with the setting's file named.
+    """Raise DataError, naming the file, for a source that is missing, unreadable or not data.
 
-    The quickstart's corpus is written where it is missing: its recipe works in a fresh clone. Names of the hub are not
+    A missing corpus of the quickstart is written, so that its recipe works in a fresh clone. Hub names are not
     looked up.
     """
     parts = build_part_configs(config).values() if isinstance(config.task, Mixture) else [config]
@@ -32,9 +35,9 @@ def check_sources(config: RunConfig) -> None:
 
 
 def with_data_labels(config: RunConfig) -> RunConfig:
-    """The config with the labels of every `classification` that names none, read from its training data.
+    """Fill in the labels of every `classification` task without labels, read from its training data.
 
-    They are part of the run from then on: config.yaml holds them, and predict and evaluate use them.
+    They become settings of the run: config.yaml records them, and predict and evaluate use them.
     """
     if isinstance(config.task, Mixture):
         parts = {}

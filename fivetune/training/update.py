@@ -1,4 +1,4 @@
-"""One optimizer step: from a group of micro-batches to new weights, or to an error before any weight has changed.
+"""One optimizer step: updates the weights with a group of micro-batches, or raises before any weight changes.
 
 In: a Learner and the step's micro-batches. Out: an Update. The result does not depend on how the group is split, on
 how many processes share it, or on whether the host waits for the device.
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one optimizer step did.
+    """Result of one optimizer step.
 
     Args:
         values: [3] fp32 on the host: mean loss per token (nats), gradient norm before clipping, positions computed.
-            Where the host did not wait for the step, they are valid once the device has finished it.
-        batch_size: examples per forward pass; less than requested where memory ran out.
+            If the host did not wait for the step, they are valid once the device has finished it.
+        batch_size: examples per forward pass; less than requested if memory ran out.
     """
 
     values: Tensor
@@ -55,9 +55,9 @@ class Update:
 def make_nonfinite_flag(learner: Learner) -> Tensor | None:
     """[] fp32 on the device, set to 1 at the first non-finite step; from then on no update is applied.
 
-    None where each step is checked on the host before it changes the weights: on a CPU, where reading a value costs
-    nothing; with loss scaling, where an overflow is no error; and with optimizers that lack torch's `found_inf`, the
-    tensor by which fused optimizers skip a step (over sharded models they do not take it).
+    None if each step is checked on the host before it changes the weights: on a CPU, where reading a value is free;
+    with loss scaling, where an overflow is not an error; with optimizers that do not support `found_inf`, the tensor
+    by which torch's fused optimizers skip a step; and with sharded models, for which they do not support it either.
     """
     if learner.graphs is not None:
         return learner.graphs.nonfinite_flag
@@ -78,16 +78,16 @@ def train_step(
     timer: PhaseTimer = ignore_phase,
     nonfinite_flag: Tensor | None = None,
 ) -> Update:
-    """One optimizer step over the micro-batches of a group, and of those of the other ranks.
+    """Run one optimizer step over the micro-batches of this rank's group and of the other ranks' groups.
 
     loss = sum of the losses of all scored tokens / number of scored tokens of all ranks: any split of the group gives
-    the same gradient (a mean of means does not). Where memory runs out, micro-batches are halved and the step retried.
+    the same gradient (a mean of means does not). If memory runs out, micro-batches are halved and the step is retried.
 
     Args:
-        batch_size: examples per forward pass at most; default: as the group is.
-        num_scored_tokens: of all ranks; if None, each rank has the same group.
-        nonfinite_flag: lets the host run ahead; whoever reads the values then calls `refuse_nonfinite`. Without it
-            a NumericError is raised before the weights change.
+        batch_size: most examples per forward pass; default: those of the group's largest batch.
+        num_scored_tokens: on all ranks; default: world.size times the target tokens of this group.
+        nonfinite_flag: lets the host run ahead of the device; the reader of the values must call `refuse_nonfinite`.
+            Without it a NumericError is raised before the weights change.
     """
     model, compute, strategy, world = learner.model, learner.compute, learner.strategy, learner.world
     batch_size = batch_size or max(len(batch.ids) for batch in group)
@@ -103,7 +103,7 @@ def train_step(
             with compute.make_autocast():
                 losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
                 loss = losses.sum() / num_scored_tokens
-                if batch.is_filler:  # another rank learns from it
+                if batch.is_filler:  # another rank trains on this example
                     loss = 0 * loss
             timer("backward")
             learner.scaler.scale(loss).backward()
@@ -113,7 +113,7 @@ def train_step(
 
     sums, batch_size = _run_with_oom_retry(learner, group, batch_size, compute_gradients)
     if world.size > 1:
-        if not strategy.sharded:  # else forward and backward have done it
+        if not strategy.sharded:  # sharded gradients are reduced in the backward pass
             timer("exchange")
         strategy.reduce_gradients(model, world)
         world.all_reduce_sum(sums)
@@ -130,7 +130,7 @@ def train_step(
 
 
 def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfinite_flag: Tensor | None) -> Tensor:
-    """Change the weights; with a flag, only if all steps so far are finite. Returns: the values, on the host."""
+    """Update the weights; with a flag, only if all steps so far are finite. Returns: the values, on the host."""
     optimizer, scaler = learner.optimizer, learner.scaler
     if nonfinite_flag is not None:
         optimizer.found_inf = nonfinite_flag.logical_or_(~values.isfinite().all())  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfini
 
 
 def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> None:
-    """Raise NumericError unless loss and norm are finite; with loss scaling a norm that overflowed is no error."""
+    """Raise NumericError unless loss and norm are finite; with loss scaling an overflow of the norm is not an error."""
     fp16_overflow = learner.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
     if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
         raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)
@@ -158,7 +158,7 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
 def _replay_graphs(
     learner: Learner, group: list[Batch], *, lr: float | None, batch_size: int, timer: PhaseTimer
 ) -> Update:
-    """The step by CUDA graphs. One launch holds all its phases: it is counted as forward."""
+    """Run the step by CUDA graphs. One launch contains all phases, so its time counts as forward."""
     assert lr is not None and learner.graphs is not None
     graphs = learner.graphs
     _set_lr(learner.optimizer, lr)
@@ -173,11 +173,11 @@ def _run_with_oom_retry(
 ) -> tuple[Tensor, int]:
     """Run `run` on the group in micro-batches of `batch_size`; on OOM halve that on all ranks and retry.
 
-    `run` may change nothing but gradients. Gradients and random states are reset before a retry, so that the step that
-    fits is the one that would have run with the smaller size from the start. Returns: the result, and the batch size.
+    `run` must change nothing but gradients. Gradients and random states are reset before a retry, so that the result
+    equals that of the smaller size from the start. Returns: the result, and the batch size.
     """
     before = checkpoint.get_random_states()
-    if learner.strategy.sharded and learner.world.size > 1:  # the other ranks wait inside their forward pass
+    if learner.strategy.sharded and learner.world.size > 1:  # no retry: the other ranks wait inside their forward pass
         return run(group), batch_size
     while True:
         while any(len(batch.ids) > batch_size for batch in group):
@@ -193,7 +193,7 @@ def _run_with_oom_retry(
         if result is not None and not too_many:
             return result, batch_size
         if too_many == 1:
-            raise failed or MemoryError("another process has no room for one example.")
+            raise failed or MemoryError("another rank ran out of memory with one example.")
         batch_size = -(-too_many // 2)
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.graphs is not None:

@@ -1,8 +1,8 @@
-"""A window of real training steps under torch.profiler: what `fivetune profile` records.
+"""A window of training steps under torch.profiler, for `fivetune profile`.
 
 In: a config, a number of steps. Out: a trace file (Chrome's JSON format, gzip) and the time of the same steps without
-the profiler. Nothing is evaluated or saved; the steps are those of a run: its data, order, forward, optimizer and
-seeds, but with each kernel launched where the run would replay CUDA graphs.
+the profiler. The steps have the data, order, forward, optimizer and seeds of a run, but launch each kernel where the
+run would replay CUDA graphs. Nothing is evaluated or saved.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fivetune.types import PhaseTimer, ignore_phase
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSteps:
-    """What the trace does not hold.
+    """Facts about the profiled steps that the trace lacks.
 
     Args:
         plain_step_seconds: mean time of the same steps without the profiler.
-        bytes_by_part: of the weights and of the optimizer's state.
-        description: model, device and precision in a sentence.
+        bytes_by_part: bytes of the weights and of the optimizer's state.
+        description: precision, device, forward and examples per step.
     """
 
     plain_step_seconds: float
@@ -45,7 +45,7 @@ class ProfiledSteps:
 
 
 class TraceRanges:
-    """A PhaseTimer that makes each phase a named range of the trace; a new phase ends the one before."""
+    """A PhaseTimer that records each phase as a named range of the trace; a new phase ends the previous one."""
 
     def __init__(self) -> None:
         self._open: AbstractContextManager[object] | None = None
@@ -73,7 +73,7 @@ def profile_steps(
     """
     if config.strategy.plugin_name() != "single":
         raise ConfigError(
-            f"strategy: {config.strategy.plugin_name()} takes several processes, a profile looks at one. "
+            f"strategy: {config.strategy.plugin_name()} uses several processes; a profile records one. "
             "Add --strategy.name single --launch.nproc 1."
         )
     setup = set_up(
@@ -103,7 +103,7 @@ def _run_steps(
     timer: PhaseTimer = ignore_phase,
     on_step_end: Callable[[int], None] = lambda step: None,
 ) -> None:
-    """Training steps of the given numbers, as the loop runs them; past the run's end, data and last rate continue."""
+    """Run the training steps with these numbers as the loop does; after the run's last step its learning rate stays."""
     groups = setup.data.stream.iter_micro_batches(steps.start, steps.stop)
     batch_size = setup.plan.batch_size
     for step in steps:
@@ -124,7 +124,7 @@ def _run_steps(
 
 
 def _record_profile(setup: Setup, steps: range, nonfinite_flag: Tensor | None) -> profile:
-    """The steps under the profiler; the first one warms it up and is dropped."""
+    """Run the steps under the profiler; the first one warms it up and is not recorded."""
     activities = [ProfilerActivity.CPU]
     if setup.learner.compute.device.startswith("cuda"):
         activities.append(ProfilerActivity.CUDA)

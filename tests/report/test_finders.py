@@ -99,7 +99,7 @@ def test_an_optimizer_that_makes_its_own_rate_is_refused(tmp_path, model_folder)
 
 @pytest.mark.parametrize(("low", "high", "steps"), [(1.0, 0.1, 100), (0.0, 1.0, 100), (1e-5, 1.0, 5)])
 def test_a_range_that_is_none_is_refused(tmp_path, model_folder, low, high, steps):
-    with pytest.raises(ConfigError, match="is no range"):
+    with pytest.raises(ConfigError, match="is not a range"):
         find_lr(load_config(kit.recipe(tmp_path, model_folder)), low=low, high=high, num_steps=steps)
 
 

@@ -99,7 +99,7 @@ def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     assert check.state == "warn"
     assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
     assert check.detail.endswith(
-        "Raise data.max_input_tokens (T5 has no fixed limit) or ask in windows: data.overlong: windows. "
+        "Raise data.max_input_tokens (T5 has no fixed limit) or read contexts in windows: data.overlong: windows. "
         "Raise data.max_target_tokens"
     )
 

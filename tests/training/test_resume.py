@@ -155,7 +155,7 @@ def _signal_during(monkeypatch, what: str, wanted: int, signum: int = signal.SIG
 
 @pytest.mark.parametrize(("count", "step"), [(3, 0), (15, 3), (27, 6)])
 def test_stopped_during_an_evaluation(tmp_path, model_folder, uninterrupted, monkeypatch, capfd, count, step):
-    """Of 12 examples, every evaluation is broken off at the third; it is made again when the run goes on."""
+    """Of 12 examples, every evaluation is interrupted at the third; it is repeated on resume."""
     table = _table(tmp_path, model_folder)
     _signal_during(monkeypatch, "evaluating", count)
     with pytest.raises(
@@ -326,7 +326,7 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
     table = _table(tmp_path, model_folder, train__num_steps=4)
     train(table, preflight=False, quiet=True)
     before = (tmp_path / "run" / "config.yaml").read_bytes()
-    with pytest.raises(ConfigError, match=r"^train.num_steps: 2 steps are asked for, and .*run has done 4\. Ask for"):
+    with pytest.raises(ConfigError, match=r"^train.num_steps: 2 is below the 4 steps that .*run has done\. Set"):
         train(_table(tmp_path, model_folder, train__num_steps=2), resume=True, quiet=True)
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 

@@ -138,7 +138,7 @@ def test_lost_histories_are_reported(stopped):
         path_of(stopped, name).unlink()
     warnings = continue_run(stopped).warnings
     for name in ("steps.jsonl", "evals.jsonl", "data.json"):
-        assert any(text.startswith(f"{name} is missing: it is written again") for text in warnings)
+        assert any(text.startswith(f"{name} is missing: a new one is written") for text in warnings)
     assert "steps.jsonl: 2 of 2 steps are missing: the report has no curve for them." in warnings
 
 

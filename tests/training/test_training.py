@@ -222,7 +222,7 @@ def test_run_that_fails_before_it_began_leaves_nothing(tmp_path, model_folder):
 
 def test_config_with_overrides_is_refused(tmp_path, model_folder):
     config = fivetune.load_config(kit.recipe(tmp_path, model_folder))
-    with pytest.raises(ConfigError, match=r"overrides: they are given beside a RunConfig, which is complete"):
+    with pytest.raises(ConfigError, match=r"overrides: not allowed with a RunConfig, which is complete"):
         train(config, {"optimizer.lr": 1.0})
     assert not (tmp_path / "run").exists()
 
@@ -483,7 +483,7 @@ def test_resume_that_changes_the_schedule_says_so(tmp_path, model_folder):
     linear = {"name": "linear"}
     _train(tmp_path, model_folder, schedule=linear)
     run = _resume(tmp_path, model_folder, train__num_steps=8, schedule=linear)
-    assert any("started for 6 steps and goes on for 8: schedule.name linear follows" in w for w in run.warnings)
+    assert any("started for 6 steps and now has 8: schedule.name linear uses" in w for w in run.warnings)
 
 
 def test_resume_with_other_settings_is_refused(tmp_path, model_folder):

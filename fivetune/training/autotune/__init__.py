@@ -1,1 +1,1 @@
-"""What is tried before or beside a run: forward kind, CUDA graphs, micro-batch size, learning rate."""
+"""Trials that choose settings: forward kind, CUDA graphs, micro-batch size, learning rate."""

@@ -1,8 +1,8 @@
-"""The micro-batch to train with: the smallest that fits into memory and is about as fast as any.
+"""Choice of the micro-batch: the smallest size with nearly the highest throughput.
 
-In: a recipe. Out: a BatchTest. Every size runs forward and backward over the same examples, in rounds that take all
-sizes in turn, so that a drift of the machine affects all alike. The optimizer's step is left out: it comes once per
-global batch, whatever the micro-batch. Weights do not change; nothing is saved.
+In: a recipe. Out: a BatchTest. Every size runs forward and backward over the same examples, in rounds over all sizes,
+so that a drift of the machine's speed affects all sizes equally. The optimizer step is left out, because there is one
+per global batch with any micro-batch. Weights do not change; nothing is saved.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fivetune.types import Batch
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
-DEFAULT_LARGEST_SIZE = 256  # tried where the recipe has no global batch
-CLOSE_SHARE = 0.95  # of the best throughput is as good
+DEFAULT_LARGEST_SIZE = 256  # if the recipe sets no global batch
+CLOSE_SHARE = 0.95  # of the highest throughput, from which on a size may be chosen
 NUM_ROUNDS = 3
 RULE = (
     f"The smallest size that reaches {100 * CLOSE_SHARE:.0f} % of the highest throughput, among those that "
@@ -55,8 +55,8 @@ class BatchTest:
 
     Args:
         batch_size: the choice.
-        fit: the largest size that fits, and why no larger one.
-        total: the global batch that the sizes are parts of.
+        fit: the largest size that fits into memory, and the reason why no larger one does.
+        total: the global batch; the sizes are its divisors.
     """
 
     speeds: tuple[Speed, ...]
@@ -74,10 +74,10 @@ class BatchTest:
 def find_batch(
     config: RunConfig, *, largest: int | None = None, on_progress: ProgressCallback = ignore_progress
 ) -> BatchTest:
-    """Measure every part of the recipe's global batch that fits into memory.
+    """Measure the throughput of every divisor of the recipe's global batch that fits into memory, and choose one.
 
     Args:
-        largest: of the sizes, where the recipe has no train.global_batch_size; default 256.
+        largest: largest size if the recipe has no train.global_batch_size; default 256.
 
     Raises FiveTuneEnvironmentError if not even one example fits.
     """
@@ -102,7 +102,7 @@ def find_batch(
 
 
 def choose_batch_size(speeds: Sequence[Speed]) -> int:
-    """The smallest size whose throughput is close to the best.
+    """The smallest size with at least CLOSE_SHARE of the highest throughput.
 
     >>> choose_batch_size([Speed(1, 50.0), Speed(2, 96.0), Speed(4, 100.0), Speed(8, 90.0)])
     2
@@ -112,7 +112,7 @@ def choose_batch_size(speeds: Sequence[Speed]) -> int:
 
 
 def measure_speeds(setup: Setup, sizes: Sequence[int], on_progress: ProgressCallback) -> tuple[Speed, ...]:
-    """Tokens per second of each size over the same global batches; gradients are dropped."""
+    """Measure tokens per second of each size over the same global batches; gradients are cleared."""
     seconds = dict.fromkeys(sizes, 0.0)
     num_tokens, learner, store = 0, setup.learner, setup.data.stream.store
     with restore_state(learner.model):

@@ -1,12 +1,12 @@
-"""The learning-rate range test (Smith 2017): real training steps whose rate grows, until the loss blows up.
+"""Learning-rate range test (Smith 2017): training steps with a growing learning rate, until the loss diverges.
 
-In: a recipe. Out: a RangeTest with the curve of the loss and a rate to use. The weights are restored; nothing is saved.
+In: a recipe. Out: a RangeTest with the loss curve and a rate to use. The weights are restored; nothing is saved.
 
-The rate grows by the same factor from step to step. The loss is smoothed (an exponential mean, without the bias of its
-beginning). Smith takes the range between the rate where the loss begins to fall and the one where it stops falling. In
-it, `steepest` is where the smoothed loss falls most per factor of the rate, and `tenth` a tenth of the rate at its
-lowest point, one order of magnitude away from where training begins to diverge. The choice is `tenth`: the steepest
-fall of a fine-tuning is often that of the first steps, which any rate brings about.
+The rate grows by a constant factor per step. The loss is smoothed (bias-corrected exponential moving average). Smith
+takes the range from the rate where the loss begins to fall to the rate where it stops falling. Within it, `steepest`
+is the rate where the smoothed loss falls most per factor of the rate, and `tenth` a tenth of the rate at its minimum,
+one order of magnitude below the onset of divergence. The choice is `tenth`: in fine-tuning, the steepest fall is often
+that of the first steps, which every rate causes.
 
 Leslie N. Smith, Cyclical Learning Rates for Training Neural Networks, WACV 2017, section 3.3.
 """
@@ -28,7 +28,7 @@ from fivetune.training.learner import Learner, build_optimizer
 from fivetune.training.setup import set_up
 from fivetune.training.update import train_step
 
-SMOOTHING = 0.9  # of the smoothed loss at each step: a mean over about ten
+SMOOTHING = 0.9  # weight of the previous average: a mean over about ten steps
 DIVERGENCE_FACTOR = 4.0  # times the lowest smoothed loss
 NUM_SETTLING = 5  # steps at the start whose slope is noise
 RULE = "A tenth of the rate at the lowest point of the smoothed loss (range test of Smith 2017)."
@@ -39,10 +39,10 @@ class RangeTest:
     """Result of a range test.
 
     Args:
-        lrs, losses, smoothed: one each per step; losses in nats per target token.
-        steepest, tenth: the rates of the two rules; None where the loss never fell.
-        lr: the choice, `tenth` in two digits.
-        stopped: what ended the test.
+        lrs, losses, smoothed: one value per step; losses in nats per target token.
+        steepest, tenth: the rates of the two rules; None if the loss did not fall.
+        lr: the choice, `tenth` rounded to two digits.
+        stopped: the reason why the test ended.
     """
 
     lrs: tuple[float, ...]
@@ -63,10 +63,10 @@ def find_lr(
     num_steps: int = 100,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RangeTest:
-    """Test the rates from `low` to `high` on the recipe's data, model and optimizer, in `num_steps` steps at most.
+    """Test the rates from `low` to `high` on the recipe's data, model and optimizer, in at most `num_steps` steps.
 
     Args:
-        low, high: default to a tenth of the optimizer's least usual rate and a hundred times the largest one.
+        low, high: default: a tenth of the lower and a hundred times the upper end of the optimizer's `lr_range`.
 
     Raises ConfigError for an optimizer that computes its own rate, and for an empty range.
     """
@@ -79,7 +79,7 @@ def find_lr(
     low, high = float(usual[0] / 10 if low is None else low), float(usual[1] * 100 if high is None else high)
     if not 0 < low < high or num_steps < 2 * NUM_SETTLING:
         raise ConfigError(
-            f"find-lr: from {low:g} to {high:g} in {num_steps} steps is no range. Give --low below "
+            f"find-lr: from {low:g} to {high:g} in {num_steps} steps is not a range. Give --low below "
             f"--high, both above 0, and at least {2 * NUM_SETTLING} steps."
         )
     setup = set_up(as_single_process(config), on_progress=on_progress)
@@ -96,7 +96,7 @@ def find_lr(
 
 
 def as_single_process(config: RunConfig) -> RunConfig:
-    """The recipe for one process and without evaluation data."""
+    """The config with a single process and without evaluation data."""
     return config.model_copy(
         update={
             "strategy": plugins.load_plugin("strategies", "single")(),
@@ -109,7 +109,7 @@ def as_single_process(config: RunConfig) -> RunConfig:
 def _run_range_test(
     learner: Learner, stream: TrainingStream, rates: Sequence[float], on_progress: ProgressCallback
 ) -> tuple[list[float], str]:
-    """The loss before each step, and what ended the steps."""
+    """Run the steps. Returns: the loss of each step before its update, and the reason why the steps ended."""
     losses: list[float] = []
     batch_size = None
     for step, rate in enumerate(rates):
@@ -128,7 +128,7 @@ def _run_range_test(
 
 
 def choose_lr(lrs: Sequence[float], losses: Sequence[float], stopped: str) -> RangeTest:
-    """The test with its choice.
+    """Choose a rate from the loss curve; returns the complete RangeTest.
 
     >>> falling = [3 - i / 10 for i in range(20)] + [1.2 + 2 * i for i in range(5)]
     >>> found = choose_lr([1e-5 * 1.5**i for i in range(25)], falling, "")

@@ -1,4 +1,4 @@
-"""Which forward a run trains with: as requested, as the run began, or what is measured to be fastest here.
+"""Choice of the forward: the requested one, that of the resumed run, or the fastest in a measurement.
 
 In: a model on its device, sample batches. Out: a Forward, with the reason for the log and machine.json.
 """
@@ -35,7 +35,7 @@ STATIC_DEVICES = ("mps", "xla")  # devices that compile every new shape
 NUM_TRIALS = 3
 NUM_COMPARED = 4  # examples
 TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-"""How far FiveTune's kernels may be from transformers' gradients, relative to each norm: rounding stays far below."""
+"""Largest relative difference of gradient norms from transformers' forward: rounding stays far below it."""
 
 
 def choose_forward(
@@ -48,14 +48,14 @@ def choose_forward(
     recompute: bool = False,
     resumed_forward: Forward | None = None,
 ) -> Forward:
-    """The forward of a run: the resumed or the requested one, else what is known or measured to be fastest here.
+    """Choose the forward of a run: the resumed or the requested one, else the fastest one known or measured.
 
     Args:
         requested: auto, flat, padded or buckets.
-        sample: batches to measure with, where the device has to be measured.
-        resumed_forward: what a resumed run began with; another one would round differently.
+        sample: batches for measurements, which are made on CUDA only.
+        resumed_forward: the forward that a resumed run began with; another one would round differently.
 
-    Raises ConfigError where the requested forward cannot run.
+    Raises ConfigError if the requested forward cannot run.
     """
     obstacle = explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
     wanted, kind = resumed_forward.kind if resumed_forward else requested, device.partition(":")[0]
@@ -91,11 +91,11 @@ def choose_fastest(
     *,
     wanted: str,
 ) -> Forward:
-    """The fastest forward that runs here and has the reference's gradients; `why` lists every candidate's result.
+    """Choose the fastest forward whose gradients agree with the reference; `why` lists every candidate's result.
 
     Args:
         candidates: forwards with FiveTune's kernels. reference: transformers' own.
-        wanted: with flat, the reference is chosen only where no candidate can be used.
+        wanted: if "flat", the reference is chosen only if no candidate is usable.
     """
     results = {
         forward: _benchmark(forward, reference, model, device, sample, autocast) for forward in (*candidates, reference)
@@ -111,13 +111,13 @@ def choose_fastest(
 def _format_result(result: float | str) -> str:
     if isinstance(result, str):
         return f"is not used: {result}"
-    return "has no memory" if result == math.inf else f"{1000 * result:.1f} ms a batch"
+    return "ran out of memory" if result == math.inf else f"{1000 * result:.1f} ms a batch"
 
 
 def _benchmark(
     forward: Forward, reference: Forward, model: T5Model, device: str, sample: Sequence[Batch], autocast: Autocast
 ) -> float | str:
-    """Seconds of a batch, or why a forward must not be used."""
+    """Seconds per batch, or the reason why the forward is not usable."""
     try:
         if forward != reference:
             batch = sample[0]
@@ -126,7 +126,7 @@ def _benchmark(
             found, expected = (_measure_norms(each, model, device, batch, autocast) for each in (forward, reference))
             with autocast():
                 tolerance = TOLERANCES[get_matmul_dtype(torch.device(device))]
-            floor = tolerance * 1e-3 * expected["all gradients"]  # for weights that hardly matter
+            floor = tolerance * 1e-3 * expected["all gradients"]  # for weights with a negligible gradient
             if reason := find_disagreement(found, expected, tolerance=tolerance, floor=floor):
                 return reason
         return _measure_batch_seconds(forward, model, device, sample, autocast)
@@ -135,7 +135,7 @@ def _benchmark(
 
 
 def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, autocast: Autocast) -> dict[str, float]:
-    """The loss without dropout, and the norm of each gradient and of all together."""
+    """The loss, the norm of each gradient, and the norm of all gradients, without dropout."""
     with restore_state(model):
         forward.prepare(model)
         model.eval()
@@ -147,7 +147,7 @@ def _measure_norms(forward: Forward, model: T5Model, device: str, batch: Batch, 
 def _measure_batch_seconds(
     forward: Forward, model: T5Model, device: str, sample: Sequence[Batch], autocast: Autocast
 ) -> float:
-    """Seconds of a training pass over a batch, the best of a few; infinity where memory does not suffice."""
+    """Seconds of forward and backward per batch, the least of NUM_TRIALS; infinity if memory runs out."""
     with restore_state(model):
         forward.prepare(model)
         model.train()
@@ -165,7 +165,7 @@ def _measure_batch_seconds(
 
 
 def _explain_unsupported_device(model: T5Model, device: str, autocast: Autocast) -> str:
-    """Why the device cannot run `compute_flat_losses`; empty if it can."""
+    """Explain why the device cannot run `compute_flat_losses`; empty if it can."""
     if not device.startswith("cuda"):
         return ""
     with autocast():

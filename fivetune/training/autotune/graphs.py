@@ -1,7 +1,7 @@
-"""Whether a run's steps are replayed as CUDA graphs: only where graphs agree with launched kernels and are faster.
+"""Decision whether a run replays its steps as CUDA graphs: only if these agree with launched kernels and are faster.
 
 In: a Setup before its first step. Out: the Learner to train with, and a GraphDecision for the log and machine.json.
-Whatever fails, weights and random states are restored, and the run launches each kernel.
+After any failure, weights and random states are restored, and the run launches each kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 """Relative tolerance of loss and gradient norm against launched kernels: only the order of sums differs."""
 WEIGHT_TOLERANCE = 0.3
-"""How far apart weights may get, as a share of their way: AdamW's steps are as long where the gradient is rounding."""
+"""Largest distance between both paths' weights, as a share of the distance that they moved.
+
+AdamW's steps have full length even where the gradient is only rounding error."""
 NUM_TRIALS, NUM_WARM_UP, NUM_BATCHES, NUM_COMPARED = 3, 3, 2, 3
 BUCKET_SIZES = (512, 128)  # tokens that totals of inputs and targets are rounded up to
 
@@ -60,7 +62,7 @@ class GraphDecision:
 
 
 def read_graph_decision(folder: Path) -> bool | None:
-    """Whether the run in `folder` began with CUDA graphs; None where that was not decided."""
+    """Whether the run in `folder` began with CUDA graphs; None if machine.json records no decision."""
     path = folder / MACHINE
     decision = json.loads(path.read_text(encoding="utf-8")).get("capture") if path.is_file() else None
     return decision["on"] if decision else None
@@ -71,7 +73,7 @@ def supports_graphs(device: str) -> bool:
 
 
 def find_graph_obstacle(setup: Setup) -> str:
-    """Why steps cannot be captured here; empty if they can be tried."""
+    """The reason why steps cannot be captured; empty if a trial is possible."""
     config, forward, compute = setup.config, setup.learner.forward, setup.learner.compute
     facts = (
         (not supports_graphs(compute.device), f"the device is {compute.device}, which has no CUDA graphs"),
@@ -94,12 +96,12 @@ def decide_graphs(
     """Try CUDA graphs on real batches: use them if they agree with launched kernels and are faster.
 
     Args:
-        resumed_decision: what a resumed run began with, which is kept if possible.
-        make_recorder: makes what records graphs; default: `make_graph_recorder`.
+        resumed_decision: the decision that a resumed run began with; kept if possible.
+        make_recorder: creates the graph recorder; default: `make_graph_recorder`.
+        clock: measures the seconds of a call; default: the least of NUM_TRIALS calls.
 
-    Returns: the learner to train with, and the decision; None where there is nothing to report, because the device has
-    no graphs and none were requested.
-    Raises ConfigError where train.capture is on and that fails.
+    Returns: the learner to train with, and the decision; None if the device has no graphs and none were requested.
+    Raises ConfigError if train.capture is on and graphs fail.
     """
     learner, requested, device = setup.learner, setup.config.train.capture, setup.learner.compute.device
     if requested == "auto" and not supports_graphs(device):
@@ -121,17 +123,17 @@ def decide_graphs(
 def _try_graphs(
     setup: Setup, make_recorder: Callable[[], GraphRecorder], clock: Clock, *, timed: bool
 ) -> tuple[GraphedUpdate | None, str]:
-    """What replays the steps, or None, and why; weights, optimizer and random states are as before."""
+    """Build the GraphedUpdate. Returns: it or None, and the reason. Weights and random states are restored."""
     learner = setup.learner
     stream = torch.cuda.current_stream() if learner.compute.device.startswith("cuda") else None
     saved, graphs, recorder, why = save_weights(learner.model), None, None, ""
     with restore_state(learner.model):
         try:
             recorder, why = _benchmark_graphs(setup, saved, make_recorder, clock, timed=timed)
-        except Exception as error:  # whatever a driver or a kernel has against it
+        except Exception as error:  # of any class: drivers and kernels raise many
             why = _format_error(error)
         restore_weights(saved, reallocate=True)
-    with restore_state(learner.model, keep_gradients=True):  # graphs write to their addresses
+    with restore_state(learner.model, keep_gradients=True):  # graphs write to the gradients' addresses
         if recorder is not None:
             try:
                 graphs = _build_graphs(setup, recorder)
@@ -146,7 +148,7 @@ def _try_graphs(
 def _benchmark_graphs(
     setup: Setup, saved: SavedWeights, make_recorder: Callable[[], GraphRecorder], clock: Clock, *, timed: bool
 ) -> tuple[GraphRecorder | None, str]:
-    """What records graphs, or None, and why."""
+    """Compare graphs with launched kernels. Returns: the recorder if graphs are to be used, else None; the reason."""
     batches = setup.data.stream.build_micro_batches(0)[:NUM_BATCHES]
     launched = 0.0
     if timed:
@@ -174,7 +176,7 @@ def _format_batch_time(seconds: float, batches: Sequence[Batch]) -> str:
 
 
 def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved: SavedWeights) -> str:
-    """How a few steps without dropout differ between graphs and launched kernels; empty if they agree."""
+    """Describe how NUM_COMPARED steps without dropout differ between graphs and launched kernels; empty if equal."""
     learner = setup.learner
     lr = get_peak_lr(learner.optimizer) or 0.0
     restore_weights(saved, reallocate=True)
@@ -195,12 +197,12 @@ def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved:
     ]
     away, way = (math.hypot(*[(pair[i] - pair[1]).norm().item() for pair in pairs]) for i in (0, 2))
     if not away <= WEIGHT_TOLERANCE * way:
-        return f"after {NUM_COMPARED} steps the weights are {away / way:.0%} of their way off"
+        return f"after {NUM_COMPARED} steps the weights differ by {away / way:.0%} of the distance that they moved"
     return ""
 
 
 def _run_eager_step(learner: Learner, batch: Batch, lr: float) -> dict[str, float]:
-    """A step without dropout, kernel by kernel. Returns: loss and gradient norm."""
+    """Run a step without dropout that launches each kernel. Returns: loss and gradient norm."""
     learner.model.eval()
     loss = forward_backward(
         learner.model, learner.forward, batch, device=learner.compute.device, autocast=learner.compute.make_autocast
@@ -216,7 +218,7 @@ def _run_eager_step(learner: Learner, batch: Batch, lr: float) -> dict[str, floa
 def _build_graphs(
     setup: Setup, recorder: GraphRecorder | None, *, warm_up: int = NUM_WARM_UP, training: bool = True
 ) -> GraphedUpdate:
-    """A GraphedUpdate of the model as it is; its parameters move into one buffer."""
+    """Build a GraphedUpdate of the model; the parameters move into one buffer."""
     from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate
 
     learner, stream = setup.learner, setup.data.stream

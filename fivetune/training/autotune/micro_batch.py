@@ -1,8 +1,8 @@
-"""The largest micro-batch that fits into memory: tried before training, on the longest examples.
+"""Search for the largest micro-batch that fits into memory, by trials on the longest examples before training.
 
-In: the model with its forward, the training store, the global batch. Out: a Fit. Growing parts of the global batch run
-forward and backward. On a GPU the first trial that fails ends the search. On a CPU the system would end the process
-instead, so a trial runs only if a forecast from the smaller ones fits.
+In: the model with its forward, the training store, the global batch. Out: a Fit. Growing divisors of the global batch
+run forward and backward. On a GPU the first trial that runs out of memory ends the search. On a CPU the system would
+kill the process, so a trial runs only if the forecast from smaller trials fits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CPU_MEMORY_SHARE = 0.8  # of the CPU's free memory that training may take
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the search found.
+    """Result of the search.
 
     Args:
         batch_size: examples per forward pass; a divisor of the global batch.
-        measured_bytes: peak memory of forward and backward, weights and gradients included.
-        forecast_bytes: the linear forecast from the smaller trials.
-        state_bytes: size of the optimizer's state, which comes on top.
-        why: what ended the search.
+        measured_bytes: peak memory of forward and backward with weights and gradients; on a GPU with state_bytes too.
+        forecast_bytes: the linear forecast of measured_bytes from the smaller trials.
+        state_bytes: size of the optimizer's state.
+        why: the reason why the search ended.
     """
 
     batch_size: int
@@ -51,8 +51,7 @@ class Fit:
     def __str__(self) -> str:
         return (
             f"train.batch_size auto: {self.batch_size} examples, {format_size(self.measured_bytes)} measured on the "
-            f"longest (forecast {format_size(self.forecast_bytes)}), {format_size(self.state_bytes)} more for the "
-            f"optimizer; "
+            f"longest (forecast {format_size(self.forecast_bytes)}), optimizer state {format_size(self.state_bytes)}; "
             f"{self.why}"
         )
 
@@ -68,11 +67,11 @@ def find_largest_fit(
     autocast: Autocast,
     num_processes: int = 1,
 ) -> Fit:
-    """The largest divisor of the global batch `total` that fits. Weights and random states stay as they are.
+    """Find the largest divisor of `total` that fits into memory. Weights and random states are restored.
 
     Args:
-        total: this process's part of the global batch.
-        num_processes: how many share the memory of a CPU.
+        total: this process's share of the global batch.
+        num_processes: number of processes that share the memory of a CPU.
 
     Raises FiveTuneEnvironmentError if not even one example fits.
     """
@@ -89,10 +88,10 @@ def find_largest_fit(
     on_gpu = device.startswith("cuda")
     with restore_state(model), translate_oom_errors():
         model.train()
-        for parameter in trainable:  # every micro-batch but a step's first finds gradients there
+        for parameter in trainable:  # as in every micro-batch of a step but the first
             parameter.grad = torch.zeros_like(parameter)
         state = torch.empty(state_bytes if on_gpu else 0, dtype=torch.uint8, device=device)
-        room = None  # a GPU is tried until it fails
+        room = None  # on a GPU the trials decide
         if not on_gpu:
             room = get_used_bytes(device) + int(CPU_MEMORY_SHARE * get_free_bytes() / num_processes) - state_bytes
         fit = _search_batch_size(trial, total, state_bytes, base=get_used_bytes(device), room=room)
@@ -103,10 +102,10 @@ def find_largest_fit(
 def _search_batch_size(
     trial: Callable[[int], int], total: int, state_bytes: int, *, base: int, room: int | None
 ) -> Fit:
-    """Try divisors of `total` from 1 on.
+    """Try the divisors of `total` in ascending order.
 
     Args:
-        base: bytes in use before each trial. room: bytes that may be in use; None: a trial decides.
+        base: bytes in use before each trial. room: limit of the bytes in use; None: the trials decide.
     """
     size, measured = 1, trial(1)
     forecast, why, slope = measured, "that is the whole global batch", 0.0

@@ -1,7 +1,7 @@
-"""What all trials share: one forward and backward pass, times, agreement of results, and restoring the state.
+"""Shared functions of all trials: a forward and backward pass, timing, comparing results, restoring the state.
 
-In: a model, a Forward and batches. Out: seconds, or where two results differ. After a trial, weights, gradients and
-random states are what they were before it.
+In: a model, a Forward and batches. Out: seconds, or the first difference of two results. After a trial, weights and
+random states are restored and gradients cleared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def forward_backward(model: T5Model, forward: Forward, batch: Batch, *, device: 
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device has done its work."""
+    """Wait until a CUDA device has finished its queue; no-op on other devices."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
@@ -52,7 +52,7 @@ def measure_seconds(run: Callable[[], object], device: str) -> float:
 
 
 def measure_best_seconds(run: Callable[[], object], device: str, *, num_trials: int, num_warm_up: int = 0) -> float:
-    """The shortest of `num_trials` calls, after some that warm up."""
+    """Seconds of the fastest of `num_trials` calls, after `num_warm_up` calls that are not timed."""
     for _ in range(num_warm_up):
         run()
     return min(measure_seconds(run, device) for _ in range(num_trials))
@@ -75,7 +75,7 @@ def find_disagreement(
 
 
 def clear_gradients(model: T5Model) -> None:
-    """Drop all gradients, those of tables that are kept in parts too."""
+    """Clear all gradients, factored ones (`table_grad`) too."""
     model.zero_grad(set_to_none=True)
     for parameter in model.parameters():
         if parts := getattr(parameter, "table_grad", None):
@@ -83,7 +83,7 @@ def clear_gradients(model: T5Model) -> None:
 
 
 def save_weights(model: T5Model) -> SavedWeights:
-    """A copy of all weights, on the host."""
+    """Copy all weights to the host."""
     return [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in model.parameters()]
 
 
@@ -92,7 +92,7 @@ def restore_weights(saved: SavedWeights, *, reallocate: bool = False) -> None:
     """Write saved weights back.
 
     Args:
-        reallocate: give each parameter memory of its own again, after a trial moved them into one buffer.
+        reallocate: allocate separate memory for each parameter, after a trial moved all into one buffer.
     """
     for parameter, value in saved:
         if reallocate:
@@ -104,7 +104,7 @@ def restore_weights(saved: SavedWeights, *, reallocate: bool = False) -> None:
 
 @contextmanager
 def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[None]:
-    """Drop gradients and restore training mode and random states on exit, for trials that change no weight."""
+    """Clear gradients and restore training mode and random states on exit, for trials that change no weight."""
     random, was_training = checkpoint.get_random_states(), model.training
     try:
         yield
@@ -119,9 +119,9 @@ def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[N
 def restore_learner(
     learner: Learner, build_optimizer: Callable[[], torch.optim.Optimizer], *, reallocate: bool = False
 ) -> Iterator[Learner]:
-    """Yield a learner with an optimizer and a scaler of its own; on exit everything is as before.
+    """Yield the learner with a new optimizer and scaler; on exit restore weights, training mode and random states.
 
-    The given learner's optimizer takes no step meanwhile, so its state needs no restoring.
+    The learner's own optimizer takes no step meanwhile, so its state needs no restoring.
     """
     saved = save_weights(learner.model)
     with restore_state(learner.model):

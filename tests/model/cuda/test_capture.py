@@ -132,7 +132,7 @@ def test_an_optimizer_that_goes_elsewhere_is_not_taken(tmp_path, model_folder, m
     monkeypatch.setattr(capture, "TOLERANCES", {"fp32": 1.0})
     _, chosen = decide_graphs(ready(tmp_path, model_folder), make_recorder=again, clock=clock(0.3, 0.2))
     assert chosen is not None and not chosen.on
-    assert chosen.why.startswith("after 3 steps the weights are ")
+    assert chosen.why.startswith("after 3 steps the weights differ by ")
 
 
 def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
