@@ -1,8 +1,8 @@
-"""Attention over sequences that lie one after the other, with a relative bias of one number per distance.
+"""Attention over concatenated sequences (ragged attention) with T5's relative position bias.
 
-In: flat queries, keys, values [N, H, D], where each sequence starts, a bias table [H, 2 * longest - 1].
-Out: [N, H, D]. Nothing is padded to the longest sequence. Every block's weights, [H, Lq, Lk] fp32, are kept for the
-backward pass; Triton's kernel on CUDA keeps one number per query and head instead.
+In: flat queries, keys, values [N, H, D], the sequence bounds, a bias table [H, 2 * longest - 1].
+Out: [N, H, D]. Nothing is padded to the longest sequence. The attention weights of each block, [H, Lq, Lk] fp32, are
+saved for the backward pass; Triton's kernel on CUDA saves one number per query and head instead.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
         scale: float
 
 
-MAX_BLOCK_ROWS = 64  # rows: as many neighbours share one block, because a block costs about as much as its products
+MAX_BLOCK_ROWS = 64  # short neighbours share a block: its overhead is about the cost of its matrix products
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceBounds:
-    """Where the sequences of a flat tensor lie.
+    """Bounds of the sequences in a flat tensor.
 
     Args:
-        cu_seqlens: [B + 1] int64 on the device of the tokens, where each starts and the last one ends.
-        longest: no sequence has more tokens.
-        ends: the same numbers as `cu_seqlens` on the host; () where only the device knows them.
-        fused: whether Triton's kernels compute norms, dropout and activations of these tokens, or torch does.
+        cu_seqlens: [B + 1] int64 on the device of the tokens: start of each sequence and end of the last.
+        longest: upper bound of the sequence lengths, in tokens.
+        ends: the values of `cu_seqlens` on the host; () if they are only on the device.
+        fused: whether Triton's kernels, not torch, compute norms, dropout and activations of these tokens.
     """
 
     cu_seqlens: Tensor
@@ -50,7 +50,7 @@ class SequenceBounds:
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, device: torch.device, *, fused: bool = False) -> SequenceBounds:
-        """From a tensor on the host; every sequence has at least one token."""
+        """Build the bounds from a tensor on the host; every sequence must have at least one token."""
         ends = tuple(cu_seqlens.tolist())
         assert all(a < b for a, b in pairwise(ends)), f"a sequence is empty: the sequences end at {ends[1:]}"
         return cls(cu_seqlens.to(device, non_blocking=True), max(b - a for a, b in pairwise(ends)), ends, fused)
@@ -60,19 +60,19 @@ class SequenceBounds:
         return [b - a for a, b in pairwise(self.ends)]
 
     def scale(self, factor: int) -> SequenceBounds:
-        """The bounds when every row becomes `factor` rows."""
+        """The bounds after replacing every row by `factor` rows."""
         ends = tuple(end * factor for end in self.ends)
         return SequenceBounds(self.cu_seqlens * factor, self.longest * factor, ends, self.fused)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of neighbouring sequences that are computed together.
+    """Rows of neighbouring sequences that one matrix product computes.
 
     Args:
-        queries, keys: its rows, [start, end).
-        distances: [Lq, Lk] int64, key - query, 0 where hidden; None for a block of one sequence.
-        hidden: [Lq, Lk] bool, pairs that are masked; None for a block of one sequence.
+        queries, keys: rows of the block, [start, end).
+        distances: [Lq, Lk] int64, key - query, 0 where masked; None for a block of one sequence.
+        hidden: [Lq, Lk] bool mask of pairs without attention; None for a block of one sequence.
     """
 
     queries: slice
@@ -85,9 +85,9 @@ class Block:
         return self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
 
 
-@lru_cache(maxsize=8)  # all layers of a step, forward and backward, ask for the same few
+@lru_cache(maxsize=8)  # all layers of a step, forward and backward, request the same few
 def build_blocks(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> tuple[Block, ...]:
-    """The blocks of sequences that end at these rows: neighbours share one while it stays small."""
+    """Group sequences, given by their bounds, into blocks of at most MAX_BLOCK_ROWS rows; a longer one has its own."""
     cuts = [0]
     for i in range(1, len(queries) - 1):
         if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > MAX_BLOCK_ROWS:
@@ -110,17 +110,17 @@ def _build_block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) 
 
 
 def _locate_rows(ends: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """For every row the number of its sequence, and its position in it."""
+    """The sequence number of every row, and its position in that sequence."""
     lengths = torch.tensor(ends).diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     return owner, torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
 
 
 def compute_relative_buckets(longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of every distance key - query from 1 - longest to longest - 1; [2 * longest - 1] int64.
+    """Compute the bucket of every distance key - query from 1 - longest to longest - 1; [2 * longest - 1] int64.
 
-    The rule of Raffel et al. 2020: half of the buckets for single distances, the others grow with the logarithm;
-    a one-sided table sees every key that lies ahead as distance 0.
+    The rule of Raffel et al. 2020: half of the buckets hold one distance each, the others grow logarithmically;
+    a unidirectional table maps every key after the query to distance 0.
     """
     distance = torch.arange(1 - longest, longest)
     offset = torch.zeros_like(distance)
@@ -142,9 +142,9 @@ MIN_TABLE_TOKENS = 512  # tokens
 def get_relative_buckets(
     device: torch.device, longest: int, *, bidirectional: bool, num_buckets: int, max_distance: int
 ) -> Tensor:
-    """`compute_relative_buckets` on a device, kept there: a slice of the table of the next power of two tokens.
+    """`compute_relative_buckets` from a cache on the device: a slice of the table for the next power of two.
 
-    Few tables exist that way, and a captured step copies none.
+    So few tables exist, and a captured step copies none from the host.
     """
     size = max(MIN_TABLE_TOKENS, 1 << (longest - 1).bit_length())
     kept = _build_bucket_table(device, size, bidirectional, num_buckets, max_distance)
@@ -160,7 +160,7 @@ def _build_bucket_table(
 
 
 def explain_unsupported_kernel(head_size: int, kind: torch.dtype) -> str:
-    """Why `attend` cannot run on CUDA with heads of this size, multiplied in this type; empty if it can."""
+    """Explain why `attend` cannot run on CUDA with this head size and matmul dtype; empty if it can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     from fivetune.model.cuda.attention import LARGEST_HEAD
@@ -185,12 +185,12 @@ def attend(
 
     Args:
         q: [Nq, H, D]. k, v: [Nk, H, D].
-        queries, keys: where the same B sequences lie in q and in k.
-        table: [H, 2 * longest - 1], the bias of every distance key - query, the most negative first; None for none.
-        causal: a query sees no key that lies behind it.
+        queries, keys: bounds of the same B sequences in q and in k.
+        table: [H, 2 * longest - 1], bias of every distance key - query in ascending order; None: no bias.
+        causal: mask the keys after each query's position.
         dropout: rate at which attention weights are dropped.
 
-    Returns: [Nq, H, D] in the type of q.
+    Returns: [Nq, H, D] in the dtype of q.
     """
     if needs_attention_kernel(q):
         from fivetune.model.cuda.attention import compute_attention
@@ -203,7 +203,7 @@ def attend(
 
 
 class RelativeBias:
-    """A table as what is added to the scores of a block, and back: the gradient of the table from those of scores.
+    """Expands a bias table to the score matrices of blocks, and reduces their gradients to that of the table.
 
     A block of one sequence reads a corner of one large square, because the bias depends only on the distance.
     """
@@ -215,7 +215,7 @@ class RelativeBias:
         self.grad: Tensor | None = None
 
     def build_block_bias(self, block: Block) -> Tensor | None:
-        """[H, Lq, Lk] (or [1, Lq, Lk] without a table), -inf at hidden keys; None for all zeros."""
+        """The bias [H, Lq, Lk] (without a table [1, Lq, Lk]), -inf at masked keys; None if it is zero everywhere."""
         if block.distances is None or block.hidden is None:
             if self.table is None and not self.causal:
                 return None
@@ -259,7 +259,7 @@ class RelativeBias:
         self.square_grad[:, :lq, :lk] += scores
 
     def compute_table_grad(self) -> Tensor | None:
-        """[H, 2 * longest - 1]; the square is summed along its diagonals."""
+        """The gradient of the table, [H, 2 * longest - 1]: the square's is summed along its diagonals."""
         if self.square_grad is None:
             return self.grad
         heads, longest, _ = self.square_grad.shape
@@ -270,7 +270,7 @@ class RelativeBias:
 
 
 class BlockAttention(torch.autograd.Function):
-    """`attend` in fp32, block by block, so that the data of a block stays in the cache."""
+    """`attend` in fp32, one block at a time, so that the data of a block stays in the CPU's cache."""
 
     @staticmethod
     def forward(
@@ -326,5 +326,5 @@ class BlockAttention(torch.autograd.Function):
 
 
 def _slice_heads(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's rows of q, k, v as [H, rows, D], not copied."""
+    """The block's rows of q, k, v as views [H, rows, D]."""
     return q[block.queries].transpose(0, 1), k[block.keys].transpose(0, 1), v[block.keys].transpose(0, 1)

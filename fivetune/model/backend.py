@@ -1,4 +1,4 @@
-"""How token losses are computed: flat tokens, the padded rectangle, or rectangles of a few fixed sizes.
+"""The forward of a run: token losses of flat tokens, of a padded rectangle, or of rectangles with a few fixed sizes.
 
 In: a model and a Batch. Out: the loss of every scored token. `training/autotune/forward.py` chooses one for a run.
 """
@@ -29,9 +29,9 @@ class Forward:
     Args:
         kind: flat computes real tokens only; padded a rectangle as large as the longest example; buckets a rectangle
             with one of a few fixed sizes, for devices that compile every new shape.
-        why: a sentence for the log and machine.json.
-        recompute: keep only the inputs of every block, and recompute the rest in the backward pass.
-        parts: what computes norms, dropout and activations of flat tokens.
+        why: reason of the choice, for the log and machine.json.
+        recompute: save only the inputs of every block, and recompute the rest in the backward pass.
+        parts: implementation of norms, dropout and activations of flat tokens.
     """
 
     kind: ForwardKind
@@ -49,10 +49,12 @@ class Forward:
     def compute_losses(
         self, model: T5Model, batch: Batch, *, device: str, timer: PhaseTimer = ignore_phase
     ) -> tuple[Tensor, int]:
-        """-log p of every scored label, 0 elsewhere, in the shape that the kind has; and the positions computed.
+        """Compute -log p of every scored label in nats, 0 at other positions, and the number of computed positions.
 
         Args:
             timer: called with the phase that begins: host, copy, forward.
+
+        Returns: losses, [N_tgt] for flat and [B, T] for the other kinds ([B, 2] with a span head); positions.
         """
         if self.kind == "flat":
             losses = compute_flat_losses(model, batch, recompute=self.recompute, fused=self.is_fused, timer=timer)
@@ -69,15 +71,15 @@ class Forward:
     def prepare(self, model: T5Model) -> None:
         """Switch gradient checkpointing of transformers' own forward on or off."""
         switch = "enable" if self.recompute and self.kind != "flat" else "disable"
-        renamed = getattr(model, f"activation_checkpointing_{switch}", None)  # its name from transformers 5.2x on
+        renamed = getattr(model, f"activation_checkpointing_{switch}", None)  # the name since transformers 5.2x
         (renamed or getattr(model, f"gradient_checkpointing_{switch}"))()
 
     def describe_attention(self, model: T5Model, device: str) -> str | None:
-        """What computes attention: the own kernel (triton), the own blocks, or an implementation of transformers."""
+        """The implementation of attention: triton (kernel), blocks (torch), or the name of one in transformers."""
         if self.kind == "flat":
             return "triton" if device.startswith("cuda") else "blocks"
         return getattr(model.config, "_attn_implementation", None)
 
 
 SIZES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Lengths of the rectangles of `buckets`, in tokens; longer ones are rounded up to the next 1,024."""
+"""Lengths of the rectangles of `buckets`, in tokens; above the last, lengths are rounded up to multiples of 1,024."""

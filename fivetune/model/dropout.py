@@ -1,7 +1,7 @@
-"""Dropout by drawing the positions of the zeros, not one number per value.
+"""Dropout by sampling the positions of the zeros, not one random number per value.
 
 In: number of values, rate. Out: the positions to set to 0, saved for the backward pass.
-The gaps between the zeros of a Bernoulli sequence are geometric, so a tenth of the draws is enough at rate 0.1.
+The gaps between the zeros of a Bernoulli sequence are geometric, so rate 0.1 needs a tenth of the random numbers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 def draw_dropout(count: int, rate: float, device: torch.device) -> Tensor | None:
-    """Which of `count` values to drop, each with probability `rate`, from torch's global generator.
+    """Sample which of `count` values to drop, each with probability `rate`, seeded by torch's global generator.
 
-    Returns: on the CPU their positions, ascending ([about rate * count] int64); elsewhere [count] bool, without a
-    host synchronisation; None where nothing is dropped.
+    Returns: on the CPU their positions, ascending ([about rate * count] int64); on other devices a mask [count] bool,
+    without a host synchronisation; None if rate or count is 0.
     """
     if rate == 0 or count == 0:
         return None
@@ -35,12 +35,12 @@ def draw_dropout(count: int, rate: float, device: torch.device) -> Tensor | None
 
 
 def compute_keep_scale(rate: float) -> float:
-    """The factor of the values that are kept: 1 / (1 - rate)."""
+    """The factor of kept values, 1 / (1 - rate); 0 if all are dropped."""
     return 1 / (1 - rate) if rate < 1 else 0.0
 
 
 def _sample_positions(random: np.random.Generator, start: int, steps: int, rate: float) -> np.ndarray:
-    """`steps` positions after `start` whose gaps are geometric: an exponential, cut to whole numbers."""
+    """Sample `steps` positions after `start` with geometric gaps: exponential variates, truncated to integers."""
     gaps = random.standard_exponential(steps, dtype=np.float32)
     gaps *= -1 / math.log1p(-rate)
     positions = gaps.astype(np.int64)
@@ -50,7 +50,7 @@ def _sample_positions(random: np.random.Generator, start: int, steps: int, rate:
 
 
 def split_dropout(drawn: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
-    """Split the result of `draw_dropout` for sum(sizes) values into one for each of `sizes`."""
+    """Split the result of `draw_dropout` for sum(sizes) values into one result per size."""
     if drawn is None:
         return [None] * len(sizes)
     if drawn.dtype == torch.bool:

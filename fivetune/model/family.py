@@ -1,13 +1,13 @@
 """All facts about the variants of T5, in one place and without torch.
 
-In: config.json as it is in a file, or the config of a transformers model. Out: which classes of transformers hold the
-weights, whether the output head is tied to the embedding, whether the decoder's output is scaled, the start token.
+In: the content of config.json, or the config of a transformers model. Out: transformers' model and tokenizer classes,
+whether the output head is tied to the embedding, whether the decoder's output is scaled.
 
     variant                model_type  head     decoder output    feed-forward   relative bias
     T5 1.0                 t5          tied     x d_model^-1/2    relu           one table per stack
-    T5 1.1, Flan-T5, ByT5  t5 / mt5    its own  as it is          gated GELU     one table per stack
-    mT5                    mt5         its own  as it is          gated GELU     one table per stack
-    umT5                   umt5        its own  as it is          gated GELU     one table per layer
+    T5 1.1, Flan-T5, ByT5  t5 / mt5    untied   not scaled        gated GELU     one table per stack
+    mT5                    mt5         untied   not scaled        gated GELU     one table per stack
+    umT5                   umt5        untied   not scaled        gated GELU     one table per layer
 
 Sources: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5), Chung et al. 2023 (umT5), and the
 published config.json files.
@@ -22,11 +22,11 @@ from typing import Protocol
 from fivetune.errors import ModelError
 from fivetune.types import JsonTable
 
-SENTINEL = "<extra_id_"  # the tokens <extra_id_0> to <extra_id_99> that pre-training masks spans with
+SENTINEL = "<extra_id_"  # prefix of the tokens that mask spans in pre-training, <extra_id_0> to <extra_id_99>
 SHARED, HEAD = "shared.weight", "lm_head.weight"
 EMBEDDING_COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LEFTOVER_WEIGHTS = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-"""Tensors of old T5 1.0 files that no forward pass reads."""
+"""Tensors of old T5 1.0 files that no forward pass uses."""
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish")
 """Activations of the feed-forward layers, by transformers' names."""
@@ -40,7 +40,7 @@ class Family:
         model_type: its name in config.json.
         generation_class, span_class: transformers' classes with a language model head, with a span head.
         tokenizer_class: transformers' class for its SentencePiece file.
-        scale_flag: the config entry by which transformers scales the decoder's output; None: it never does.
+        scale_flag: the config entry that makes transformers scale the decoder's output; None if it never does.
     """
 
     model_type: str
@@ -65,7 +65,7 @@ SPAN_CLASSES = tuple(family.span_class for family in FAMILIES.values())
 
 
 class ModelConfig(Protocol):
-    """What this module reads of transformers' T5Config, MT5Config and UMT5Config."""
+    """The fields of transformers' T5Config, MT5Config and UMT5Config that this module reads."""
 
     model_type: str
     d_model: int
@@ -80,7 +80,7 @@ def find_family(raw: JsonTable, where: Path) -> Family:
 
 
 def has_span_head(raw: JsonTable) -> bool:
-    """Whether config.json belongs to an extractive model.
+    """Whether config.json belongs to a model with a span head.
 
     >>> has_span_head({"architectures": ["T5ForQuestionAnswering"]}), has_span_head({})
     (True, False)
@@ -89,7 +89,7 @@ def has_span_head(raw: JsonTable) -> bool:
 
 
 def has_own_head(raw: JsonTable) -> bool:
-    """Whether config.json declares an output head of its own, not tied to the embedding."""
+    """Whether config.json declares an untied output head."""
     return raw.get("tie_word_embeddings") is False
 
 
@@ -105,9 +105,10 @@ def compute_output_scale(config: ModelConfig) -> float:
 
 
 def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
-    """Whether the published weights need the scaled output, from config.json and whether the file has its own head.
+    """Infer whether the decoder's output must be scaled. Raises ModelError if config.json and `untied` contradict.
 
-    Raises ModelError where the two contradict each other.
+    Args:
+        raw: content of config.json. untied: whether the weights hold an untied head.
 
     >>> infer_output_scale({"model_type": "t5"}, untied=False, where="")
     True
@@ -139,5 +140,5 @@ def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
 
 
 def is_gated(feed_forward: object) -> bool:
-    """Whether a feed-forward layer has a gate: wi_0 and wi_1 in place of wi."""
+    """Whether a feed-forward layer is gated: it has wi_0 and wi_1 in place of wi."""
     return hasattr(feed_forward, "wi_0")

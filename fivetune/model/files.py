@@ -1,4 +1,4 @@
-"""The files of a model: found, and checked to be complete.
+"""The files of a model: find or download them, and check that they are complete.
 
 In: a local folder, `t5-nano`, or a hub name. Out: a local folder whose weights are whole safetensors files.
 """
@@ -23,15 +23,15 @@ LFS_MARK = b"version https://git-lfs"
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
 CONVERT = (
     "FiveTune reads safetensors only, because a .bin file is a program that runs when it is opened. "
-    "Ask the hub for a revision with safetensors (model.revision: refs/pr/N), or convert a file that you trust once: "
+    "Use a revision with safetensors (model.revision: refs/pr/N), or convert a file that you trust once: "
     "transformers' from_pretrained(folder), then save_pretrained(folder)."
 )
 
 
 def find_folder(name: str, *, revision: str | None = None) -> Path:
-    """The local folder of a model or tokenizer; a hub name is downloaded or taken from the hub's cache.
+    """Find the local folder of a model or tokenizer; a hub name is downloaded, or taken from the hub's cache.
 
-    Raises ModelError for a folder that is no model's, FiveTuneEnvironmentError when the hub cannot be reached.
+    Raises ModelError if there is no such folder, FiveTuneEnvironmentError if the hub refuses or cannot be reached.
     """
     path = Path(name)
     if path.is_dir():
@@ -65,7 +65,7 @@ def _fetch_snapshot(name: str, revision: str | None) -> Path:
         ) from None
     except HfHubHTTPError as error:
         raise FiveTuneEnvironmentError(
-            f"{name}: the hub answers: {str(error).splitlines()[0]}{_suggest_name(Path(name))} "
+            f"{name}: the hub responds: {str(error).splitlines()[0]}{_suggest_name(Path(name))} "
             "Check the name, or log in for a gated model."
         ) from None
     except (LocalEntryNotFoundError, OSError) as error:
@@ -73,12 +73,12 @@ def _fetch_snapshot(name: str, revision: str | None) -> Path:
             f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
             f"({type(error).__name__}).{_suggest_name(Path(name))} "
             "Download it where there is a network and give the folder as model.path; "
-            "HF_HOME names the cache, HF_HUB_OFFLINE=1 keeps the hub out."
+            "HF_HOME sets the cache folder, HF_HUB_OFFLINE=1 disables the hub."
         ) from None
 
 
 def read_model_config(folder: Path) -> JsonTable:
-    """config.json of a folder (or a config.json itself), unchanged."""
+    """Read config.json of a folder, or a config.json itself. Raises ModelError if it is missing or damaged."""
     path = folder if folder.is_file() else folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder}: has no config.json. Give a folder that save_pretrained wrote.")
@@ -93,7 +93,7 @@ def read_model_config(folder: Path) -> JsonTable:
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, each checked to be whole. Raises ModelError naming the file."""
+    """Find the safetensors files of a folder, and check that each is whole. Raises ModelError naming the file."""
     index = folder / "model.safetensors.index.json"
     names = _read_shard_names(index) if index.is_file() else ["model.safetensors"]
     files = [folder / name for name in names]
@@ -123,7 +123,7 @@ def refuse_pointer(path: Path) -> None:
 
 
 def _refuse_truncated(path: Path) -> None:
-    """A safetensors file is 8 bytes of header length, the header, and the data that the header describes."""
+    """Raise ModelError unless the size is 8 bytes of header length, the header, and the data that it describes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -138,7 +138,7 @@ def _refuse_truncated(path: Path) -> None:
 
 
 def iter_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the files by name, read one at a time."""
+    """Yield every tensor of the files with its name, one at a time."""
     from safetensors import safe_open
 
     for path in files:

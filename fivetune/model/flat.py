@@ -1,7 +1,7 @@
-"""The training forward pass on flat tokens, with the weights of transformers' modules.
+"""The flat forward: a training forward pass on real tokens only, with the weights of transformers' modules.
 
 In: a model of the T5 family and a Batch. Out: token losses, -log p of every label [N_tgt] in nats; differentiable.
-Nothing is padded: products and norms run over real tokens only, attention over each sequence.
+Nothing is padded: matrix products and norms run over all tokens, attention over each sequence.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Ts = TypeVarTuple("Ts")
 
 
 def explain_unsupported_model(model: T5Model) -> str:
-    """Why `compute_flat_losses` cannot run a model; empty if it can."""
+    """Explain why `compute_flat_losses` cannot run a model; empty if it can."""
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        return "its weights are divided among processes, and it reads them whole"
+        return "its weights are sharded, and the flat forward needs them whole"
     if type(model).__name__ not in GENERATION_CLASSES:
         return f"it is a {type(model).__name__}, not one of {', '.join(GENERATION_CLASSES)}"
     if not is_plain_linear(model.lm_head):
@@ -58,13 +58,13 @@ def explain_unsupported_model(model: T5Model) -> str:
 def compute_flat_losses(
     model: T5Model, batch: Batch, *, recompute: bool = False, fused: bool = False, timer: PhaseTimer = ignore_phase
 ) -> Tensor:
-    """Negative log-likelihood of every label, teacher-forced; with dropout if the model is in training mode.
+    """Compute the negative log-likelihood of every label (teacher forcing); with dropout in training mode.
 
     Args:
-        model: one that `explain_unsupported_model` has no objection to.
+        model: a model for which `explain_unsupported_model` returns "".
         batch: on the host; its tensors are copied to the model's device.
-        recompute: keep only the input of every block and recompute the block in the backward pass (exact).
-        fused: compute norms, dropout and activations by Triton's kernels where the device has them.
+        recompute: save only the input of every block and recompute the block in the backward pass (exact).
+        fused: compute norms, dropout and activations by Triton's kernels where these support the device and dtype.
         timer: called with the phase that begins: copy, forward.
 
     Returns: [N_tgt] fp32, in nats.
@@ -90,10 +90,10 @@ def compute_device_losses(
     *,
     recompute: bool = False,
 ) -> Tensor:
-    """`compute_flat_losses` for tensors on the device; on CUDA without a synchronisation with the host.
+    """`compute_flat_losses` for tensors on the device; on CUDA without host synchronisation.
 
     Args:
-        ids: [N_src + N_tgt], the encoder's inputs and behind them the decoder's.
+        ids: [N_src + N_tgt], the encoder's inputs, then the decoder's.
         labels: [N_tgt].
     """
     tied_gradient = TiedGradient()
@@ -107,7 +107,7 @@ def compute_device_losses(
 
 
 def shift_right_flat(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Tensor:
-    """Decoder inputs: in every sequence the labels one place later, the start id first.
+    """Build the decoder inputs: in every sequence the start id, then the labels without the last.
 
     >>> shift_right_flat(torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5]), start_id=0).tolist()
     [0, 7, 8, 0, 9]
@@ -118,7 +118,7 @@ def shift_right_flat(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Te
 
 
 def run_encoder(stack: T5Stack, x: Tensor, bounds: SequenceBounds, *, recompute: bool = False) -> Tensor:
-    """The encoder over embedded tokens: [N, d] -> [N, d]."""
+    """Run the encoder on embedded tokens: [N, d] -> [N, d]."""
     x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
     table = None
     for block in stack.block:
@@ -136,7 +136,7 @@ def run_decoder(
     *,
     recompute: bool = False,
 ) -> Tensor:
-    """The decoder over embedded tokens and the encoder's output: [Nt, d], [Ns, d] -> [Nt, d]."""
+    """Run the decoder on embedded tokens and the encoder's output: [Nt, d], [Ns, d] -> [Nt, d]."""
     x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
     table = None
     for block in stack.block:
@@ -200,8 +200,8 @@ def apply_cross_attention(
 def should_attend_memory(module: T5Attention, bounds: SequenceBounds, source: SequenceBounds) -> bool:
     """Whether projecting the queries into the encoder's space costs less than projecting its tokens to keys and values.
 
-    q (M W^T)^T = (q W) M^T. The keys and values of a source cost 4 S d i operations whatever the target; the other
-    order costs 4 T H S d, fewer while a target has less tokens than a head has numbers (64 in all of the family).
+    q (M W^T)^T = (q W) M^T. The keys and values of a source cost 4 S d i operations for any target length T; the other
+    order costs 4 T H S d, which is less if T is below the head size (64 in all models of the family).
     """
     if not (is_plain_linear(module.k) and is_plain_linear(module.v)):
         return False
@@ -212,7 +212,7 @@ def should_attend_memory(module: T5Attention, bounds: SequenceBounds, source: Se
 def _attend_memory(
     module: T5Attention, q: Tensor, memory: Tensor, bounds: SequenceBounds, source: SequenceBounds
 ) -> Tensor:
-    """Attention whose keys and values are the encoder's output itself: [Nt, H, D] -> [Nt, H, D]."""
+    """Cross-attention that uses the encoder's output directly as keys and values: [Nt, H, D] -> [Nt, H, D]."""
     heads, size = module.n_heads, module.key_value_proj_dim
     of_key, of_value = (linear.weight.view(heads, size, -1) for linear in (module.k, module.v))
     projected = torch.bmm(q.transpose(0, 1), of_key).transpose(0, 1)
@@ -258,7 +258,7 @@ def _get_attention_rate(module: T5Attention) -> float:
 
 
 def _build_bias_table(module: T5Attention, longest: int, above: Tensor | None) -> Tensor | None:
-    """The bias of every distance, [H, 2 * longest - 1]; a layer without a table of its own uses the previous one."""
+    """The bias of every distance, [H, 2 * longest - 1]; a layer without its own table uses `above`."""
     if not module.has_relative_attention_bias:
         return above
     weight = module.relative_attention_bias.weight

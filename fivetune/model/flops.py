@@ -1,7 +1,7 @@
-"""How many floating-point operations training an encoder-decoder needs, counted from the real lengths of its examples.
+"""Floating-point operations of training an encoder-decoder, counted from the lengths of its examples.
 
 In: a T5 config and lengths without padding. Out: operations of the encoder and of the decoder, forward and backward.
-A multiply-add counts 2, training 3 times the forward pass; embeddings, norms and softmax are left out.
+A multiply-add counts 2, training 3 times the forward pass; embeddings, norms and softmax are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Operations by stack. The decoder's include the head and the keys and values that it takes from the encoder."""
+    """Operations by stack. The decoder's include the head and the keys and values of cross-attention."""
 
     encoder: float
     decoder: float
@@ -29,7 +29,7 @@ class Flops:
 
 
 def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
-    """Operations of a model's optimizer step over examples of these lengths.
+    """Count the operations of forward and backward over examples of these lengths.
 
     A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
     """
@@ -41,12 +41,12 @@ def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths:
 def count_train_flops(
     config: T5Settings, source_lengths: ArrayLike, target_lengths: ArrayLike, *, num_outputs: int | None = None
 ) -> Flops:
-    """Operations of one training step over examples of these lengths, end tokens included.
+    """Count the operations of forward and backward over examples of these lengths.
 
     Args:
-        config: of transformers (T5Config and its like).
-        source_lengths, target_lengths: [B] tokens of each example.
-        num_outputs: of the head; all of the vocabulary if None.
+        config: a T5Config, MT5Config or UMT5Config of transformers.
+        source_lengths, target_lengths: [B] tokens of each example, end tokens included.
+        num_outputs: outputs of the head per token; default: the vocabulary size.
 
     With d = d_model, i = num_heads * d_kv, f = d_ff, m matrices in the feed-forward (2, or 3 if gated), L layers:
     encoder, per token 6 L (4 d i + m d f) and 12 i L S^2 for attention; decoder, per target token

@@ -1,6 +1,6 @@
-"""The padded forward pass: token losses by transformers' own modules.
+"""The padded forward: token losses by transformers' own modules.
 
-In: a model and a PaddedBatch. Out: -log p of every label in nats, 0 where nothing is scored.
+In: a model and a PaddedBatch. Out: -log p of every label in nats, 0 at positions that are not scored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
-    """Decoder inputs: the labels one place later, the start id first.
+    """Build the decoder inputs: the start id, then the labels without the last; pad ids in place of -100.
 
     >>> shift_right(torch.tensor([[7, 8, 1, -100]]), start_id=0, pad_id=0).tolist()
     [[0, 7, 8, 1]]
@@ -30,9 +30,9 @@ def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
 
 
 def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs: object = None) -> Tensor:
-    """Negative log-likelihood of every label, teacher-forced.
+    """Compute the negative log-likelihood of every label (teacher forcing).
 
-    Returns: [B, T] fp32, in nats; 0 at labels of -100; of a model with a span head [B, 2].
+    Returns: [B, T] fp32, in nats; 0 at labels of -100; for a model with a span head [B, 2].
     """
     if hasattr(model, "qa_outputs"):
         return compute_span_losses(model, batch)
@@ -51,7 +51,7 @@ def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs
 
 @torch.no_grad()
 def find_nonfinite_module(model: T5Model, batch: PaddedBatch) -> str:
-    """Name of the first module whose output is not finite in another forward pass of the batch, or "the loss"."""
+    """Run another forward pass and return the first module with a non-finite output, or "the loss"."""
     found: list[str] = []
 
     def watch(name: str):

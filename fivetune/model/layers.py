@@ -1,8 +1,8 @@
-"""The parts of a T5 layer between its matrix products, on flat tokens [N, d], each with its own backward pass.
+"""Norm, dropout, residual sum and activations of a T5 layer on flat tokens [N, d], each with its own backward pass.
 
-In: tensors and weights. Out: tensors. Written for CPUs, where every pass over memory counts: values are changed in
-place, dropout touches only what it drops, the activations keep no more than their backward passes need. `fused` selects
-one of Triton's kernels for a part, forward and backward, where the device and the types allow it (`cuda/dispatch.py`).
+In: tensors and weights. Out: tensors. Written for CPUs, where each pass over memory counts: values change in place,
+dropout writes only the dropped values, and activations save only what their backward passes need. `fused` selects a
+Triton kernel for forward and backward where it supports the device and dtype (`cuda/dispatch.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RECORDERS = "transformers.utils.output_capturing"
 
 
 def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
-    """The outputs of several linear modules side by side, [N, sum of their widths]; one product if all are plain.
+    """Concatenate the outputs of several linear modules, [N, sum of widths]; one matrix product if all are plain.
 
     The result is a new tensor, which the next operation may change in place.
     """
@@ -42,14 +42,14 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """A Linear without a bias and without anything around it (adapters, quantisation, hooks)."""
+    """Whether a module is a Linear without bias, subclass (adapters, quantisation) or hooks."""
     return type(module) is nn.Linear and module.bias is None and not has_hooks(module)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anything is called before or after the module, in either direction; transformers' recorders do nothing.
+    """Whether a module has forward or backward hooks, except transformers' output recorders.
 
-    The first forward pass leaves those recorders on all blocks; they act only where hidden states are requested.
+    The first forward pass installs those on all blocks; they act only if hidden states are requested.
     """
     before, after = module._forward_pre_hooks, module._forward_hooks
     hooks = (*before.values(), *after.values(), *module._backward_pre_hooks.values(), *module._backward_hooks.values())
@@ -66,7 +66,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> T
 
 
 class RmsNorm(torch.autograd.Function):
-    """The root mean square norm of T5, without a shift, computed in fp32."""
+    """T5's root mean square norm, without a bias, computed in fp32."""
 
     @staticmethod
     def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -141,7 +141,7 @@ class AddDropout(torch.autograd.Function):
 
 
 def apply_relu_dropout_(x: Tensor, rate: float, *, fused: bool = False) -> Tensor:
-    """dropout(relu(x)), in place. The backward pass needs only the result: what is 0 there has no gradient."""
+    """dropout(relu(x)), in place. The backward pass needs only the result: zeros have no gradient."""
     if fused and rate < 1 and supports_fused(x):
         from fivetune.model.cuda import pointwise
 
@@ -170,7 +170,7 @@ class ReluDropout(torch.autograd.Function):
 
 
 def apply_gated_dropout(x: Tensor, act: str, rate: float, *, fused: bool = False) -> Tensor:
-    """dropout(act(a) * b) of a and b side by side: [N, 2 f] -> [N, f]."""
+    """dropout(act(a) * b) of x = [a, b]: [N, 2 f] -> [N, f]."""
     if fused and act in FUSED_ACTIVATIONS and rate < 1 and supports_fused(x):
         from fivetune.model.cuda import pointwise
 
@@ -205,7 +205,7 @@ STEEPNESS, BEND = 2 * (2 / math.pi) ** 0.5, 0.044715  # of gelu_new, written as 
 
 
 def compute_activation(x: Tensor, act: str) -> Tensor:
-    """One of `family.ACTIVATIONS`, as a new tensor."""
+    """Compute one of `family.ACTIVATIONS` as a new tensor."""
     if act == "relu":
         return F.relu(x)
     if act in ("silu", "swish"):
@@ -214,7 +214,7 @@ def compute_activation(x: Tensor, act: str) -> Tensor:
 
 
 def compute_activation_grad(grad: Tensor, x: Tensor, act: str) -> Tensor:
-    """The gradient of x from that of `compute_activation(x)`."""
+    """Compute the gradient of x from that of `compute_activation(x)`."""
     if act == "relu":
         return torch.ops.aten.threshold_backward(grad, x, 0)
     if act in ("silu", "swish"):
@@ -227,5 +227,5 @@ def compute_activation_grad(grad: Tensor, x: Tensor, act: str) -> Tensor:
 
 
 def _compute_gelu_sigmoid(x: Tensor) -> Tensor:
-    """The factor of x in gelu_new, as a sigmoid: a third of the time of the equivalent tanh."""
+    """The factor of x in gelu_new as a sigmoid, which takes a third of the time of the equivalent tanh."""
     return (x * x).mul_(BEND * STEEPNESS).add_(STEEPNESS).mul_(x).sigmoid_()

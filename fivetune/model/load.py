@@ -1,7 +1,7 @@
-"""Load a model and its tokenizer from a folder, and verify that memory holds what the files hold.
+"""Load a model and its tokenizer from a folder, and verify that the loaded weights equal those of the files.
 
 In: paths and options. Out: `LoadedModel`: an fp32 transformers model of the T5 family, its tokenizer, warnings.
-transformers ties and scales by flags that changed between its versions; selfcheck.py compares with the files.
+The flags by which transformers ties and scales changed between its versions; selfcheck.py compares with the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to train, in fp32 on the CPU, and the tokenizer that belongs to it."""
+    """A model in fp32 on the CPU, its tokenizer, and warnings for the user."""
 
     model: T5Model
     tokenizer: PreTrainedTokenizerBase
@@ -50,12 +50,12 @@ def load_model_and_tokenizer(
 
     Args:
         path: folder, hub name or t5-nano. config: folder or config.json of a model with random weights.
-        tokenizer: folder or hub name, where it is not in the model's folder.
-        head: "generate"; "extractive" adds a new span head to a generative model, or loads the one that is there.
+        tokenizer: folder or hub name, if it is not in the model's folder.
+        head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
 
-    Raises RunDirError when a file differs from the checksums that FiveTune wrote beside it; ModelError when the folder
-    is damaged, of another family, has another vocabulary than `tokenizer`, or loads into something else than its files
-    hold.
+    Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError if the folder is
+    damaged, belongs to another family, has another vocabulary than `tokenizer`, or if the loaded weights differ from
+    the files.
     """
     source = find_source(path, config=config, init=init, revision=revision)
     if source.is_dir():
@@ -81,14 +81,14 @@ def load_model_and_tokenizer(
 
 
 def find_source(path: str | None, *, config: str | None, init: str, revision: str | None) -> Path:
-    """The folder or config.json that a model is built from. Raises ModelError if it does not exist."""
+    """Find the folder or config.json that a model is built from. Raises ModelError if it does not exist."""
     if init == "pretrained" and path:
         return find_folder(path, revision=revision)
     return _find_config_source(config or path)
 
 
 def _advise_restoring(folder: Path) -> str:
-    """How to get a damaged model back: from the best checkpoint, where the folder is model/ of a run that has it."""
+    """Advice for restoring a damaged model: from the best checkpoint if the folder is model/ of a run that has one."""
     run, best = folder.parent, folder.parent / "best"
     if folder.name == "model" and (best / "model.safetensors").is_file():
         return f"Export {best} again: delete {folder}, then run: fivetune train {run} --resume"
@@ -96,7 +96,7 @@ def _advise_restoring(folder: Path) -> str:
 
 
 def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path) -> None:
-    """Raise ModelError where config.json and the tokenizer have different end or pad ids: generation would not stop."""
+    """Raise ModelError if config.json and the tokenizer have different end or pad ids: generation would not stop."""
     for name in ("eos_token_id", "pad_token_id"):
         configured = getattr(settings, name, None)
         allowed = configured if isinstance(configured, list) else [configured]
@@ -108,7 +108,7 @@ def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, 
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of weights, tied ones once."""
+    """Count the weights, tied ones once."""
     return sum(p.numel() for p in model.parameters())
 
 
@@ -118,7 +118,7 @@ def _find_config_source(config: str | None) -> Path:
 
 
 def _load_settings(source: Path, dropout: float | None) -> T5Settings:
-    """The transformers config; entries that a config of the family may lack are filled in."""
+    """Load the transformers config and fill in entries that a config of the family may lack."""
     from transformers import AutoConfig
 
     try:
@@ -148,7 +148,7 @@ def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Mo
 
 
 def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
-    """A model with random weights; its head is untied where the config requests it, which transformers 5 ignores."""
+    """Build a model with random weights; untie the head if the config declares that, which transformers 5 ignores."""
     from transformers import AutoModelForSeq2SeqLM
 
     with suppress_output():
@@ -161,7 +161,7 @@ def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
 
 
 def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
-    """Replace the generation config by the start, end and pad ids: the run decides the rest."""
+    """Replace the generation config by the start, end and pad ids: the run's settings decide the rest."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -173,7 +173,7 @@ def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
 
 
 def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
-    """Grow the embedding to a multiple of 128 where the tokenizer has more ids than it has rows; never shrink it."""
+    """Grow the embedding to a multiple of 128 rows if the tokenizer has more ids than it has rows; never shrink it."""
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     needed = max(loaded.tokenizer.get_vocab().values()) + 1
     if needed <= rows:
@@ -183,7 +183,7 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
     tied = loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight
     with suppress_output():
         loaded.model.resize_token_embeddings(grown)
-    if not tied:  # transformers 5 ties the head over while it resizes; new rows start as the mean of the old
+    if not tied:  # transformers 5 ties the head while resizing; new rows start as the mean of the old ones
         new_rows = head.mean(0, keepdim=True).expand(grown - rows, -1)
         loaded.model.lm_head.weight = nn.Parameter(torch.cat([head, new_rows]))
     loaded.warnings.append(

@@ -1,4 +1,4 @@
-"""Embedding lookup and output head with cross-entropy: they share a table, and the table gets one gradient.
+"""Embedding lookup and output head with cross-entropy; a tied table receives a single gradient.
 
 In: ids, hidden states [N, d], a table [V, d]. Out: embeddings [N, d]; -log p of every label [N], in nats.
 Logits are computed in chunks unless they are small: mT5 has 250,112 of them per token.
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         def add_product(self, share: Tensor, hidden: Tensor) -> None: ...
 
 
-MAX_SAVED_LOGITS = 2**24  # logits saved for the backward pass (64 MiB); more of them are recomputed
+MAX_SAVED_LOGITS = 2**24  # most logits saved for the backward pass (64 MiB in fp32); beyond, all are recomputed
 MAX_CHUNK_LOGITS = 2**24  # logits of one chunk
-THIN = 4  # a product of n rows is kept as its factors up to n = d / THIN; beyond, the dense gradient is as cheap
+THIN = 4  # the head's gradient stays factored up to n = d / THIN rows; beyond, the dense gradient is as cheap
 
 
 class TiedGradient:
@@ -44,12 +44,12 @@ class TiedGradient:
 
 
 def embed(table: Tensor, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
-    """Rows of the table, [N, d]; all ids of a step in one call, so that the table gets one gradient."""
+    """Look up rows of the table, [N, d]; all ids of a step in one call, so that the table receives one gradient."""
     return Embed.apply(table, ids, tied_gradient)
 
 
 class Embed(torch.autograd.Function):
-    """A lookup; its gradient is added to the one of the head, or to the sparse parts that the optimizer reads."""
+    """A lookup; its gradient is added to the head's, or to the optimizer's factored gradient."""
 
     @staticmethod
     def forward(ctx: _EmbedContext, table: Tensor, ids: Tensor, tied_gradient: TiedGradient) -> Tensor:
@@ -70,7 +70,7 @@ class Embed(torch.autograd.Function):
 
 
 def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
-    """The optimizer's container of sparse gradient parts; None where the gradient of the table is dense."""
+    """The optimizer's factored gradient of a table; None if its gradient is dense."""
     return getattr(parameter, "table_grad", None) if parameter.grad is None else None
 
 
@@ -79,7 +79,7 @@ def compute_head_losses(hidden: Tensor, head: Tensor, labels: Tensor, tied_gradi
 
     Args:
         hidden: [N, d]. head: [V, d]. labels: [N], every one scored.
-        tied_gradient: receives the head's gradient where the embedding has the same table; None for an untied head.
+        tied_gradient: receives the gradient of a tied head; None for an untied one.
     """
     kind = get_matmul_dtype(hidden.device)
     with suppress_autocast(hidden.device):
@@ -87,9 +87,9 @@ def compute_head_losses(hidden: Tensor, head: Tensor, labels: Tensor, tied_gradi
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Head and cross-entropy, some rows at a time: products in the type of `hidden`, the head's gradient in its own.
+    """Head and cross-entropy in chunks of rows: products in the dtype of `hidden`, the head's gradient in its own.
 
-    In 16 bits a sum of thousands of rows would stop growing at a few hundred.
+    In 16 bits the sum over thousands of rows would lose small addends and stop growing.
     """
 
     @staticmethod

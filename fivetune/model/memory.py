@@ -1,4 +1,4 @@
-"""Recognise out-of-memory errors of every device.
+"""Recognition of out-of-memory errors of all devices.
 
 In: an exception. Out: whether an allocation failed.
 """
@@ -9,7 +9,7 @@ OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory") 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device; a GPU raises its own kind of RuntimeError, the CPU a plain one.
+    """Whether an allocation failed, on any device: RuntimeErrors are recognised by their text.
 
     >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)

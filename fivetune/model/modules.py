@@ -1,7 +1,7 @@
-"""The parts of transformers' T5, mT5 and umT5 models that FiveTune reads, as types for annotations: nothing here runs.
+"""Types of the parts of transformers' T5, mT5 and umT5 models that FiveTune reads, for annotations only.
 
 transformers chooses a model's class at run time and types most of its attributes as `Tensor | Module`; these
-declarations give each attribute its type, so that the type checker knows it too.
+declarations give the type checker the type of each attribute.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class T5Model(nn.Module):
 
 
 class AutogradContext(FunctionCtx):
-    """The context of a torch.autograd.Function; a subclass declares what one function keeps apart from tensors."""
+    """The context of a torch.autograd.Function; subclasses declare the values that a function keeps besides tensors."""
 
     saved_tensors: tuple[Any, ...]  # tensors, and None where None was saved
     needs_input_grad: tuple[bool, ...]

@@ -1,6 +1,6 @@
 """The dtype of matrix products under autocast.
 
-In: a device. Out: the dtype of its products, a context without autocast.
+In: a device. Out: the dtype of its matrix products; a context without autocast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def get_matmul_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which autocast computes matrix products of fp32 weights at this point."""
+    """The dtype of matrix products of fp32 weights in the current autocast context."""
     kind = device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)

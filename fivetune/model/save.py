@@ -1,7 +1,7 @@
-"""Save a model into a folder that `from_pretrained` loads, here and in older versions of transformers.
+"""Save a model into a folder that `from_pretrained` loads, in this and in older versions of transformers.
 
-In: a model, its tokenizer, the settings of generation, a model card. Out: the folder, written under another name and
-then renamed, so that it exists whole or not at all.
+In: a model, its tokenizer, generation settings, a model card. Out: the folder, written under another name and then
+renamed, so that it exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def save_model(
     """Write config, weights (safetensors), tokenizer, generation_config.json, model card and checksums of all of them.
 
     Args:
-        generation: entries of generation_config.json by which transformers' `generate` decodes as FiveTune does
+        generation: entries of generation_config.json, with which transformers' `generate` decodes as FiveTune does
             (`Decoding.as_generation_config`).
 
-    Raises FiveTuneEnvironmentError if the disk refuses.
+    Raises FiveTuneEnvironmentError if a write fails.
     """
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
@@ -65,7 +65,7 @@ def save_model(
 
 
 def apply_umask(folder: Path) -> None:
-    """Give every file of a folder the mode that the umask allows: safetensors creates its files with mode 0600."""
+    """Set the mode of every file in a folder by the umask, because safetensors creates its files with mode 0600."""
     probe = folder / ".mode"
     probe.touch(0o666)
     mode = probe.stat().st_mode & 0o777
@@ -86,7 +86,7 @@ def replace_folder(staging: Path, folder: Path) -> None:
 
 
 def _write_tie_flag(model: T5Model, path: Path) -> None:
-    """Record in config.json whether the head is tied: transformers 5 always writes true."""
+    """Record in config.json whether the head is tied, because transformers 5 always writes true."""
     if not hasattr(model, "lm_head"):  # a span head is never tied
         return
     config = json.loads(path.read_text())
@@ -96,7 +96,7 @@ def _write_tie_flag(model: T5Model, path: Path) -> None:
 
 
 def _write_generation_config(model: T5Model, generation: JsonTable, folder: Path) -> None:
-    """generation_config.json: the model's own start, end and pad ids, and the run's way of decoding."""
+    """Write generation_config.json: the model's start, end and pad ids, and the run's decoding options."""
     from transformers import GenerationConfig
 
     ids = model.generation_config

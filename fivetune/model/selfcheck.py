@@ -1,9 +1,9 @@
-"""Check that a loaded model equals its file: tensors, tied embeddings and output scaling are compared, not assumed.
+"""Check that a loaded model equals its files: tensors, tied embeddings and output scaling.
 
-In: a model, its safetensors files, config.json as in the file. Out: the model, or ModelError.
+In: a model, its safetensors files, the content of config.json. Out: the model, or ModelError.
 
-What goes wrong silently (transformers issues 43681, 47620, 48154): an untied output head is replaced by the embedding,
-or the decoder's output is scaled where the family (`family.py`) does not scale it, or the other way round.
+Silent errors of loading (transformers issues 43681, 47620, 48154): an untied output head is replaced by the embedding;
+the decoder's output is scaled although the variant (`family.py`) is not, or the reverse.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: st
 
 
 def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:
-    """Every tensor of the files must be in the model and the other way round. Returns an untied head.
+    """Raise ModelError unless files and model hold the same tensors. Returns: the untied head of the files, or None.
 
-    A head that equals the embedding is a copy of it, unless config.json declares a head of its own.
+    A head that equals the embedding counts as tied, unless config.json declares an untied one (`own_head`).
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     seen: set[str] = set()
@@ -51,16 +51,14 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
         if name in LEFTOVER_WEIGHTS and name not in parameters:
             continue
         if name not in parameters:
-            raise ModelError(f"{where}: tensor {name} of the file has no place in the model. Is config.json of it?")
+            raise ModelError(f"{where}: the model has no tensor {name} of the file. Does config.json belong to it?")
         seen.add(name)
         if not tensor.isfinite().all():
             raise ModelError(
                 f"{where}: tensor {name} of the file holds values that are not finite. Get the model again."
             )
         if not torch.equal(parameters[name].detach(), tensor.float()):
-            raise ModelError(
-                f"{where}: tensor {name} differs between file and loaded model (tied over by the loader?)."
-            )
+            raise ModelError(f"{where}: tensor {name} differs between file and loaded model (did the loader tie it?).")
         shared = tensor.float() if name in (SHARED, *EMBEDDING_COPIES) else shared
         head = tensor.float() if name == HEAD else head
     tied = {SHARED, HEAD, *EMBEDDING_COPIES}
@@ -75,7 +73,7 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
 
 @torch.no_grad()
 def _probe(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
-    """Logits of a probe against the file's head, scaled by the family's rule, without transformers' own path."""
+    """Compare the model's logits of a probe with hidden states times the file's head, scaled by the variant's rule."""
     model.eval()
     input_ids = torch.tensor([[3, 5, 7, 1]]) % head.shape[0]
     start = model.config.decoder_start_token_id
@@ -87,7 +85,7 @@ def _probe(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
     if not error <= TOLERANCE:
         rule = "scaled by d_model^-1/2" if scale else "not scaled"
         raise ModelError(
-            f"{where}: the loaded model's logits are off by {error:.2g} from its own weights "
+            f"{where}: the loaded model's logits differ by {error:.2g} (relative) from those of its own weights "
             f"with the decoder output {rule}. "
-            "This version of transformers computes the family wrongly; use another one."
+            "This version of transformers computes this model family incorrectly; use another version."
         )

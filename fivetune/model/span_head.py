@@ -1,7 +1,7 @@
-"""A span head on the T5 family: the model predicts the first and the last token of the answer.
+"""Span head of the T5 family: it predicts the first and the last token of the answer.
 
-In: a generative model, or the folder of an extractive one. Out: transformers' `...ForQuestionAnswering` over the same
-encoder and decoder, and -log p of given positions. Position 0 stands for no answer (as in transformers' run_qa).
+In: a generative model, or the folder of an extractive one. Out: transformers' `...ForQuestionAnswering` with the same
+encoder and decoder; -log p of given positions. Position 0 represents "no answer", as in transformers' run_qa.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 def refuse_other_head(head: str, source: Path) -> None:
-    """Raise ModelError where an extractive model is loaded to generate: it has no language model head."""
+    """Raise ModelError if an extractive model is loaded for generation, because it has no language model head."""
     if head != "extractive":
         raise ModelError(
             f"{source}: the model has a span head and cannot generate answers. Set task.head: extractive, or "
-            "take a model for conditional generation."
+            "use a model for conditional generation."
         )
 
 
 def attach_span_head(model: T5Model) -> T5Model:
-    """The encoder and decoder of a generative model with a new span head, from torch's global generator."""
+    """Replace the head of a generative model by a random span head (torch's global generator), sharing all weights."""
     import transformers
 
     kind = getattr(transformers, FAMILIES[model.config.model_type].span_class)
@@ -46,7 +46,7 @@ def attach_span_head(model: T5Model) -> T5Model:
 
 
 def load_span_model(folder: Path, settings: T5Settings) -> T5Model:
-    """A saved model with a span head. Raises ModelError if the file lacks some of its weights."""
+    """Load a saved model with a span head. Raises ModelError if the file lacks some of its weights."""
     import transformers
 
     kind = getattr(transformers, FAMILIES[settings.model_type].span_class)
@@ -62,13 +62,13 @@ def load_span_model(folder: Path, settings: T5Settings) -> T5Model:
 
 
 def compute_span_logits(model: T5Model, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """[B, S, 2] fp32 logits of every position as first and as last token; -inf at padding."""
+    """Compute logits of every position as first and as last token: [B, S, 2] fp32, -inf at padding."""
     output = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     logits = torch.stack([output.start_logits, output.end_logits], dim=2).float()
     return logits.masked_fill(attention_mask[:, :, None] == 0, float("-inf"))
 
 
 def compute_span_losses(model: T5Model, batch: PaddedBatch) -> Tensor:
-    """[B, 2] fp32: -log p of the first and of the last position in `batch.labels` [B, 2]."""
+    """Compute -log p of the first and of the last position in `batch.labels` [B, 2]: [B, 2] fp32."""
     logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
     return F.cross_entropy(logits, batch.labels, reduction="none")

@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder: loaded, and checked to be whole and to be the vocabulary that the weights know.
+"""The tokenizer of a model folder: load it, and check that it is complete and has the vocabulary of the weights.
 
-In: a folder, a hub name or t5-nano. Out: a transformers tokenizer, or ModelError with what to copy or to change.
+In: a folder, a hub name or t5-nano. Out: a transformers tokenizer, or a ModelError with the remedy.
 A folder holds its vocabulary as tokenizer.json (of the tokenizers library) or as spiece.model (SentencePiece). ByT5 has
 none: its tokens are bytes.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG = "tokenizer.json", "spiece.model", "tokenizer_config.json"
 BYTE_CLASS = "ByT5Tokenizer"
-WORD_START = "\u2581"  # SentencePiece's mark of a space; no piece by itself
+WORD_START = "\u2581"  # SentencePiece's mark of a space, which is not a piece of text by itself
 
 
 def load_tokenizer(tokenizer: str | None, source: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of `tokenizer` (folder, hub name, t5-nano), or of the model folder `source`.
+    """Load the tokenizer of `tokenizer` (folder, hub name, t5-nano), or of the model folder `source`.
 
-    Raises ModelError where the folder has none, lacks its vocabulary, or holds one that cannot be read.
+    Raises ModelError if the folder has no tokenizer, no vocabulary, or an unreadable one.
     """
     folder = find_folder(tokenizer) if tokenizer else find_tokenizer_folder(source)
     for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG):
@@ -59,13 +59,13 @@ def find_tokenizer_folder(source: Path) -> Path:
 
 
 def has_tokenizer(source: Path) -> bool:
-    """Whether a model's folder holds a tokenizer of its own."""
+    """Whether a model's folder contains tokenizer files."""
     folder = find_tokenizer_folder(source)
     return any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG))
 
 
 def list_pieces(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The ids of the pieces that text is made of: without special tokens, sentinels and the bare mark of a space."""
+    """The ids of the pieces of text: without special tokens, sentinels and the bare mark of a space."""
     special = {*tokenizer.all_special_tokens, WORD_START}
     return {
         piece: number
@@ -80,10 +80,10 @@ def list_sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, source: Path) -> None:
-    """Raise ModelError where pieces of the model's own tokenizer have other ids in `tokenizer`, which is `name`'s.
+    """Raise ModelError if pieces of the model's own tokenizer have other ids in `tokenizer`, loaded from `name`.
 
-    Pre-trained embeddings belong to the pieces that they were trained with. A tokenizer that adds pieces to the model's
-    own is accepted, and so is any other where the model's folder has none to compare with.
+    Pre-trained embeddings belong to the pieces that they were trained with. A tokenizer that only adds pieces is
+    accepted, and any tokenizer if the model's folder has none to compare with.
     """
     if not has_tokenizer(source):
         return
@@ -102,7 +102,7 @@ def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, sourc
 
 
 def _refuse_lost_vocabulary(folder: Path, settings: JsonTable) -> None:
-    """Raise ModelError for a folder without a tokenizer, or with its settings but without its vocabulary."""
+    """Raise ModelError for a folder without a tokenizer, or with a tokenizer config but without a vocabulary."""
     if any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE)) or _is_byte_level(settings):
         return
     if not settings:
@@ -118,10 +118,10 @@ def _is_byte_level(settings: JsonTable) -> bool:
 
 
 def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerBase:
-    """The tokenizer by the class that its files need: T5's own for SentencePiece's unigram model, else the generic one.
+    """Load the tokenizer with the class that its files need: T5's for a unigram model, else the generic one.
 
-    transformers' T5Tokenizer builds a unigram model out of any tokenizer.json and fails on others (BPE, WordPiece).
-    AutoTokenizer needs a tokenizer_config.json or config.json beside spiece.model to know that it is T5's.
+    transformers' T5Tokenizer expects a unigram model in tokenizer.json and fails on others (BPE, WordPiece).
+    AutoTokenizer identifies a spiece.model as T5's only with a tokenizer_config.json or config.json beside it.
     """
     from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Tokenizer
 
@@ -138,14 +138,14 @@ def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerB
 
 
 def _infer_special_tokens(folder: Path, settings: JsonTable) -> dict[str, str]:
-    """T5's names of the end, pad and unknown token, where the vocabulary has them and the settings do not name any."""
+    """T5's end, pad and unknown token, if the vocabulary has them and the settings do not set them."""
     added = {token.get("content") for token in _read_object(folder / TOKENIZER).get("added_tokens") or ()}
     names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     return {key: token for key, token in names.items() if key not in settings and token in added}
 
 
 def _explain_failure(folder: Path, error: Exception) -> str:
-    """Why the tokenizer did not load, and what helps: another copy for a damaged file, else another form of it."""
+    """Explain why the tokenizer did not load, with the remedy: another copy of a damaged file, else another format."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (folder / name).is_file() and (problem := _find_json_problem(folder / name)):
@@ -164,7 +164,7 @@ def _explain_failure(folder: Path, error: Exception) -> str:
 
 
 def _find_json_problem(path: Path) -> str:
-    """What is wrong with a file that should be a JSON object; empty if nothing."""
+    """Describe the error in a file that should hold a JSON object; empty if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -173,7 +173,7 @@ def _find_json_problem(path: Path) -> str:
 
 
 def _find_sentencepiece_problem(path: Path) -> str:
-    """Why spiece.model cannot be read, with the remedy; empty if sentencepiece reads it."""
+    """Explain why spiece.model cannot be read, with the remedy; empty if sentencepiece reads it."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError:
@@ -186,7 +186,7 @@ def _find_sentencepiece_problem(path: Path) -> str:
 
 
 def _read_object(path: Path) -> JsonTable:
-    """A JSON object; {} where there is no such file or where it is no object (`_explain_failure` reports that)."""
+    """Read a JSON object; {} if the file is missing or holds no object (`_explain_failure` reports that)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError):
@@ -196,7 +196,7 @@ def _read_object(path: Path) -> JsonTable:
 
 @contextlib.contextmanager
 def suppress_output() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off the terminal inside the block; both are restored on exit."""
+    """Suppress transformers' progress bars and warnings inside the block; restore both on exit."""
     from transformers.utils import logging
 
     level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -3,5 +3,7 @@
 attention.py (ragged attention with a relative bias), norm.py, pointwise.py (dropout, residual, activations),
 optimizer.py (clip, AdamW, bf16 copy), random.py (the dropout masks), tiles.py (block sizes).
 
-Every kernel runs under Triton's interpreter too (TRITON_INTERPRET=1, tensors on the CPU): so the tests run them.
+graphed.py and static_step.py replay whole steps as CUDA graphs. dispatch.py selects kernels.
+
+Every kernel also runs in Triton's interpreter (TRITON_INTERPRET=1, tensors on the CPU), which the tests use.
 """

@@ -1,10 +1,10 @@
-"""Attention over sequences that lie one behind the other, with T5's relative bias: Triton forward and backward.
+"""Ragged attention with T5's relative bias in Triton: forward and backward over concatenated sequences.
 
-In: q [Nq, H, D], k and v [Nk, H, D], where each sequence starts, and a bias per head and distance. Out: [Nq, H, D].
-Memory is O(Nq H D): scores live in registers only (flash attention, Dao 2023). The bias is a vector per head,
-bias[h, key_position - query_position + S - 1] with S the longest sequence, read where it is needed.
-Its gradient has a kernel of its own, because adding it up from all sequences in the others takes atomics or memory.
-Grids follow from the longest lengths alone, and nothing is read back by the host: a CUDA graph can hold the calls.
+In: q [Nq, H, D], k and v [Nk, H, D], the sequence starts, and a bias per head and distance. Out: [Nq, H, D].
+Memory is O(Nq H D): scores exist in registers only (flash attention, Dao 2023). The bias is a vector per head,
+bias[h, key_position - query_position + S - 1] with S the longest sequence, loaded per tile.
+A separate kernel computes its gradient, because summing it in the other kernels would take atomics or memory.
+Grids depend on the longest lengths only, and the host reads nothing back, so a CUDA graph can capture the calls.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ def compute_attention(
     """softmax(scale q k^T + bias) v within each sequence, differentiable in q, k, v and bias.
 
     Args:
-        q: [Nq, H, D] fp32 or bf16; D a power of two up to 128. k, v: [Nk, H, D] of the same kind. Sums are fp32.
+        q: [Nq, H, D] fp32 or bf16; D a power of two up to 128. k, v: [Nk, H, D] of the same dtype. Sums are fp32.
         cu_seqlens_q: [B + 1] int32 or int64: sequence b has rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]; every row of
-            q has its sequence. cu_seqlens_k likewise. A sequence may be empty; a query without keys gives 0.
-        max_seqlen_q: no sequence is longer than this; a longer one would be cut. max_seqlen_k likewise.
+            q belongs to a sequence. cu_seqlens_k likewise. A sequence may be empty; a query without keys gives 0.
+        max_seqlen_q: upper bound of the lengths; a longer sequence would be truncated. max_seqlen_k likewise.
         bias: [H, 2 S - 1], S at least both maxima; None in cross-attention.
-        causal: a query sees the keys up to its own position.
+        causal: mask the keys after each query's position.
         dropout: probability with which an attention weight is dropped, rounded to 2^-16.
         seed: [1] int64 on the device, read when the kernels run; None draws one from torch's generator.
         scale: 1 in T5, which has no 1/sqrt(D).
 
-    Returns: [Nq, H, D] in q's type. Raises ModelError for a head size that the kernels do not have.
+    Returns: [Nq, H, D] in q's dtype. Raises ModelError for a head size that the kernels do not support.
     """
     head_size = q.shape[-1]
     if head_size & (head_size - 1) or head_size > LARGEST_HEAD:
         raise ModelError(
-            f"attention: the model's heads have {head_size} columns. The Triton kernels have the powers of two up to "
-            f"{LARGEST_HEAD}. Choose another attention backend."
+            f"attention: the model's heads have {head_size} columns. The Triton kernels support powers of two up to "
+            f"{LARGEST_HEAD}. Set train.forward: padded."
         )
     if bias is not None:
         assert bias.shape[1] % 2 and bias.shape[1] > 2 * (max(max_seqlen_q, max_seqlen_k) - 1), bias.shape
@@ -139,7 +139,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
-    """The gradient of bias, [H, 2 S - 1] in its type: tiles of score gradients summed along their diagonals."""
+    """Compute the gradient of bias, [H, 2 S - 1] in its dtype: tiles of score gradients, summed along diagonals."""
     q, bias, cu_q = inputs[0], inputs[3], inputs[5]
     heads, head_size = q.shape[1:]
     tile = choose_attention_tile("grad_bias", head_size, num_bytes=q.element_size())
@@ -156,13 +156,13 @@ def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
 
 
 def _make_rows_contiguous(x: Tensor) -> Tensor:
-    """x with its heads side by side in a row; a slice of a merged projection is that already and is not copied."""
+    """x with contiguous heads in each row; a slice of a merged projection has them and is not copied."""
     heads, head_size = x.shape[1:]
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size) else x.contiguous()
 
 
 def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float]:
-    """The scalar arguments of every kernel; inputs begin with q, k, v, bias."""
+    """Build the scalar arguments of every kernel; `inputs` begin with q, k, v, bias."""
     q, k, v, bias, *_ = inputs
     return {
         "q_stride": q.stride(0),

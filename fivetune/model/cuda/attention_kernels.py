@@ -1,8 +1,8 @@
-"""The Triton kernels of attention.py: forward, gradients of q, of k and v, of the bias; called only from there.
+"""The Triton kernels of attention.py: forward, gradients of q, of k and v, and of the bias; called only from there.
 
-Names: rows are positions of queries in their sequence, cols of keys; a tile is M rows and N cols of one head of one
-sequence. Every kernel makes its scores again from q, k and bias, so nothing of the size of the scores is stored.
-A program whose tile lies behind its sequence's end returns at once: so grids need only the longest lengths.
+Names: rows are positions of queries in their sequence, cols those of keys; a tile is M rows and N cols of one head of
+one sequence. Every kernel recomputes the scores from q, k and bias, so nothing of their size is stored.
+A program returns at once if its tile begins after the end of the sequence, so grids need only the longest lengths.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 @triton.jit
 def _dot(a, b, sums):
-    """sums + a b in fp32. The interpreter would multiply the bits of bf16; as fp32 the products are the same."""
+    """sums + a b in fp32. Converted for the interpreter, which would multiply the bits of bf16; results are equal."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), sums)
     return tl.dot(a, b, sums, input_precision="ieee")
@@ -35,7 +35,7 @@ def _span(cu_seqlens, sequence):
 
 @triton.jit
 def _load(tensor, rows, num_rows, stride, D: tl.constexpr):
-    """Rows of a matrix, [len(rows), D]; zeros behind the sequence's end."""
+    """Load rows of a matrix, [len(rows), D]; zeros after the end of the sequence."""
     places = rows[:, None] * stride + tl.arange(0, D)[None, :]
     return tl.load(tensor + places, mask=(rows < num_rows)[:, None], other=0.0)
 
@@ -48,7 +48,7 @@ def _store(tensor, values, rows, num_rows, stride, D: tl.constexpr):
 
 @triton.jit
 def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr):
-    """Scores [M, N] in fp32, -inf where a key is behind the end or, if causal, in the future.
+    """Scores [M, N] in fp32, -inf at keys after the end of the sequence or, if causal, after the query.
 
     bias points to distance 0 of the head.
     """
@@ -64,19 +64,19 @@ def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _kept(seed, row_places, start, rate, N: tl.constexpr):
-    """Which attention weights of a tile are kept, [M, N]."""
+    """Dropout mask of a tile's attention weights, [M, N]: True where kept."""
     return keep(seed, row_places[:, None] + (start // 8 + tl.arange(0, N // 8))[None, :], rate)
 
 
 @triton.jit
 def _row_places(first_row, rows, head, groups):
-    """Where the random groups of each row of scores begin: rows of q, heads and key positions are counted through."""
+    """First random group of each row of scores; groups are numbered over rows of q, heads and key positions."""
     return ((first_row + rows) * tl.num_programs(1) + head) * groups
 
 
 @triton.jit
 def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl.constexpr):
-    """Of a tile: the attention weights as the values met them, and the gradient of the scores, p (dp - delta)."""
+    """The attention weights of a tile after dropout, and the gradient of its scores, p (dp - delta)."""
     weights = tl.exp(scores - lse[:, None])
     grad_weights = _dot(grad, tl.trans(v), tl.zeros([grad.shape[0], v.shape[0]], tl.float32))
     met = weights
@@ -114,7 +114,7 @@ def forward(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One tile of queries: out and lse, the logarithm of each row's sum of exponentials; the softmax is online.
+    """Compute out and lse, the log-sum-exp of each row, for one tile of queries, by online softmax.
 
     Grid: (query tiles of the longest sequence, heads, sequences).
     """
@@ -183,7 +183,7 @@ def grad_q(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One tile of queries: their gradient, and delta = sum of out * grad over columns, which the other kernels need.
+    """Compute the gradient of one tile of queries, and delta = sum of out * grad over columns for the other kernels.
 
     Grid: (query tiles of the longest sequence, heads, sequences).
     """
@@ -248,7 +248,7 @@ def grad_kv(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One tile of keys: their gradient and that of their values, over all queries of the sequence.
+    """Compute the gradients of one tile of keys and of its values, over all queries of the sequence.
 
     Grid: (key tiles of the longest sequence, heads, sequences). delta comes from grad_q, which runs before.
     """
@@ -318,10 +318,10 @@ def grad_bias(
     M: tl.constexpr,
     N: tl.constexpr,
 ):
-    """One tile of positions: score gradients summed over all sequences in their order, then along the 2 M diagonals.
+    """Sum the score gradients of one tile of positions over all sequences in order, then along its 2 M diagonals.
 
     Grid: (query tiles x key tiles of the longest sequences, heads). M = N. Out: parts [heads, query tiles, key tiles,
-    2 M]: place M + c - r sums the elements of row r and column c. No atomics, so the sum is the same every time.
+    2 M]: element M + c - r sums the elements of row r and column c. Without atomics, so the sum is deterministic.
     """
     head = tl.program_id(1)
     first_row = tl.program_id(0) // tiles_k * M
@@ -349,7 +349,7 @@ def grad_bias(
             scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
             _, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
             sums += grad_scores
-    # turn row r left by r: column c then holds what was c right of the diagonal, or M - c left of it where it wrapped
+    # Rotate row r left by r: column c then holds the element c right of the diagonal or, wrapped, M - c left of it.
     shifted = tl.arange(0, M)[:, None] + tl.arange(0, N)[None, :]
     turned = tl.gather(sums, shifted & (N - 1), axis=1)
     right = tl.sum(tl.where(shifted < N, turned, 0.0), 0)
@@ -361,7 +361,7 @@ def grad_bias(
 
 @triton.jit
 def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, width, SIDE: tl.constexpr):
-    """Distances (c - tiles_q) SIDE to (c - tiles_q + 1) SIDE of program c: two halves of each tile on two diagonals.
+    """Sum parts to the gradient of SIDE distances: program c has those from (c - tiles_q) SIDE on, from two diagonals.
 
     Grid: (query tiles + key tiles, heads). In: parts of grad_bias. Out: grad_bias [heads, width], zero at the start.
     """

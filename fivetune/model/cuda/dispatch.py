@@ -1,8 +1,8 @@
-"""Which tensors Triton's kernels compute, and which plain torch computes.
+"""Dispatch between Triton's kernels and plain torch.
 
-In: tensors. Out: yes or no. Attention on CUDA needs its kernel. Norms, dropout and activations have both
-implementations: a run uses torch where the kernels fail, disagree or are slower (`Forward.parts` decides, and
-`SequenceBounds.fused` carries the decision to the layers, also into blocks that autograd's thread recomputes).
+In: tensors. Out: whether a kernel computes them. Attention on CUDA needs its kernel. Norms, dropout and activations
+have both implementations: a run uses torch if the kernels fail, disagree or are slower. `Forward.parts` holds the
+decision, and `SequenceBounds.fused` passes it to the layers, also to blocks that autograd's thread recomputes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 DEVICES = ("cuda",)
-KINDS = (torch.float32, torch.bfloat16)  # types that the kernels read and write
+KINDS = (torch.float32, torch.bfloat16)  # dtypes that the kernels support
 
 
 @cache
@@ -23,10 +23,10 @@ def has_triton() -> bool:
 
 
 def needs_attention_kernel(x: Tensor) -> bool:
-    """Whether attention of x is computed by Triton's kernels."""
+    """Whether Triton's kernels compute the attention of x."""
     return x.device.type in DEVICES
 
 
 def supports_fused(*tensors: Tensor) -> bool:
-    """Whether Triton's kernels can compute norms, dropout and activations of these tensors, all on one device."""
+    """Whether Triton's kernels support norms, dropout and activations of these tensors."""
     return all(x.device.type in DEVICES and x.dtype in KINDS for x in tensors) and has_triton()

@@ -1,8 +1,8 @@
 """An optimizer step that CUDA graphs can replay: forward, backward, clip and AdamW on static buffers.
 
-In: a model, AdamW's groups, micro-batches. Out: new weights, and the values of `Update`. The parameters are fp32 and
-views of one buffer, the products are in the type of autocast: so checkpoints, evaluations and exports see what they
-see in any other run, and a run can go on from its state with torch's AdamW or the other way round.
+In: a model, AdamW's groups, micro-batches. Out: new weights, and the values of `Update`. The parameters are fp32 views
+of one buffer and products have the autocast dtype, as in any other run: checkpoints, evaluations and exports are the
+same, and a run can resume with torch's AdamW from this state, or the reverse.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class GraphedAdamW(torch.optim.Optimizer):
-    """FlatAdamW with the interface of torch's AdamW: its groups, and its state by parameter.
+    """FlatAdamW with the interface of torch's AdamW: parameter groups, and state by parameter.
 
     Args:
-        optimizer: the one to take over from, before its first step: groups of decayed and of other parameters.
-        max_norm: the gradient is scaled down to this norm; infinity for never.
+        optimizer: the optimizer to replace, before its first step: a group of decayed parameters, then the others.
+        max_norm: largest gradient norm; infinity disables clipping.
     """
 
     keeps_whole_state = True
@@ -46,7 +46,7 @@ class GraphedAdamW(torch.optim.Optimizer):
             dtype=torch.float32,
         )
         for parameter in self._list_parameters():
-            vars(parameter).pop("table_grad", None)  # gradients are whole here
+            vars(parameter).pop("table_grad", None)  # gradients are dense here
             start = parameter.storage_offset()
             place = slice(start, start + parameter.numel())
             self.state[parameter] = {
@@ -62,7 +62,7 @@ class GraphedAdamW(torch.optim.Optimizer):
         self.flat.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """In place, because graphs write to these addresses."""
+        """Zero the gradients in place, because graphs write to their addresses."""
         self.flat.grads.zero_()
 
     def state_dict(self) -> TorchState:
@@ -72,7 +72,7 @@ class GraphedAdamW(torch.optim.Optimizer):
         return {**super().state_dict(), "flat": self.flat.state}
 
     def load_state_dict(self, state_dict: TorchState) -> None:
-        """Take up the state of a GraphedAdamW or of torch's AdamW, in place; the learning rate is set at every step."""
+        """Load the state of a GraphedAdamW or of torch's AdamW, in place; the learning rate is set at every step."""
         saved = state_dict["state"]
         for number, parameter in enumerate(self._list_parameters()):
             for name in ("exp_avg", "exp_avg_sq"):
@@ -87,11 +87,11 @@ class GraphedAdamW(torch.optim.Optimizer):
 
 
 class GraphedUpdate:
-    """Whole optimizer steps by buckets of tokens, replayed where `record` has made a graph of them.
+    """Runs whole optimizer steps in buckets of tokens, replayed as CUDA graphs once these are recorded.
 
     Args:
         record: as in CapturedStep; None launches every step.
-        training: with dropout, and everything else as in training.
+        training: run the model in training mode, with dropout.
         fused: compute norms, dropout and activations by Triton's kernels, as the launched steps do.
 
     Attributes:
@@ -124,7 +124,7 @@ class GraphedUpdate:
         )
 
     def update(self, group: Sequence[Batch], *, lr: float) -> Tensor:
-        """One optimizer step. Returns: `Update.values` [3], which are on the host once the device has done the step."""
+        """Run one optimizer step. Returns: `Update.values` [3] on the host, valid once the device has finished."""
         flat = self.optimizer.flat
         flat.lr.fill_(lr)
         self.model.train(self.training)
@@ -135,7 +135,7 @@ class GraphedUpdate:
         return values.to("cpu", non_blocking=True)
 
     def forget(self) -> None:
-        """Clear the gradient and the loss that a failed step has accumulated."""
+        """Clear the gradients and the loss that a failed step has accumulated."""
         self.optimizer.zero_grad()
         self.total.zero_()
 

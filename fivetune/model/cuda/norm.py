@@ -1,7 +1,7 @@
-"""T5's norm, which scales by the root mean square and a weight: Triton forward and backward.
+"""T5's root mean square norm in Triton: forward and backward.
 
-In: rows [..., D] and a weight [D]. Out: rows of the same shape and type. The statistics are fp32. The weight's gradient
-is summed in a fixed order: a fixed number of programs takes every so-many-th row, and their sums are added.
+In: rows [..., D] and a weight [D]. Out: rows of the same shape and dtype. Statistics are fp32. The weight's gradient
+is deterministic: each of a fixed number of programs sums every n-th row, and the n sums are added in order.
 """
 
 from __future__ import annotations

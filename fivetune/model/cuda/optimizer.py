@@ -1,10 +1,10 @@
-"""Clip, AdamW and the bf16 copy of the weights in one pass over flat buffers; nothing is read back by the host.
+"""Clip, AdamW and the bf16 copy of the weights in one pass over flat buffers, without host synchronisation.
 
 In: parameters, whose data and grad become views of two flat buffers. Out: after `step`, new weights in both
 precisions.
-A step whose gradient is not finite changes nothing but the count of skipped steps. The decision is made on the device,
-so a CUDA graph can hold it. Bytes per parameter and step, bf16: 2 to read the gradient for its norm, and then
-gradient 4 (read, zeroed), master and two moments 24, copy 2.
+A step with a non-finite gradient only counts as skipped. The device decides it, so a CUDA graph can capture the step.
+Bytes per parameter and step, bf16: 2 to read the gradient for its norm, then gradient 4 (read, zeroed), master and two
+moments 24, copy 2.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from fivetune.model.cuda.tiles import TILES, launch
 
 ALIGNMENT = 64  # elements; every view begins at 128 bytes in bf16
-NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # places in FlatAdamW.state
+NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # indices of FlatAdamW.state
 
 
 class FlatAdamW:
-    """AdamW (Loshchilov and Hutter 2019) on fp32 masters of parameters that compute in bf16 (or fp32).
+    """AdamW (Loshchilov and Hutter 2019) on fp32 master weights of parameters in bf16 (or fp32).
 
     Args:
-        decayed: parameters that weight_decay shrinks, on one device. plain: the others. A tied one stands there once.
-        dtype: what the parameters are converted to; torch.float32 makes no copy: the masters are the parameters.
-        max_norm: the gradient is scaled down to this norm; infinity for never.
+        decayed: parameters with weight decay, on one device. plain: the others. Tied parameters occur once.
+        dtype: dtype of the parameters; with torch.float32 there is no copy: the parameters are the master weights.
+        max_norm: largest gradient norm; infinity disables clipping.
 
     Attributes:
         lr: [1] fp32 on the device; write it before a step.
-        grads: [P] dtype, which the parameters' grads are views of; a step leaves it zero.
+        grads: [P] in `dtype`; the parameters' grads are views of it; zero after a step.
         master, mean, square: [P] fp32, the weights and AdamW's two moments.
         state: [6] fp64: gradient norm before clipping, factor of clipping, steps taken, steps skipped, beta1^steps,
             beta2^steps.
@@ -82,11 +82,11 @@ class FlatAdamW:
         launch(_update, (blocks,), *buffers, *numbers, tile=tile, **betas, EPS=self.eps, BLOCK=tile.cols)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run needs, as tensors on the device."""
+        """The state that a resumed run needs, as tensors on the device."""
         return {"master": self.master, "mean": self.mean, "square": self.square, "state": self.state}
 
     def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
-        """Take up what `state_dict` gave, in place; the parameters follow."""
+        """Load a `state_dict` in place; the parameters change with it."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(saved[name])
         if self.copy is not None:
@@ -94,7 +94,7 @@ class FlatAdamW:
 
 
 def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """Where each parameter begins in the flat buffers, and at the end their size.
+    """The aligned start of each parameter in the flat buffers, then their size.
 
     >>> _compute_starts([nn.Parameter(torch.ones(3, 5)), nn.Parameter(torch.ones(70))])
     [0, 64, 192]
@@ -107,7 +107,7 @@ def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
 
 @triton.jit
 def _square_sums(grads, parts, size, BLOCK: tl.constexpr):
-    """parts[program] = sum of squares of every so-many-th block: the same sum every time."""
+    """parts[program] = sum of squares of every n-th block (n programs), which is deterministic."""
     sums = tl.zeros([BLOCK], tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         places = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -118,7 +118,7 @@ def _square_sums(grads, parts, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _decide(parts, state, max_norm, BETA1: tl.constexpr, BETA2: tl.constexpr, BLOCK: tl.constexpr):
-    """Norm, clip factor (0: skip this step) and the counts. One program."""
+    """Compute norm, clip factor (0: skip this step) and counts. Grid: one program."""
     norm = tl.sqrt(tl.sum(tl.load(parts + tl.arange(0, BLOCK)).to(tl.float64)))
     finite = norm < float("inf")
     clip = tl.where(finite, tl.minimum(max_norm / (tl.where(finite, norm, 1.0) + 1e-6), 1.0), 0.0)
@@ -147,7 +147,7 @@ def _update(
     BETA2: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of parameters."""
+    """Update one block of parameters."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
     grad = tl.load(grads + places, mask=inside, other=0.0).to(tl.float32)

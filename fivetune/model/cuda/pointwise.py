@@ -1,6 +1,6 @@
-"""Dropout, residual sum and activation, each one pass forward and one back; masks are drawn again, never stored.
+"""Dropout, residual sum and activation, each one pass forward and one backward; masks are regenerated, never stored.
 
-In: rows of activations, a seed on the device. Out: rows in the same type; the arithmetic is fp32.
+In: rows of activations, a seed on the device. Out: rows in the same dtype; the arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ACTIVATIONS = ("relu", "gelu_new")
 
 
 def compute_dropout(x: Tensor, probability: float, seed: Tensor | None = None) -> Tensor:
-    """x with elements dropped (probability rounded to 2^-16) and the others scaled up; x itself at 0.
+    """Drop elements of x (probability rounded to 2^-16) and scale the others up; returns x itself at probability 0.
 
     Args:
-        x: any shape, fp32 or bf16. seed: [1] int64 on the device, equal seeds drop equal places;
+        x: any shape, fp32 or bf16. seed: [1] int64 on the device, equal seeds drop equal positions;
             None draws one from torch's generator.
     """
     rate = round_dropout_rate(probability)
@@ -40,8 +40,7 @@ def compute_dropout(x: Tensor, probability: float, seed: Tensor | None = None) -
 
 
 def add_dropout(residual: Tensor, x: Tensor, probability: float, seed: Tensor | None = None) -> Tensor:
-    """residual + dropout(x) in the type of residual, rounded once. Arguments as of `compute_dropout`, both of one
-    shape."""
+    """residual + dropout(x) in the dtype of residual, rounded once; both have one shape. See `compute_dropout`."""
     assert residual.shape == x.shape, (residual.shape, x.shape)
     rate = round_dropout_rate(probability)
     return residual + x if rate == 0 else _apply_dropped_sum(x, residual, seed, rate)
@@ -50,11 +49,11 @@ def add_dropout(residual: Tensor, x: Tensor, probability: float, seed: Tensor | 
 def compute_activation_dropout(
     x: Tensor, kind: str, *, gated: bool, probability: float = 0.0, seed: Tensor | None = None
 ) -> Tensor:
-    """dropout(f(x)), or if gated dropout(f(left half) * right half), as T5's feed-forward layer has it.
+    """dropout(f(x)), or if gated dropout(f(left half) * right half), as in T5's feed-forward layer.
 
     Args:
-        x: [N, F], or [N, 2 F] if gated: the outputs of wi_0 and wi_1 side by side, from one product. fp32 or bf16.
-        kind: f: relu, or gelu_new (Hendrycks and Gimpel 2016, with tanh).
+        x: [N, F], or [N, 2 F] if gated: the concatenated outputs of wi_0 and wi_1. fp32 or bf16.
+        kind: name of f: relu, or gelu_new (Hendrycks and Gimpel 2016, with tanh).
 
     Returns: [N, F]. Raises ModelError for another f.
     """
@@ -124,7 +123,7 @@ def _launch_by_rows(kernel: Kernel, shape: torch.Size, *tensors: Tensor | None, 
 
 @triton.jit
 def _dropped(x, residual, seed, out, size, rate, BLOCK: tl.constexpr):
-    """out = dropout(x), plus residual if there is one. An element's place is its number."""
+    """out = dropout(x), plus residual if there is one. Random numbers are indexed by the element's number."""
     first = tl.program_id(0).to(tl.int64) * BLOCK
     places = first + tl.arange(0, BLOCK)
     values = tl.load(x + places, mask=places < size, other=0.0).to(tl.float32)
@@ -137,7 +136,7 @@ def _dropped(x, residual, seed, out, size, rate, BLOCK: tl.constexpr):
 
 @triton.jit
 def _function(x, GELU: tl.constexpr):
-    """f(x) and f'(x). 0.5 (1 + tanh(u)) is sigmoid(2 u)."""
+    """f(x) and f'(x); 0.5 (1 + tanh(u)) is computed as sigmoid(2 u)."""
     if GELU:
         inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 sqrt(2 / pi)
         share = tl.sigmoid(inner)
@@ -148,7 +147,7 @@ def _function(x, GELU: tl.constexpr):
 
 @triton.jit
 def _kept_gain(seed, row, cols_from, width, rate, BLOCK: tl.constexpr):
-    """What each element of a row is multiplied with: 0 or 1 / (1 - p)."""
+    """The dropout factor of each element of a row: 0 or 1 / (1 - p)."""
     places = row * tl.cdiv(width, 8) + cols_from // 8 + tl.arange(0, BLOCK // 8)
     return tl.where(keep(seed, places, rate), gain(rate), 0.0)
 

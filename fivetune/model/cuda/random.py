@@ -1,8 +1,8 @@
-"""Dropout masks without memory: whether an element is kept follows from the seed and its place alone.
+"""Dropout masks from a counter-based generator: an element's mask depends only on the seed and its position.
 
-In: a seed on the device and the place of 8 neighbours. Out: 8 booleans.
-Philox 4x32-10 (Salmon et al. 2011) gives 128 bits per place; each element gets 16 of them. So the rate is a multiple of
-2^-16, one generator call serves 8 elements, and forward, backward and every tile size draw the same mask.
+In: a seed on the device and the index of a group of 8 neighbours. Out: 8 booleans.
+Philox 4x32-10 (Salmon et al. 2011) returns 128 bits per index, 16 for each element. So the rate is a multiple of 2^-16,
+one generator call serves 8 elements, and forward, backward and all tile sizes use the same mask.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STEPS = 65536  # values of 16 bits
 
 
 def round_dropout_rate(probability: float) -> int:
-    """The probability of dropping in units of 2^-16.
+    """Convert a dropout probability to units of 2^-16.
 
     >>> round_dropout_rate(0.1)
     6554
@@ -26,9 +26,9 @@ def round_dropout_rate(probability: float) -> int:
 
 
 def choose_seed(x: Tensor, rate: int, seed: Tensor | None) -> Tensor | None:
-    """The seed of a call: none without dropout, the given one, or one drawn on x's device from torch's generator.
+    """Choose the seed of a call: None without dropout, the given one, or one from torch's generator of the device.
 
-    A drawn one costs a small kernel and may be captured in a CUDA graph: each replay draws another one.
+    Drawing costs a small kernel, which a CUDA graph may capture: each replay draws a new seed.
     """
     if rate == 0 or seed is not None:
         return None if rate == 0 else seed
@@ -37,7 +37,7 @@ def choose_seed(x: Tensor, rate: int, seed: Tensor | None) -> Tensor | None:
 
 @triton.jit
 def keep(seed, places, rate):
-    """Which elements are kept: places [..., C] (int64, counted in groups of 8) to booleans [..., 8 C]."""
+    """Mask of kept elements: group indices [..., C] (int64, groups of 8) to booleans [..., 8 C]."""
     a, b, c, d = tl.randint4x(tl.load(seed), places)
     bits = tl.interleave(tl.interleave(a, b), tl.interleave(c, d))
     return tl.interleave(bits & 0xFFFF, bits >> 16) >= rate
@@ -45,5 +45,5 @@ def keep(seed, places, rate):
 
 @triton.jit
 def gain(rate):
-    """What a kept element is multiplied with, so that the mean stays: 1 / (1 - p)."""
+    """The factor of kept elements, which preserves the mean: 1 / (1 - p)."""
     return 65536.0 / (65536 - rate)

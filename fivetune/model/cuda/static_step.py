@@ -1,13 +1,13 @@
-"""A training step of few shapes, so that CUDA graphs can replay it: buckets of tokens, static buffers, capture.
+"""A training step with few shapes, so that CUDA graphs can replay it: buckets of tokens, static buffers, capture.
 
-In: flat batches of any size and a function of static buffers that does a step. Out: the step's loss, on the device.
+In: flat batches of any size and a step function over static buffers. Out: the step's loss, on the device.
 
 Two examples of 5 + 3 inputs and 4 + 3 targets, in a bucket of 12 inputs, 8 targets and 4 sequences:
-    inputs   5 | 3 | 4 of filling    cu_seqlens_src  0 5 8 12 12
-    targets  4 | 3 | 1 of filling    cu_seqlens_tgt  0 4 7 8 8      weights  w w w w w w w 0
+    inputs   5 | 3 | 4 filler    cu_seqlens_src  0 5 8 12 12
+    targets  4 | 3 | 1 filler    cu_seqlens_tgt  0 4 7 8 8      weights  w w w w w w w 0
 
-Launching the kernels of a small model one by one takes the host longer than the device needs to run them; a graph is
-one launch. NOT MEASURED: written for a GPU, tested on the CPU up to the capture itself.
+For a small model, the host needs longer to launch the kernels one by one than the device to run them; a graph is one
+launch. NOT MEASURED: written for a GPU, tested on the CPU except for the capture itself.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
 
 GraphRecorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-"""Turns a function into one that replays what it did on the device."""
+"""Turns a function into one that replays its work on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The shape of a step: tokens and sequences, those that fill up included."""
+    """The shape of a step: numbers of tokens and sequences, filler included."""
 
     num_inputs: int
     num_targets: int
@@ -47,14 +47,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Which bucket a batch goes into.
+    """Assigns batches to buckets by rounding token totals up.
 
-    Token totals are rounded up to the grains: 512 wastes 4 % of 32 question answering inputs, 1 % of 128.
+    Rounding to 512 tokens wastes 4 % of 32 question answering inputs, 1 % of 128.
 
     Args:
         batch_size: most sequences of a batch.
-        longest_input, longest_target: most tokens of a sequence; sequences that fill up keep to it as well.
-        input_grain, target_grain: tokens.
+        longest_input, longest_target: most tokens of a sequence, filler sequences included.
+        input_grain, target_grain: totals are multiples of this number of tokens.
     """
 
     batch_size: int
@@ -79,13 +79,13 @@ class Buckets:
 
 
 class StaticBatch:
-    """The buffers of a bucket, at addresses that stay: one block of memory, so that a batch is one copy to the device.
+    """The buffers of a bucket at fixed addresses: one block of memory, so that a batch is one copy to the device.
 
-    Attributes, all views of the block:
-        input_ids: [num_inputs] int64. decoder_ids, labels: [num_targets] int64; 0 where filled up.
-        cu_seqlens_src, cu_seqlens_tgt: [num_sequences + 1] int64; sequences that are not needed are empty.
-        weights: [num_targets] fp64, weight of each token loss in the loss; 0 where filled up.
-        longest_input, longest_target: host numbers, the same in every step.
+    Attributes, all tensors being views of the block:
+        input_ids: [num_inputs] int64. decoder_ids, labels: [num_targets] int64; 0 at filler.
+        cu_seqlens_src, cu_seqlens_tgt: [num_sequences + 1] int64; unused sequences are empty.
+        weights: [num_targets] fp64, weight of each token loss in the loss; 0 at filler.
+        longest_input, longest_target: numbers on the host, constant over all steps.
     """
 
     def __init__(self, bucket: Bucket, buckets: Buckets, device: str) -> None:
@@ -101,7 +101,7 @@ class StaticBatch:
 def compute_static_losses(model: T5Model, static: StaticBatch, *, fused: bool = False) -> Tensor:
     """`compute_flat_losses` of static buffers: [num_targets] fp32; the losses of filler labels are meaningless.
 
-    It reads nothing back to the host and no shape depends on the data, so that a CUDA graph can hold it.
+    It reads nothing back to the host and no shape depends on the data, so that a CUDA graph can capture it.
     """
     source = SequenceBounds(static.cu_seqlens_src, static.longest_input, fused=fused)
     target = SequenceBounds(static.cu_seqlens_tgt, static.longest_target, fused=fused)
@@ -111,12 +111,12 @@ def compute_static_losses(model: T5Model, static: StaticBatch, *, fused: bool = 
 
 
 def fill_block(block: Tensor, bucket: Bucket, buckets: Buckets, batch: Batch, *, start_id: int, weight: float) -> None:
-    """Write a batch into a block on the host, and behind it sequences of zeros that nothing is scored of.
+    """Write a batch into a block on the host, then filler sequences of zeros with weight 0.
 
     Args:
         block: as in StaticBatch.
-        start_id: the token that decoder inputs begin with.
-        weight: of each token loss: 1 / (labels of the update) gives the mean over the update.
+        start_id: first token of decoder inputs.
+        weight: weight of each token loss: 1 / (labels of the update) gives the mean over the update.
     """
     input_ids, decoder_ids, labels, weights, cu_seqlens_src, cu_seqlens_tgt = block.zero_().split(bucket.sizes)
     shifted = shift_right_flat(batch.labels, batch.cu_seqlens_tgt, start_id=start_id)
@@ -132,8 +132,7 @@ def fill_block(block: Tensor, bucket: Bucket, buckets: Buckets, batch: Batch, *,
 
 
 def fill_cu_seqlens(cu_seqlens: Tensor, total: int, count: int, longest: int) -> Tensor:
-    """`count` starts and ends, the given ones first; the rest share out the tokens up to `total`, none above
-    `longest`.
+    """Extend cu_seqlens to `count` bounds: filler sequences of at most `longest` tokens up to `total`, then empty ones.
 
     >>> fill_cu_seqlens(torch.tensor([0, 5, 8]), 15, 6, 5).tolist()
     [0, 5, 8, 13, 15, 15]
@@ -146,7 +145,7 @@ def fill_cu_seqlens(cu_seqlens: Tensor, total: int, count: int, longest: int) ->
 
 
 class PinnedPair:
-    """Two host blocks in turn, so that one is filled while the other is copied to the device."""
+    """Two alternating host blocks: one is filled while the other is copied to the device."""
 
     def __init__(self, bucket: Bucket, *, pinned: bool) -> None:
         self.blocks = [torch.zeros(sum(bucket.sizes), dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
@@ -154,8 +153,7 @@ class PinnedPair:
         self.turn = 0
 
     def send(self, write: Callable[[Tensor], None], target: Tensor) -> None:
-        """Let `write` fill a host block, and start its copy to `target`; waits only for the copy before the
-        last."""
+        """Fill a host block by `write` and start its copy to `target`; waits only for the last but one copy."""
         block, copied = self.blocks[self.turn], self.copied[self.turn]
         if copied is not None:
             copied.synchronize()
@@ -168,7 +166,7 @@ class PinnedPair:
 
 @dataclass(slots=True)
 class BucketState:
-    """What is kept for a bucket: its buffers, how often it ran, its graphs for inner and for last batches."""
+    """State of a bucket: its buffers, number of runs and graphs; by whether a batch is the last of its group."""
 
     static: StaticBatch
     pair: PinnedPair
@@ -177,24 +175,24 @@ class BucketState:
 
 
 class CapturedStep:
-    """Runs a step by its bucket's graph, or launch by launch while the bucket is new.
+    """Runs a step by its bucket's graph, or by launching each kernel while the bucket is new.
 
     The first runs of a bucket are real steps: they compile the kernels and let libraries allocate, which a capture
-    must not. The next run records a graph and replays it. A recording executes nothing, so no step is done twice.
+    must not do. The next run records a graph and replays it. A recording executes nothing, so no step runs twice.
 
     Args:
         step: (static, last) -> loss [], detached: forward and backward on the buffers; clip and optimizer if `last`.
             It must not read from the device, and must add gradients in place (as FlatAdamW's views do).
-        buckets: which shapes there are.
-        start_id: the token that decoder inputs begin with.
-        device: where the model is.
+        buckets: assigns batches to shapes.
+        start_id: first token of decoder inputs.
+        device: device of the model.
         record: turns a function into one that replays it (`make_graph_recorder`); None launches every step.
         warm_up: runs of a bucket before it is recorded.
-        max_graphs: as many are kept, because each holds memory; what comes later is launched, and counted.
+        max_graphs: most graphs, because each holds memory; other buckets are launched.
 
     Attributes:
-        num_replayed, num_launched: batches that went either way.
-        failure: why no more graphs are recorded; empty while they are.
+        num_replayed, num_launched: number of batches of each kind.
+        failure: the reason why no more graphs are recorded; empty if there is none.
     """
 
     def __init__(
@@ -215,7 +213,7 @@ class CapturedStep:
         self.failure = ""
 
     def update(self, group: Sequence[Batch]) -> Tensor:
-        """One optimizer step over a group of batches. Returns: the mean of nats per label, [] on the device."""
+        """Run one optimizer step over a group of batches. Returns: the mean token loss, [] on the device."""
         weight = 1 / sum(batch.num_target_tokens for batch in group)
         losses = [self._run(batch, weight, last=batch is group[-1]) for batch in group]
         return torch.stack(losses).sum()
@@ -237,7 +235,7 @@ class CapturedStep:
         return self.step(shape.static, last)
 
     def _record(self, shape: BucketState, last: bool) -> None:
-        """Record a graph. Where that fails nothing was executed: this step and all later new ones are launched."""
+        """Record a graph. If that fails, nothing was executed: this step and all further buckets are launched."""
         assert self.record is not None
         try:
             shape.graphs[last] = self.record(lambda: self.step(shape.static, last))
@@ -255,10 +253,10 @@ class CapturedStep:
 
 
 def make_graph_recorder() -> GraphRecorder:
-    """A `record` for CapturedStep; its graphs share one pool of memory, because only one replays at a time.
+    """Make the `record` of a CapturedStep; its graphs share one memory pool, because only one replays at a time.
 
-    From here on this thread works in a CUDA stream of its own: gradients are added in the stream of the first backward
-    pass, and a capture may not touch the default one. Raises FiveTuneEnvironmentError where there is no CUDA.
+    This thread then uses a CUDA stream of its own: gradients are accumulated in the stream of the first backward pass,
+    and a capture must not use the default stream. Raises FiveTuneEnvironmentError without CUDA.
     """
     if not torch.cuda.is_available():
         raise FiveTuneEnvironmentError(

@@ -1,14 +1,15 @@
-"""Block sizes and warps of every kernel, in one table, and the call that uses them.
+"""Tile sizes and warps of all kernels in one table, and the function that launches a kernel with them.
 
-In: a kernel's name and what it works on. Out: a `Tile`.
+In: a kernel's name, the dtype and head size of its inputs. Out: a `Tile`.
 
-NOT MEASURED. Chosen for Hopper (228 KiB shared memory, 64 Ki registers per multiprocessor) by reasoning, and by what
-the compiler reports for sm_90 (registers, spills, shared memory: `python -m benchmarks.kernel_compile`, no GPU needed):
+NOT MEASURED. Chosen for Hopper (228 KiB shared memory, 64 Ki registers per multiprocessor) by reasoning, and by the
+compiler's report for sm_90 (registers, spills, shared memory: `python -m benchmarks.kernel_compile`, no GPU needed):
 - Fine-tuning has sequences of 100 to 500 tokens: tiles of 128 rows would be one third empty, so 64.
-- A tile of 64x64 fp32 takes 32 registers per thread with 4 warps, and masks, random bits and bias as many again.
-  The gradient of keys and values also holds two sums of cols x head size: half the rows keep it from spilling.
+- A tile of 64x64 fp32 takes 32 registers per thread with 4 warps; masks, random bits and bias take as many.
+  The gradient of keys and values also holds two sums of cols x head size: half the rows prevent spilling.
 - Heads of 128 columns need 8 warps for the same reason; fp32 has no tensor cores here and needs small tiles.
-- Two stages overlap the next tile's loads with this tile's products; loops of 3 to 8 turns gain nothing from more.
+- Two stages overlap the loads of the next tile with the products of this one; loops of 3 to 8 iterations gain nothing
+  from more.
 - Pointwise kernels: 1024 divides T5's feed-forward sizes and gives each thread 16-byte loads.
 """
 
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The work of one program.
+    """Size of the work of one program.
 
     Args:
         rows: query rows (attention), or programs that share all rows (norm, optimizer).
-        cols: key columns (attention), or elements at a time (pointwise, optimizer).
+        cols: key columns (attention), or elements per block (pointwise, optimizer).
         warps: warps per program.
         stages: depth of the load pipeline.
     """
@@ -59,18 +60,18 @@ TILES = {
 
 
 def choose_attention_tile(kernel: str, head_size: int, *, num_bytes: int) -> Tile:
-    """The tile of an attention kernel for heads of up to 64 or 128 columns whose elements have `num_bytes`."""
+    """Choose the tile of an attention kernel by head size (up to 128) and bytes per element."""
     if num_bytes == 4:
         return TILES[kernel, "fp32"]
     return TILES[kernel, "bf16, 64" if head_size <= 64 else "bf16, 128"]
 
 
 class Kernel(Protocol):
-    """A function compiled by Triton: indexed with a grid, it is what starts the kernel."""
+    """A function compiled by Triton: indexed with a grid, it returns the function that launches the kernel."""
 
     def __getitem__(self, grid: tuple[int, ...], /) -> Callable[..., object]: ...
 
 
 def launch(kernel: Kernel, grid: tuple[int, ...], *args: Tensor | float | None, tile: Tile, **named: float) -> None:
-    """Start a kernel on the current stream."""
+    """Launch a kernel on the current stream."""
     kernel[grid](*args, num_warps=tile.warps, num_stages=tile.stages, **named)
