@@ -197,20 +197,26 @@ def test_exit_codes_are_those_of_the_errors():
         assert re.search(rf"^\| {kind.exit_code} \| ", text, re.MULTILINE), kind
 
 
+def _copy_example(page: str, line: str, path: Path) -> None:
+    """Write the Python block of a page that holds a line."""
+    [source] = [block for block in _blocks((ROOT / page).read_text(encoding="utf-8"), "python") if line in block]
+    path.parent.mkdir(parents=True)
+    path.write_text(source, encoding="utf-8")
+
+
 @pytest.fixture
 def example(tmp_path, monkeypatch) -> Path:
-    """The README's task, in a plugin folder of its own that is forgotten afterwards."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    [source] = [block for block in _blocks(text, "python") if "class YesNo(TaskOptions)" in block]
+    """The task of README and the metric of docs/tasks.md, in a plugin folder that is forgotten afterwards."""
     folder = tmp_path / "my_plugins"
-    (folder / "tasks").mkdir(parents=True)
-    (folder / "tasks" / "yes_no.py").write_text(source, encoding="utf-8")
+    _copy_example("README.md", "class YesNo(TaskOptions)", folder / "tasks" / "yes_no.py")
+    _copy_example("docs/tasks.md", "class LengthRatio(PerExample)", folder / "metrics" / "length_ratio.py")
     monkeypatch.setenv("FIVETUNE_PLUGINS", str(folder))
     for package in (fivetune.tasks, fivetune.metrics):  # both folders are extended when they are searched
         monkeypatch.setattr(package, "__path__", list(package.__path__))
     yield folder
-    sys.modules.pop("fivetune.tasks.yes_no", None)
-    vars(fivetune.tasks).pop("yes_no", None)
+    for package, name in ((fivetune.tasks, "yes_no"), (fivetune.metrics, "length_ratio")):
+        sys.modules.pop(f"{package.__name__}.{name}", None)
+        vars(package).pop(name, None)
 
 
 def test_added_task_works(example, tmp_path, capsys):
@@ -232,6 +238,14 @@ def test_added_task_works(example, tmp_path, capsys):
     args, settings = parser.parse_known_args(words)
     assert score.run(argparse.Namespace(**vars(args), settings=settings)) == 0
     assert capsys.readouterr().out in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_added_metric_works(example):
+    metric = plugins.load_plugin("metrics", "length_ratio")()
+    [case] = plugins.import_plugin("metrics", "length_ratio").CASES
+    assert metric.score(case.predictions, case.references).corpus == case.expected
+    task = {"name": "jsonl", "metrics": ["length_ratio"], "main_metric": "length_ratio"}
+    assert load_config({"model": {"path": "m"}, "task": task}).task.main_metric == "length_ratio"
 
 
 def test_added_task_is_gone_again():

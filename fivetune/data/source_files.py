@@ -263,7 +263,9 @@ def _describe_missing_path(path: Path, source: str) -> str:
         return f"{source}: {folder} is a file, not a folder. Name the file itself, or the folder it is in."
     names = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     wanted = path.relative_to(folder).parts[0]
-    near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+    stems = {name: Path(name).stem for name in names}  # equal suffixes make no two names alike
+    close = get_close_matches(Path(wanted).stem, stems.values(), n=3)
+    near = [name for name, stem in stems.items() if stem in close][:3]
     lacking = "no such file or folder" if folder == path.parent else f"the folder {folder / wanted} does not exist"
     around = f" Near it in {folder}: {', '.join(near)}." if near else "" if names else f" The folder {folder} is empty."
     return f"{source}: {lacking}.{around} Allowed: a file, a folder, or a hub name like org/name:config:split."

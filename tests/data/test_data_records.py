@@ -286,6 +286,15 @@ def test_missing_file_names_the_nearest(put):
     assert "the name of the source is empty" in complaint(" ")
 
 
+@pytest.mark.parametrize("wanted", ["nope.json", "va.csv", "a", "x.json"])
+def test_names_that_are_not_alike_are_not_proposed(put, wanted):
+    for name in ("out2.jsonl", "new.csv", "bin.csv", "bom.csv", ".dockerenv", "boot", "adir"):
+        put(name, "[]")
+    assert complaint(wanted).startswith(f"{wanted}: no such file or folder. Allowed: a file, a folder, or a hub name")
+    put("train.json", "[]")
+    assert "Near it in .: train.json." in complaint("tran.csv")
+
+
 def test_folder_without_data(put):
     Path("empty").mkdir()
     assert "empty: a folder without data files; it holds nothing." in complaint("empty")
