@@ -305,6 +305,14 @@ def test_numbers_that_only_the_lenient_rules_read_are_warned_of() -> None:
     assert find_warnings(make_run(evals=[make_eval(5, {"accuracy": 53.0, "accuracy_lenient": 56.25})])) == []
 
 
+def test_scores_of_mlqa_are_named_and_defined() -> None:
+    """They were "mlqa f1" beside "F1", and the definitions left them out."""
+    scores = {"exact": 40.0, "f1": 50.0, "mlqa_exact": 41.0, "mlqa_f1": 52.0, "total": 8}
+    text = render_html(build_page(make_run(evals=[make_eval(5, scores)])))
+    assert "F1 (MLQA rules)" in text and "Exact match (MLQA rules)" in text and "mlqa f1" not in text
+    assert "which drops the articles of the question&#39;s language" in text
+
+
 def test_the_evaluation_s_own_interval_is_shown() -> None:
     run = fake_run()
     evals = [record | {"intervals": {"exact": [91.0, 94.5]}} for record in list_tables(run.evals)]
