@@ -138,7 +138,7 @@ def read_dataset(
     if not found.examples:
         first = next((f" The first: {bad.where}: {bad.reason}" for bad in found.skipped), "")
         raise DataError(
-            f"{', '.join(sources)}: none of {found.num_read} records gives an example. "
+            f"{', '.join(sources)}: no record gives an example ({found.num_read:,} read). "
             f"Check --task and data.columns.{first}"
         )
     return found

@@ -15,6 +15,7 @@ from fivetune import rundir
 from fivetune.cli import main
 from fivetune.errors import DataError, RunDirError
 from fivetune.evaluation.output import PREDICTED
+from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.training.inference import open_run
 
@@ -40,6 +41,19 @@ def test_predictions_equal_those_of_the_evaluation(run: Path, tmp_path: Path) ->
     best = rundir.read_run(run).raw_status["best"]["step"]
     recorded = {line["id"]: line["prediction"] for line in rundir.read_run(run).raw_predictions[f"eval-{best}"]}
     assert {x["id"]: x["prediction"] for x in map(json.loads, answers.read_text().splitlines())} == recorded
+
+
+def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: Path, model_folder: Path) -> None:
+    """Fault F3: without data.json a run wrote other predictions, since its cap fell back to 64."""
+    recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval={"every_steps": 1})
+    cap = fivetune.train(recipe, quiet=True, preflight=False).evals[-1].max_new_tokens
+    (tmp_path / "run" / "data.json").unlink()
+    assert open_run(tmp_path / "run").config.eval.max_new_tokens == cap != 64
+    assert fivetune.evaluate(tmp_path / "run").max_new_tokens == cap
+    (tmp_path / "run" / "model" / "generation_config.json").unlink()
+    (tmp_path / "run" / "model" / MANIFEST).unlink()
+    with pytest.raises(RunDirError, match=r"generation_config\.json: holds no max_new_tokens, .* Restore the file, or"):
+        open_run(tmp_path / "run")
 
 
 def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
