@@ -145,6 +145,14 @@ def test_two_runs_in_one_directory(tmp_path):
     RunDir.resume(tmp_path).close()
 
 
+def test_the_loser_of_a_race_for_a_new_directory_hears_who_has_it(tmp_path):
+    """Nothing but the lock is there yet, which used to be called no run directory."""
+    run = RunDir.create(tmp_path / "run")
+    for start in (RunDir.create, lambda path: RunDir.create(path, overwrite=True)):
+        assert refusal(start, tmp_path / "run").startswith(f"{tmp_path}/run: in use by process {os.getpid()} on ")
+    run.close()
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_renamed_directory_is_noticed_at_the_next_write(tmp_path, replaced):
     """A directory of the old name is neither made nor touched."""

@@ -7,12 +7,18 @@ import signal
 
 import pytest
 
-from fivetune.errors import InterruptedRunError
-from fivetune.training.signals import SAVE_SIGNALS, STOP_SIGNALS, StopNowError, StopRequest, interrupt_on_signals
+from fivetune.commands import train
+from fivetune.errors import IncompleteError, InterruptedRunError
+from fivetune.launch.signals import SAVE_SIGNALS, STOP_SIGNALS
+from fivetune.training.signals import StopNowError, StopRequest, interrupt_on_signals
 
 
 def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
+
+
+def raise_memory_error() -> None:
+    raise MemoryError
 
 
 @pytest.mark.parametrize("signum", [*STOP_SIGNALS, *SAVE_SIGNALS])
@@ -68,3 +74,17 @@ def test_a_signal_during_the_report_is_reported(signum):
             pytest.fail("swallowed")
     assert caught.value.exit_code == 128 + signum
     assert signal.getsignal(signum) == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "words"),
+    [
+        (lambda: send(signal.SIGTERM), InterruptedRunError, "stopped by SIGTERM while the report was written; "),
+        (raise_memory_error, IncompleteError, "runs/x: the report failed: MemoryError; "),
+    ],
+)
+def test_a_report_that_fails_after_training_says_that_the_model_is_there(monkeypatch, ending, error, words):
+    monkeypatch.setattr("fivetune.report.write_report", lambda folder: ending())
+    with pytest.raises(error) as caught:
+        train._write_report("runs/x")
+    assert str(caught.value).startswith(f"{words}the model is saved in runs/x/model. Write the report with: fivetune")
