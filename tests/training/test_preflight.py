@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
 import kit
 import pytest
@@ -115,6 +116,38 @@ def test_evaluation_data_that_is_learnt(tmp_path, model_folder):
     for path in (copy, tmp_path / "train.json"):
         check = _checks(tmp_path, model_folder, data__eval=str(path))["leakage"]
         assert check.state == "warn" and check.detail.startswith(f"{path} is in data.train and in data.eval")
+
+
+def test_questions_that_are_learnt_in_another_language(tmp_path, model_folder):
+    """Fault C8: 732 ids of XQuAD are in SQuAD-es, in files and texts that differ."""
+
+    def rename(number, question, paragraph):
+        question["id"] = f"56be4db0acb8001400a5{number:04x}"
+
+    learnt = shutil.copy(_changed_train(tmp_path, rename), tmp_path / "learnt.json")
+    text = Path(_changed_train(tmp_path, rename)).read_text()
+    (tmp_path / "other.json").write_text(text.replace("What has", "Was hat").replace(" has a ", " hat "))
+    files = {"data__train": str(learnt), "data__eval": str(tmp_path / "other.json")}
+    check = _checks(tmp_path, model_folder, **files)["leakage"]
+    assert (check.state, check.detail) == (
+        "warn",
+        "24 of 24 ids of data.eval are in data.train, such as 56be4db0acb8001400a50000: the same questions, perhaps in "
+        "another language",
+    )
+
+
+def test_blank_gold_answers_are_counted(tmp_path, model_folder):
+    """Fault C4: predicting nothing scored 39.1, and no check counted these."""
+
+    def change(number, question, paragraph):
+        blank = [{"text": "", "answer_start": -1}] if number < 3 else []
+        question["answers"] = [{"text": "red", "answer_start": 0}, *blank]
+        question["is_impossible"] = False
+
+    changed = _changed_train(tmp_path, change)
+    check = _checks(tmp_path, model_folder, task="squad", data__train=changed, data__eval=changed)["data"]
+    assert check.state == "warn"
+    assert "eval: 3 records have a blank gold answer beside others, which an empty prediction matches" in check.detail
 
 
 def test_line_ends_are_no_reason_for_a_warning(tmp_path, model_folder):
