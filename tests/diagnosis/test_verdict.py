@@ -458,6 +458,16 @@ def test_times_are_unknown_until_enough_steps_were_timed():
     assert times and times.num_steps == 10
 
 
+@pytest.mark.parametrize(
+    ("utilisation", "num_active", "is_busy"), [(0.06, 11, True), (0.06, 10, False), (1.0, 9, False), (0.05, 100, False)]
+)
+def test_from_where_on_a_device_is_busy(utilisation, num_active, is_busy):
+    """Active above 5 % utilisation, busy when active in more than a tenth of the samples."""
+    active = samples({"utilisation": utilisation}, num=num_active)
+    (device,) = summarise_devices([*active, *samples({"utilisation": 0.0}, num=100 - num_active)])
+    assert (device.is_busy, device.active_share) == (is_busy, num_active / 100 if utilisation > 0.05 else 0)
+
+
 def test_a_device_of_another_program_is_left_out():
     records = samples({}, {"ours": False}, {"ours": False, "utilisation": 0.0})
     assert [(device.index, device.is_used) for device in summarise_devices(records)] == [(0, True), (2, False)]
