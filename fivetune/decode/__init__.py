@@ -1,4 +1,4 @@
-"""Decoding: greedy search, beam search, or the best of a label set, with the scores of given sequences.
+"""Decoding: greedy search, beam search, or choice of the best label, with the scores of given sequences.
 
 In: a model and the encoded inputs of a store. Out: one GeneratedAnswer per example, longest inputs first.
 """
@@ -31,7 +31,7 @@ __all__ = ["Decoding", "GeneratedAnswer", "estimate_max_new_tokens", "generate",
 
 
 def estimate_max_new_tokens(target_p99: int) -> int:
-    """Generation cap from the 99th percentile of the target lengths: a quarter and four tokens of margin.
+    """Estimate the generation cap: the 99th percentile of target lengths plus a margin of a quarter and four tokens.
 
     >>> estimate_max_new_tokens(12)
     19
@@ -40,7 +40,7 @@ def estimate_max_new_tokens(target_p99: int) -> int:
 
 
 def group_by_length(lengths: Sequence[int] | np.ndarray, batch_size: int) -> list[list[int]]:
-    """Positions in batches of similar lengths, the longest first, so that a lack of memory shows at once.
+    """Group positions into batches of similar lengths, longest first, so that memory runs out at once or never.
 
     >>> group_by_length([3, 9, 5], 2)
     [[1, 2], [0]]
@@ -53,7 +53,7 @@ def group_by_length(lengths: Sequence[int] | np.ndarray, batch_size: int) -> lis
 def generate(
     model: T5Model, store: TokenStore, rows: Sequence[int], decoding: Decoding, *, device: str, autocast: Autocast
 ) -> Iterator[GeneratedAnswer]:
-    """Answers for `rows` of a store, streaming. The encoder runs once per example.
+    """Yield the answers for `rows` of a store, batch by batch. The encoder runs once per example.
 
     Args:
         autocast: returns a new autocast context.
@@ -71,13 +71,13 @@ def generate(
             batch_rows = chosen[positions].tolist()
             with autocast():
                 generated = _answer_batch(decoder, collate(store, batch_rows), batch_rows, decoding, rules)
-            yield from generated  # outside: autocast would hold for the caller too
+            yield from generated  # outside of autocast, which would apply to the caller too
     finally:
         model.train(was_training)
 
 
 def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> int:
-    """Most decoder inputs of a row."""
+    """The largest number of decoder inputs of a row."""
     fixed = max(len(ids) for ids in (decoding.phrase_ids, *decoding.label_ids))
     targets = int(store.labels.lengths[rows].max()) if decoding.score_targets else 0
     return max(decoding.max_new_tokens, fixed, targets)
@@ -100,7 +100,7 @@ def _answer_batch(
 
 
 def _choose_labels(given: GivenScores, decoding: Decoding) -> list[list[Hypothesis]]:
-    """The likeliest label of every row."""
+    """Choose the most probable label of every row."""
     assert given.label_logprobs is not None
     logprobs, best = given.label_logprobs.max(1)
     chosen = [decoding.label_ids[i] for i in best.tolist()]
@@ -108,7 +108,7 @@ def _choose_labels(given: GivenScores, decoding: Decoding) -> list[list[Hypothes
 
 
 def _split_by_row(given: GivenScores, num_rows: int) -> list[dict[str, Any]]:
-    """The fields of GeneratedAnswer in `given`, for each row."""
+    """Split `given` into the fields of GeneratedAnswer, one table per row."""
     columns = {name: value.tolist() for name in GivenScores.__slots__ if (value := getattr(given, name)) is not None}
     return [{name: column[i] for name, column in columns.items()} for i in range(num_rows)]
 
@@ -131,5 +131,5 @@ def _build_answer(
 
 
 def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, keep_special: bool = False) -> str:
-    """Generated ids as text; sentinels are dropped unless `keep_special`."""
+    """Decode generated ids to text; special tokens, sentinels among them, are dropped unless `keep_special`."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=not keep_special)).strip()

@@ -20,15 +20,15 @@ NEVER = -1e9  # transformers adds this to the score of a hypothesis that must no
 
 @dataclass(slots=True)
 class _BeamState:
-    """B examples with K running hypotheses and the K best that have ended; T is the cap, the start token apart.
+    """B examples, each with K running hypotheses and its K best finished ones; T is the cap, without the start token.
 
     Args:
         rows: [B], number of the example in the batch.
-        tokens: [B, K, T + 1], running.
+        tokens: [B, K, T + 1], of running hypotheses.
         slots: [B, K, T], cache slot of a running hypothesis at every step.
-        sums: [B, K], log p of the running ones.
-        ended_tokens, ended_sums, ended_scores, ended_lengths, ended: [B, K, ...], the best first.
-        improvable: [B], False when no running hypothesis can become better than those that have ended.
+        sums: [B, K], log p of running hypotheses.
+        ended_tokens, ended_sums, ended_scores, ended_lengths, ended: [B, K, ...], finished hypotheses, best first.
+        improvable: [B], False when no running hypothesis can exceed the finished ones.
     """
 
     rows: Tensor
@@ -47,7 +47,7 @@ class _BeamState:
         tokens = torch.full((num_rows, num_beams, cap + 1), start, device=device)
         sums = torch.full((num_rows, num_beams), NEVER, device=device)
         running = sums.clone()
-        running[:, 0] = 0.0  # all are the same at first: only one counts
+        running[:, 0] = 0.0  # all hypotheses are equal at first: only one counts
         places = torch.arange(num_beams, device=device).expand(num_rows, cap, num_beams).transpose(1, 2)
         return cls(
             rows=torch.arange(num_rows, device=device),
@@ -70,7 +70,7 @@ class _BeamState:
 def run_beam_search(
     decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
 ) -> list[list[Hypothesis]]:
-    """The `num_candidates` best hypotheses of every example, the best first."""
+    """Return the `num_candidates` best hypotheses of every example, best first."""
     cap, config = decoding.max_new_tokens, decoder.config
     state = _BeamState.create(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
     found: dict[int, list[Hypothesis]] = {}
@@ -95,7 +95,7 @@ def run_beam_search(
 
 
 def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:
-    """Continue the best running hypotheses by a token, and take in those that end with it."""
+    """Extend the best running hypotheses by a token; move those that end with it to the finished ones."""
     beams, vocabulary = decoding.num_beams, log_probs.shape[-1]
     sums, index = (log_probs + state.sums[:, :, None]).flatten(1).topk(2 * beams)
     place, token = index // vocabulary, index % vocabulary
@@ -115,7 +115,7 @@ def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding
 def _merge_ended(
     state: _BeamState, tokens: Tensor, sums: Tensor, ends: Tensor, length: int, decoding: Decoding
 ) -> None:
-    """Merge hypotheses that end, if they are among the first K, with those that have ended before."""
+    """Merge newly finished hypotheses, if they are among the K best, with those that finished before."""
     counts = ends.clone()
     counts[:, decoding.num_beams :] = False
     scores = sums / length**decoding.length_penalty
@@ -130,7 +130,7 @@ def _merge_ended(
 
 
 def _update_improvable(state: _BeamState, length: int, decoding: Decoding) -> None:
-    """Compare the best score that a running hypothesis could reach with the worst of K that have ended."""
+    """Compare the best score that a running hypothesis could reach with the worst of the K finished ones."""
     longest = decoding.early_stopping == "never" and decoding.length_penalty > 0
     reach = state.sums[:, :1] / (decoding.max_new_tokens if longest else length) ** decoding.length_penalty
     worst = torch.where(state.ended, state.ended_scores.amin(1, keepdim=True), NEVER)
@@ -138,7 +138,7 @@ def _update_improvable(state: _BeamState, length: int, decoding: Decoding) -> No
 
 
 def _build_hypotheses(state: _BeamState, done: Tensor, num_candidates: int, eos: int) -> dict[int, list[Hypothesis]]:
-    """The best hypotheses of the examples that are done, by their row."""
+    """The best hypotheses of the finished examples, by row."""
     rows = state.rows[done].tolist()
     kept = slice(None, num_candidates)
     tokens, lengths = state.ended_tokens[done][:, kept, 1:].tolist(), state.ended_lengths[done][:, kept].tolist()

@@ -16,11 +16,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Attention, T5Stack
 
-CPU_TOKENS = 2_048  # tokens at once: their activations stay in the CPU's cache
+CPU_TOKENS = 2_048  # tokens per pass, whose activations stay in the CPU's cache
 
 
 def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
-    """Consecutive rows (first, end) of at most `max_tokens` together, one row at least; None: all at once.
+    """Yield slices (first, end) of consecutive rows with at most `max_tokens` in sum, but at least one row.
+
+    With `max_tokens` None, one slice holds all rows.
 
     >>> list(iter_row_slices([5, 4, 3, 9], 9))
     [(0, 2), (2, 3), (3, 4)]
@@ -36,7 +38,7 @@ def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[
 
 
 def iter_equal_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours of equal length: (first row, rows, length).
+    """Yield runs of rows of equal length: (first row, number of rows, length).
 
     >>> list(iter_equal_runs([5, 5, 3]))
     [(0, 2, 5), (2, 1, 3)]
@@ -49,11 +51,11 @@ def iter_equal_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Hidden states of flat inputs; attention runs over neighbours of equal length together.
+    """Compute the hidden states of flat inputs; attention batches neighbours of equal length.
 
     Args:
         stack: encoder of a T5, mT5 or umT5 model of transformers.
-        ids: [N], the inputs one after the other.
+        ids: [N], the concatenated inputs.
         lengths: tokens of each input; they sum to N.
 
     Returns: [N, d_model].

@@ -1,4 +1,4 @@
-"""Greedy search for one batch: the best token at every step; finished rows leave the batch.
+"""Greedy search for one batch: the most probable token at every step; finished rows leave the batch.
 
 In: a Decoder that has encoded the batch. Out: one Hypothesis per row.
 """
@@ -11,16 +11,16 @@ from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.records import Decoding, Hypothesis
 from fivetune.decode.steps import Decoder, RowCompactor
 
-MIN_FINISHED_SHARE = 1 / 8  # share of finished rows at which the others are moved together
+MIN_FINISHED_SHARE = 1 / 8  # share of finished rows at which the batch is compacted
 
 
 def run_greedy_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor) -> list[Hypothesis]:
-    """The greedy answers of `num_rows` encoded rows, in their order."""
+    """Return the greedy answers of `num_rows` encoded rows, in order."""
     cap, eos = decoding.max_new_tokens, decoder.config.eos_token_id
     written = torch.full((num_rows, cap + 1), eos, device=decoder.device)
     written[:, 0] = decoder.config.decoder_start_token_id
     logprobs = torch.zeros(num_rows, device=decoder.device)
-    rows = torch.arange(num_rows, device=decoder.device)  # of `written`, that the decoder's rows belong to
+    rows = torch.arange(num_rows, device=decoder.device)  # row of `written` for each row of the decoder
     alive = torch.ones_like(rows, dtype=torch.bool)
     for step in range(cap):
         scores = decoder.compute_logits(decoder.step(written[rows, step, None])[:, 0])
@@ -43,7 +43,7 @@ def run_greedy_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules
 
 
 def _truncate_at_end(ids: list[int], logprob: float, eos: int) -> Hypothesis:
-    """A row up to its end token.
+    """Build the Hypothesis of a row, truncated before its end token.
 
     >>> _truncate_at_end([7, 8, 1, 1], -2.0, eos=1), _truncate_at_end([7, 8], -2.0, eos=1)
     (Hypothesis(token_ids=[7, 8], hit_cap=False, logprob=-2.0, num_scored_tokens=3), \

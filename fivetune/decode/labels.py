@@ -1,7 +1,7 @@
-"""Scores of given token sequences: targets, phrases and label sets in one pass of the decoder, nothing generated.
+"""Scores of given token sequences: targets, phrases and label sets in one pass of the decoder, without generation.
 
-start -> yes -> end         The sequences of a row form a tree from the start token. Tokens that several share are
-      -> no -> end          computed once: a set of one-token labels costs 1 + labels positions.
+start -> yes -> end         The sequences of a row form a tree from the start token. Shared prefixes are computed
+      -> no -> end          once: a set of one-token labels costs 1 + labels positions.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.records import Decoding
 from fivetune.decode.steps import Decoder
 
-CHUNK = 512  # positions whose logits are computed at once
+CHUNK = 512  # positions per pass of the head
 
 
 @dataclass(frozen=True, slots=True)
 class GivenScores:
-    """Scores of given sequences, for B rows; None for those that were not requested.
+    """Scores of given sequences, for B rows; None for scores that were not requested.
 
     Args:
         target_loss, target_correct: [B] fp32 and bool.
@@ -55,7 +55,7 @@ def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: Lo
 
 
 class LabelTree:
-    """Sequences to be scored, the same for all rows or one for each.
+    """Prefix tree of the sequences to be scored, shared by all rows or one per row.
 
     >>> tree = LabelTree(2, start=0)
     >>> tree.add_sequence((7, 1)), tree.add_sequence((8, 1)), tree.add_sequence((7, 9, 1))
@@ -68,7 +68,7 @@ class LabelTree:
         self._num_rows = num_rows
         self._ids: list[Tensor] = [torch.full((num_rows,), start)]
         self._parents = [-1]
-        self._edges: list[tuple[int, Tensor]] = []  # node, and the tokens that are scored after it; -1 for none
+        self._edges: list[tuple[int, Tensor]] = []  # node, and the token of each row that is scored after it, or -1
         self._known: dict[tuple[int, int], int] = {}  # node and token -> edge
         self._child: dict[int, int] = {}  # edge -> node
 
@@ -77,7 +77,7 @@ class LabelTree:
         return len(self._ids)
 
     def add_sequence(self, tokens: Sequence[int]) -> list[int]:
-        """A sequence that every row has. Returns its edges, by which `score` finds it."""
+        """Add a sequence shared by all rows. Returns: its edges, columns of `score_edges`."""
         edges, node = [], 0
         for i, token in enumerate(tokens):
             edge = self._known.get((node, token))
@@ -89,7 +89,7 @@ class LabelTree:
         return edges
 
     def add_rows(self, tokens: Tensor) -> list[int]:
-        """A sequence of each row: [B, T], negative behind its end. Returns its edges."""
+        """Add one sequence per row: [B, T], negative after its end. Returns: its edges."""
         edges, node = [], 0
         for i in range(tokens.shape[1]):
             edges.append(self._add_edge(node, tokens[:, i].clamp_min(-1)))
@@ -110,7 +110,7 @@ class LabelTree:
         return self._child[edge]
 
     def score_edges(self, decoder: Decoder, rules: LogitsProcessor) -> tuple[Tensor, Tensor]:
-        """-log p of every edge, [B, E] fp32, and whether greedy search would choose it."""
+        """Compute -log p of every edge, [B, E] fp32, and whether greedy search would choose it, [B, E] bool."""
         device = decoder.device
         depth, visible = self._compute_layout()
         hidden = decoder.run_tree(torch.stack(self._ids, 1).to(device), depth.to(device), visible.to(device))
@@ -119,7 +119,7 @@ class LabelTree:
         return _score_edges(decoder, rules, hidden, nodes, tokens)
 
     def _compute_layout(self) -> tuple[Tensor, Tensor]:
-        """Depth of every node, [N], and which nodes a node sees, [N, N]."""
+        """Depth of every node, [N], and the attention mask between nodes, [N, N]: ancestors and itself."""
         visible = torch.eye(self.num_nodes, dtype=torch.bool)
         for node, parent in enumerate(self._parents):
             if parent >= 0:
@@ -130,9 +130,9 @@ class LabelTree:
 def _score_edges(
     decoder: Decoder, rules: LogitsProcessor, hidden: Tensor, nodes: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the likeliest there.
+    """Compute -log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the argmax.
 
-    Padding (-1) has loss 0 and counts as correct; nodes with nothing else are left out of the head.
+    Padding (-1) has loss 0 and counts as correct; the head skips nodes that are followed by padding only.
     """
     real = tokens >= 0
     used = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)

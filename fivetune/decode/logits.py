@@ -1,6 +1,6 @@
 """Logits processors: repetition penalty, minimum length, suppressed tokens, in the order of transformers.
 
-In: scores of all tokens. Out: the scores that search chooses by.
+In: scores of all tokens. Out: the scores by which search chooses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fivetune.decode.records import Decoding
 
 
 class LogitsProcessor:
-    """The processors of a Decoding on a device."""
+    """Applies the processors of a Decoding on a device."""
 
     def __init__(self, decoding: Decoding, eos: int, device: torch.device | str) -> None:
         self._penalty = decoding.repetition_penalty
@@ -22,7 +22,7 @@ class LogitsProcessor:
         self._suppressed = torch.tensor(decoding.suppressed_ids, dtype=torch.int64, device=device)
 
     def apply(self, scores: Tensor, step: int, written: Callable[[], Tensor]) -> Tensor:
-        """Scores after all processors.
+        """Apply all processors; returns the scores.
 
         Args:
             scores: [..., V], changed in place.
@@ -38,7 +38,7 @@ class LogitsProcessor:
         return self.suppress(scores)
 
     def suppress(self, scores: Tensor) -> Tensor:
-        """Scores [..., V] with -inf at the suppressed tokens, in place."""
+        """Set scores [..., V] of the suppressed tokens to -inf, in place."""
         if self._suppressed.numel():
             scores[..., self._suppressed] = -torch.inf
         return scores

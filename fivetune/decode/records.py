@@ -1,4 +1,4 @@
-"""Settings and results of decoding: `Decoding` goes into `generate`, `GeneratedAnswer` comes out."""
+"""Settings and results of decoding. In: `Decoding`. Out: `GeneratedAnswer`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Decoding:
         max_new_tokens: most tokens of an answer, its end token included.
         min_new_tokens: fewest tokens before the end token.
         suppressed_ids: tokens that are never generated.
-        batch_size: examples that are decoded together.
-        phrase_ids: a text that is scored for every example (the no-answer text), with its end token.
+        batch_size: examples per batch.
+        phrase_ids: tokens of a phrase that is scored for every example (the no-answer text), with its end token.
         num_beams: 1 is greedy search.
         num_candidates: best hypotheses returned per example, at most `num_beams`.
         length_penalty: the score of a beam is its log p divided by its length to this power.
-        repetition_penalty: divides the scores of tokens that occur already; 1 changes nothing.
+        repetition_penalty: lowers the scores of tokens that have occurred (Keskar et al. 2019); 1 disables it.
         early_stopping: True, False or "never", with the meaning of transformers.
         label_ids: the label set, each label with its end token. If given, labels are scored and nothing is generated.
         score_targets: whether the examples' own targets are scored.
@@ -54,7 +54,7 @@ class Decoding:
                 f'decoding: early_stopping is {self.early_stopping!r}. Allowed: true, false, "never". Choose one.'
             )
         if not all(self.label_ids):
-            raise ConfigError("decoding: a label has no tokens. Every label needs its end token at least.")
+            raise ConfigError("decoding: a label has no tokens. Every label needs at least its end token.")
 
     def as_generation_config(self) -> JsonTable:
         """Entries of generation_config.json with which transformers' `generate` returns the same answers.
@@ -85,16 +85,16 @@ class GeneratedAnswer:
     Args:
         row: of the store.
         token_ids: without the end token; with a label set, those of the best label.
-        hit_cap: `max_new_tokens` was reached before the end token.
+        hit_cap: whether `max_new_tokens` was reached before the end token.
         logprob: log p of the generated tokens, end token included, after penalties and suppression, as in
             transformers' transition scores (greedy) and sequences_scores (beams).
-        num_scored_tokens: tokens that `logprob` sums over.
+        num_scored_tokens: number of tokens in the sum `logprob`.
         target_loss: -log p of the example's own target, summed over its tokens, teacher-forced; 0 if not scored.
-        target_correct: the target is the argmax at each of its tokens.
+        target_correct: whether each token of the target is the argmax (teacher-forced).
         phrase_loss: -log p of `phrase_ids`, or None.
-        candidates: (token_ids, logprob) of the best hypotheses, the best first; empty without beams.
+        candidates: (token_ids, logprob) of the best hypotheses, best first; empty without beams.
         label_logprobs: log p of every label in the order of `label_ids`, or None.
-        left_label_set: no label is what greedy search would generate.
+        left_label_set: whether greedy search would generate no label of the set.
     """
 
     row: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
-NUM_ENDS = 20  # likeliest first and last tokens that are combined (transformers' n_best_size)
+NUM_ENDS = 20  # most probable first and last tokens that are combined (transformers' n_best_size)
 MAX_SPAN_TOKENS = 60
 
 
@@ -31,8 +31,8 @@ class SpanAnswer:
 
     Args:
         row: of the store.
-        spans: (first position, last position, log-odds against no answer), the best first.
-        target_loss: -log p of the positions of the answer.
+        spans: (first position, last position, log-odds against no answer), best first.
+        target_loss: -log p of the first and of the last position of the gold answer, summed.
     """
 
     row: int
@@ -52,11 +52,11 @@ def extract_spans(
     device: str,
     autocast: Autocast,
 ) -> Iterator[SpanAnswer]:
-    """Spans for `rows` of a store, streaming.
+    """Yield the best spans for `rows` of a store, batch by batch.
 
     Args:
-        batches: positions in `rows` that are answered together.
-        context_of: the positions of a row's inputs that an answer may lie in.
+        batches: positions in `rows`, grouped into batches.
+        context_of: returns the positions of a row's inputs that belong to the context.
     """
     was_training = model.training
     model.eval()
@@ -74,7 +74,7 @@ def extract_spans(
 
 
 def find_best_spans(logits: Tensor, context: range, num: int) -> tuple[tuple[int, int, float], ...]:
-    """The best spans of one input, each with its log-odds against position 0, which stands for no answer.
+    """Find the best spans of one input, each with its log-odds against position 0, which represents no answer.
 
     score = start[i] + end[j] - start[0] - end[0], i <= j < i + 60, both in the context
 

@@ -1,7 +1,7 @@
 """The decoder of the T5 family with its caches: one step for all rows, or one pass over a tree of tokens.
 
 In: a model and flat inputs. Out: hidden states and logits. Cross-attention keys and values are computed once per
-batch; the beams of an example share them. Finished rows leave: the last rows are moved into their places.
+batch; the beams of an example share them. Finished rows are removed: the last rows move into their places.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fivetune.model.family import compute_output_scale
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Attention, T5Model, T5Stack
 
-FIRST_STEPS = 16  # the self-attention cache begins with room for so many steps and doubles
+FIRST_STEPS = 16  # initial capacity of the self-attention cache, which doubles when it is full
 
 KeysValues = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class RowCompactor:
-    """Removes finished rows: the last remaining rows fill their places, so that little is copied.
+    """Removes finished rows: the last remaining rows fill their places, which copies few rows.
 
     >>> move = RowCompactor(torch.tensor([False, True, True]))
     >>> move.count, move(torch.tensor([7, 8, 9])).tolist()
@@ -38,18 +38,18 @@ class RowCompactor:
         self._source = stays[self.count :].nonzero().flatten() + self.count
 
     def __call__(self, state: Tensor) -> Tensor:
-        """The rows of `state` that stay, in the memory of `state`."""
+        """The remaining rows of `state`, moved in place."""
         state[self._to] = state[self._source]
         return state[: self.count]
 
 
 class Decoder:
-    """The decoder of a model with its caches, for one batch after the other.
+    """The decoder of a model with its caches, which successive batches reuse.
 
     Args:
         model: T5, mT5 or umT5 model of transformers, in eval mode.
-        num_beams: K, hypotheses of an example that every step continues.
-        max_steps: longest decoder input.
+        num_beams: K, running hypotheses per example.
+        max_steps: longest decoder input, in tokens.
     """
 
     def __init__(self, model: T5Model, *, num_beams: int, max_steps: int) -> None:
@@ -62,13 +62,13 @@ class Decoder:
         self._tables, self._table_of = _compute_bias_tables(model.decoder, max_steps)
         self._cross: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, S, d_kv]
         self._own: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, steps * K, d_kv]
-        self._room: list[tuple[Tensor, Tensor]] = []  # flat memory of _cross: the first batch needs most
-        self._visible: Tensor | None = None  # [B, 1, 1, S]: real source tokens
+        self._room: list[tuple[Tensor, Tensor]] = []  # flat memory of _cross: the first batch needs the most
+        self._visible: Tensor | None = None  # [B, 1, 1, S]: mask of real source tokens
 
     # --- a batch ---
 
     def start_batch(self, ids: Tensor, lengths: Sequence[int]) -> None:
-        """Encode flat inputs ([N]; B lengths, like ones together) and make the keys and values of cross-attention."""
+        """Encode flat inputs ([N]; B lengths, equal ones adjacent) and compute cross-attention's keys and values."""
         self.num_steps = 0
         self._allocate_caches(len(lengths), max(lengths))
         tokens = torch.tensor(lengths, device=self.device)
@@ -86,7 +86,7 @@ class Decoder:
             begin += size
 
     def drop_finished(self, move: RowCompactor) -> None:
-        """Drop rows from the batch."""
+        """Remove finished rows from the batch."""
         self._cross = [(move(keys), move(values)) for keys, values in self._cross]
         self._own = [(move(keys), move(values)) for keys, values in self._own]
         self._visible = None if self._visible is None else move(self._visible)
@@ -94,12 +94,12 @@ class Decoder:
     # --- the decoder ---
 
     def step(self, ids: Tensor, slots: Tensor | None = None) -> Tensor:
-        """One more token for every hypothesis.
+        """Run the decoder for one more token of every hypothesis.
 
         Args:
-            ids: [B, K], the tokens written last.
-            slots: [B, K, t], the place among the K hypotheses at which each hypothesis stood in every step so far,
-                this one included; None with one beam.
+            ids: [B, K], the last tokens.
+            slots: [B, K, t], cache slot (0 to K - 1) of each hypothesis in every step so far, this one included;
+                None with one beam.
 
         Returns: hidden states [B, K, d_model].
         """
@@ -115,12 +115,12 @@ class Decoder:
         return self._run_stack(ids, biases, cached)
 
     def run_tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
-        """Hidden states of tokens that form the same tree in every row; nothing is cached.
+        """Compute the hidden states of tokens that form the same tree in every row; nothing is cached.
 
         Args:
             ids: [B, N].
             depth: [N], steps from the start token.
-            visible: [N, N] bool, which nodes a node sees: itself and those on the way to it.
+            visible: [N, N] bool, attention mask: a node attends to itself and its ancestors.
 
         Returns: [B, N, d_model].
         """
@@ -149,7 +149,7 @@ class Decoder:
     # --- memory ---
 
     def _allocate_caches(self, rows: int, length: int) -> None:
-        """Room for the keys and values of `rows` inputs of `length` tokens; taken over from the batch before."""
+        """Allocate the keys and values of `rows` inputs of `length` tokens, reusing the previous batch's memory."""
         attention = self._stack.block[0].layer[1].EncDecAttention
         shape = (rows, attention.n_heads, length, attention.key_value_proj_dim)
         size = rows * attention.n_heads * length * attention.key_value_proj_dim
@@ -162,7 +162,7 @@ class Decoder:
         self._own = []
 
     def _extend_caches(self) -> None:
-        """Room for one more step in the self-attention cache."""
+        """Grow the self-attention cache if it has no room for one more step."""
         needed = (self.num_steps + 1) * self._num_beams
         if self._own and self._own[0][0].shape[2] >= needed:
             return
@@ -185,9 +185,9 @@ class Decoder:
 
 
 def _compute_bias_tables(stack: T5Stack, max_steps: int) -> tuple[list[Tensor], list[int]]:
-    """Biases of the last of `max_steps` queries, [1, h, 1, max_steps]: entry -1-n is the one for a key n steps back.
+    """Biases of the last of `max_steps` queries, [1, h, 1, max_steps]: entry -1-n belongs to a key n steps back.
 
-    Also the table of every layer: T5 and mT5 have one for all layers, umT5 one for each.
+    Also the index of each layer's table: T5 and mT5 have one table for all layers, umT5 one per layer.
     """
     tables: list[Tensor] = []
     table_of = []

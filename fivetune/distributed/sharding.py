@@ -1,4 +1,4 @@
-"""Sharded tensors (torch's DTensor) to full ones and back.
+"""Conversion of sharded tensors (torch's DTensor) to full ones and back.
 
 In: any tensor. Out: the full tensor, or the shard of this rank. A tensor that is not sharded is returned unchanged.
 """
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor of a sharded one; any other unchanged. All ranks call it."""
+    """Gather a sharded tensor; other tensors are returned unchanged. Collective: all ranks call it."""
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This rank's shard of a full tensor, if `other`, of the same shape, is sharded; else the tensor unchanged."""
+    """Shard a full tensor as `other` of the same shape is sharded; if `other` is not, return the tensor unchanged."""
     if not _is_sharded(other) or tensor.shape != other.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -27,5 +27,5 @@ def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether each process holds a part of the tensor; known by an attribute, because importing DTensor takes time."""
+    """Whether each rank holds a shard of the tensor. Checks an attribute, because importing DTensor takes time."""
     return hasattr(tensor, "full_tensor")

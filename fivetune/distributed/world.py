@@ -32,7 +32,7 @@ DISCONNECT_WORDS = ("onnection", "NCCL", "gloo", "imed out", "process group", "P
 
 
 class ProcessGroupError(FiveTuneEnvironmentError):
-    """Another rank ended, or does not answer."""
+    """Another rank ended or does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class World:
         return None
 
     def _resolve_error(self, error: FiveTuneError) -> FiveTuneError:
-        """The error that this rank raises: a silent one where another rank has reported the same."""
-        if self._store is None:  # not connected: it comes in all of them
+        """The error that this rank raises: a silent one if another rank has reported the same."""
+        if self._store is None:  # not connected: every rank raises it
             return error if self.is_first else ReportedByOtherRankError(error.exit_code)
         if isinstance(error, InterruptedRunError) and not self.is_first:  # they agreed to stop
             return ReportedByOtherRankError(error.exit_code)
@@ -236,8 +236,8 @@ class World:
 SINGLE_PROCESS = World()
 
 _DISCONNECTED = (
-    "launch: another process of this run ended, or did not answer in time (launch.timeout_minutes). "
-    "Its own message, if it could print one, gives the reason; a killed process has none (memory?). "
+    "launch: another process of this run ended, or did not respond in time (launch.timeout_minutes). "
+    "Its own message gives the reason; a killed process prints none (memory?). "
     "The checkpoints are whole: continue with --resume."
 )
 
@@ -247,7 +247,7 @@ def refuse_wrong_world_size(world: World, requested: int, environ: Mapping[str, 
 
     >>> refuse_wrong_world_size(World(), requested=2, environ={})
     Traceback (most recent call last):
-    fivetune.errors.ConfigError: launch.nproc: world size 1, 2 devices asked. ...
+    fivetune.errors.ConfigError: launch.nproc: world size 1, 2 devices requested. ...
     """
     if world.size != requested:
         advice = (
@@ -257,19 +257,19 @@ def refuse_wrong_world_size(world: World, requested: int, environ: Mapping[str, 
             else f"Set launch.nproc to {world.size}, or start {requested} processes."
         )
         raise ConfigError(
-            f"launch.nproc: world size {world.size}, {requested} {_name_devices(requested)} asked. {advice}"
+            f"launch.nproc: world size {world.size}, {requested} {_name_devices(requested)} requested. {advice}"
         )
     tasks = environ.get("SLURM_NTASKS", "")
     if tasks.isdecimal() and int(tasks) > 1 and int(tasks) != world.size:
         raise ConfigError(
-            f"launch.nproc: world size {world.size}, {tasks} tasks asked of SLURM (SLURM_NTASKS): the "
-            f"others would idle, or train the same. Ask for one task, and for {tasks} processes with "
+            f"launch.nproc: world size {world.size}, {tasks} tasks requested from SLURM (SLURM_NTASKS): the "
+            f"others would idle, or train the same. Request one task, and {tasks} processes with "
             f"--launch.nproc {tasks} --strategy.name ddp."
         )
 
 
 def refuse_shared_devices(num_devices: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError where torchrun has started more processes on this machine than it has CUDA devices."""
+    """Raise ConfigError if torchrun has started more processes on this machine than it has CUDA devices."""
     processes = environ.get("LOCAL_WORLD_SIZE", "1")
     if processes.isdecimal() and int(processes) > num_devices:
         raise ConfigError(

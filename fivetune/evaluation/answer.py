@@ -1,4 +1,4 @@
-"""Answer the passages of a prepared set: by generated text, by the likeliest label, or by a span of the context.
+"""Answers of the passages of a prepared set: generated text, the most probable label, or a span of the context.
 
 In: a model, rows of a TokenStore. Out: (row, Prediction), streamed in the order of decoding: longest inputs first.
 """
@@ -33,7 +33,7 @@ ABSTAIN_BELOW = 0.5  # probability of the best span, below which an extractive m
 
 
 class AnswerSettings(Protocol):
-    """What answering needs in addition to the model; `Evaluator` has it."""
+    """Options of answering, without the model; `Evaluator` implements it."""
 
     @property
     def task(self) -> Task: ...
@@ -56,7 +56,7 @@ class AnswerSettings(Protocol):
 def answer_passages(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
 ) -> Iterator[tuple[int, Prediction]]:
-    """Row and Prediction of every passage, as soon as it is answered; the loss of its target is added to `loss`."""
+    """Yield row and Prediction of every passage as soon as it is answered; adds the loss of its target to `loss`."""
     if head_of(settings.task) == "extractive":
         yield from _answer_with_spans(settings, model, rows, loss)
         return
@@ -66,7 +66,7 @@ def answer_passages(
 
 
 def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, prediction: str) -> Prediction:
-    """The fields that do not depend on how the answer was found."""
+    """Build a Prediction with the fields that all kinds of answers share."""
     in_context = None
     if settings.task.extractive and prediction and example.clippable[0] < example.clippable[1]:
         in_context = is_in_context(prediction, example)
@@ -84,7 +84,7 @@ def _start_prediction(settings: AnswerSettings, row: int, example: TextExample, 
 
 
 def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss: TargetLoss) -> Prediction:
-    """The Prediction of a generated text, or of the likeliest label where the task has a label set."""
+    """Build the Prediction of a generated text, or of the most probable label for a label task."""
     task, tokenizer = settings.task, settings.tokenizer
     example = settings.store.read_example(one.row)
     text = to_text(tokenizer, one.token_ids, keep_special=settings.keep_special)
@@ -121,7 +121,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
 
 
 def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]:
-    """The labels with their shares of the probability of all labels, the likeliest first."""
+    """Rank the labels by probability, normalized over the label set, best first."""
     assert task.labels is not None
     shares = np.exp(np.array(logprobs) - np.max(logprobs))
     shares /= shares.sum()
@@ -130,7 +130,7 @@ def _rank_labels(task: Task, logprobs: Sequence[float]) -> tuple[Candidate, ...]
 
 
 def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[Candidate, ...]:
-    """The hypotheses of a beam search as texts, each with exp(log p per token)."""
+    """Decode the hypotheses of a beam search to texts, each with the score exp(log p per token)."""
     cap = settings.decoding.max_new_tokens
     return tuple(
         Candidate(
@@ -168,7 +168,7 @@ def _answer_with_spans(
 def _build_span_prediction(
     settings: AnswerSettings, one: SpanAnswer, example: TextExample, offsets: Offsets, loss: TargetLoss
 ) -> Prediction:
-    """The Prediction of an extractive model; empty where no answer is likelier and the task has such questions."""
+    """Build the Prediction of an extractive model; it abstains if the task allows that and no answer is likelier."""
     candidates = tuple(
         Candidate(extract_span_text(example.inputs, offsets, first, last), expit(odds))
         for first, last, odds in one.spans
@@ -197,7 +197,7 @@ def expit(odds: float) -> float:
 
 
 def is_in_context(prediction: str, example: TextExample) -> bool:
-    """Whether the answer occurs in the clippable part of the inputs, but for white space and case.
+    """Whether the answer occurs in the clippable part of the inputs, ignoring white space and case.
 
     >>> is_in_context("the  Seine", TextExample("q", "q: Where? c: At The Seine.", "", (), (13, 26)))
     True

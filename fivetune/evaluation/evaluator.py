@@ -1,7 +1,7 @@
-"""One evaluation: answer, merge the passages of a question, score against all gold answers.
+"""One evaluation: answer the passages, merge those of a question, score against all gold answers.
 
-In: a model and a prepared evaluation set. Out: an EvalRecord, and one Prediction per question, streamed. Several
-processes share the questions by their numbers, every passage of a question in one process; rank 0 scores all of them.
+In: a model and a prepared evaluation set. Out: an EvalRecord, and one Prediction per question, streamed. Ranks share
+the questions by number, all passages of a question on one rank; rank 0 scores all predictions.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Answered = tuple[int, Prediction]
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Everything that an evaluation needs in addition to the model.
+    """Options and data of an evaluation, without the model.
 
     Args:
         task: options of the task; its metrics score the answers.
         store: the evaluation set.
-        keep_special: leave <extra_id_N> in the answers, where generation may write it.
-        limits: those that the store was encoded with.
+        keep_special: keep <extra_id_N> in the answers if generation writes it.
+        limits: the length limits that the store was encoded with.
         autocast: returns a new autocast context.
-        parts: of a mixture: how each part is evaluated, in the order of the store.
+        parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
     """
 
     task: Task
@@ -76,11 +76,12 @@ class Evaluator:
         on_progress: PhaseCallback = lambda done, total: None,
         world: World = SINGLE_PROCESS,
     ) -> EvalRecord:
-        """Evaluate. `write` consumes the iterator of scored predictions completely, while they are made.
+        """Evaluate the model; returns the record.
 
         Args:
+            write: consumes the iterator of scored predictions completely, while they are computed.
             questions: numbers of the questions (`TokenStore.groups`) to answer; None for all.
-            world: the processes that share the questions; all return the record, rank 0 writes the predictions.
+            world: the ranks that share the questions; all return the record, rank 0 writes the predictions.
         """
         started = time.perf_counter()
         tally, loss = Tally(Scorer(self.task.metrics)), TargetLoss()
@@ -112,10 +113,10 @@ class Evaluator:
         on_progress: PhaseCallback = lambda done, total: None,
         world: World = SINGLE_PROCESS,
     ) -> Iterator[Answered]:
-        """Number and Prediction of each question, as soon as all its passages are answered.
+        """Yield number and Prediction of each question as soon as all its passages are answered.
 
         Args:
-            loss: the loss of the targets is added to it.
+            loss: accumulates the loss of the targets.
         """
         loss = loss or TargetLoss()
         if self.parts:
@@ -138,9 +139,9 @@ class Evaluator:
         on_progress: PhaseCallback,
         world: World,
     ) -> Iterator[Answered]:
-        """The predictions of all parts, each with its part's name in `meta` and before its id.
+        """Yield the predictions of all parts, each with its part's name in `meta` and as prefix of its id.
 
-        Of a subset, every part answers one question at least.
+        With a subset of questions, every part answers at least one.
         """
         first, selected = 0, {}
         for name, part in self.parts.items():
@@ -163,9 +164,9 @@ class Evaluator:
 
 
 def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: World) -> Iterator[Answered]:
-    """The predictions of all processes in the order of the questions, on rank 0; none on the others.
+    """Gather the predictions of all ranks on rank 0, in the order of the questions; none on the other ranks.
 
-    `loss` becomes the sum over all processes. An error in one process is raised in all.
+    `loss` becomes the sum over all ranks. An error on one rank is raised on all.
     """
     if world.size == 1:
         return answered
@@ -176,13 +177,13 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
 
 
 def select_rows(store: TokenStore, questions: Sequence[int] | None, world: World = SINGLE_PROCESS) -> NDArray[np.intp]:
-    """[n] int64, the rows of some questions (None: of all) in the store's order; of them, this process's share."""
+    """Select this rank's share of the rows of some questions (None: all), [n] int64 in the store's order."""
     selected = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
     return np.flatnonzero(selected & (store.groups % world.size == world.rank))
 
 
 def select_subset(num_questions: int, limit: int | None) -> list[int] | None:
-    """An evenly spaced part of the questions; None for all.
+    """Select `limit` evenly spaced questions; None for all.
 
     >>> select_subset(10, 4), select_subset(3, 4)
     ([0, 2, 5, 7], None)

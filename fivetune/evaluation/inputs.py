@@ -1,7 +1,7 @@
-"""The records that a prediction is requested for: read once for the output, with the reason where one is skipped.
+"""The input records of a prediction, read for the output; a skipped record has the reason.
 
-In: a data file, or records and texts in memory. Out: one InputRow per record, in the source's order, whether the task
-can use it or not; and a file that a TokenStore is built from.
+In: a data file, or records and texts in memory. Out: one InputRow per record, in the source's order, also for records
+that the task cannot use; a file from which a TokenStore is built.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class InputRow:
 
     Args:
         where: file and line, for messages.
-        id: of its question: the id of its prediction; "" for a record that cannot be read.
+        id: id of its question and of its prediction; "" for a record that cannot be read.
         fields: its columns, with the names of the source.
-        skipped: why there is no prediction for it; "" if there is one.
-        is_foreign: the task has no use for it, such as another question type; it is not at fault.
+        skipped: the reason why it has no prediction; "" if it has one.
+        is_foreign: whether the record is valid, but not for this task, such as another question type.
     """
 
     where: str
@@ -37,7 +37,7 @@ class InputRow:
 
 
 def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list[InputRow]:
-    """One row per record of `source`. Raises DataError for a file that is not readable at all."""
+    """Read one row per record of `source`. Raises DataError for an unreadable file."""
     records = _read_all(source, columns)
     originals = _read_all(source, {})
     rows = []
@@ -50,7 +50,7 @@ def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list
 
 
 def _read_all(source: str, columns: Mapping[str, str]) -> list[RawRecord | BadRecord]:
-    """Every record of a source in its order, bad ones included."""
+    """Read every record of a source in order, bad ones included."""
     found: list[RawRecord | BadRecord] = []
     read = read_records(source, columns=columns, require_columns=False, on_bad=found.append)
     for record in refuse_duplicate_ids(read, on_bad=found.append):
@@ -73,9 +73,9 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> None:
-    """Records as a JSONL file that `read_records` reads; a column may have the source's name or the task's.
+    """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    Raises DataError for a record that JSON cannot hold.
+    Raises DataError for a record that JSON cannot represent.
     """
     lines = []
     for number, record in enumerate(records):
@@ -93,7 +93,7 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> None:
-    """Texts as a JSONL file of the task `jsonl`. Raises DataError for an empty one."""
+    """Write texts as a JSONL file of the task `jsonl`. Raises DataError for an empty text."""
     texts = list(texts)
     empty = [str(number) for number, text in enumerate(texts, start=1) if not text.strip()]
     if empty:

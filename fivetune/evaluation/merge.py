@@ -1,4 +1,4 @@
-"""Merge the answers to one question from several passages: the snippets of a question, the windows of a long context.
+"""Merging of a question's answers from several passages: the snippets of a question, the windows of a long context.
 
 In: (row, Prediction) of passages. Out: one Prediction per question, as soon as its last passage is answered.
 """
@@ -17,10 +17,10 @@ from fivetune.rundir.records import Candidate, Prediction
 def merge_questions(
     passages: Iterable[tuple[int, Prediction]], question_of: Mapping[int, int], *, ranked: bool
 ) -> Iterator[tuple[int, Prediction | None]]:
-    """Number and Prediction of a question after its last passage; (number, None) after every other passage.
+    """Yield number and Prediction of a question after its last passage, and (number, None) after every other passage.
 
     Args:
-        question_of: the number of the question that each row belongs to.
+        question_of: the number of the question of each row.
         ranked: whether several answers to a question are ranked (`merge_passages`).
     """
     missing = Counter(question_of.values())
@@ -40,12 +40,11 @@ def merge_questions(
 
 
 def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: bool) -> Prediction:
-    """One Prediction for all passages of a question.
+    """Merge the predictions of all passages of a question into one.
 
-    The most confident passage that answers at all gives the prediction; where none answers, the prediction is empty.
-    The lowest no-answer score is the question's: one passage that holds the answer is enough. `ranked` also lists up to
-    5 different answers, each with the confidence of its best passage; the first is the prediction. An empty answer is
-    never ranked.
+    The prediction is the most confident nonempty one; empty if all are. The question has the lowest no-answer score of
+    its passages, because one passage with the answer is enough. `ranked` also lists up to 5 different answers, each
+    with the confidence of its best passage; the first is the prediction. Empty answers are never ranked.
 
     >>> passages = [Prediction(id="q-1", prediction="", confidence=0.9, no_answer_score=0.8),
     ...             Prediction(id="q-2", prediction="Rollo", confidence=0.6, no_answer_score=0.1),
@@ -71,7 +70,7 @@ def merge_passages(passages: Sequence[Prediction], *, question: str, ranked: boo
 
 
 def rank_answers(passages: Sequence[Prediction]) -> tuple[Candidate, ...]:
-    """Up to 5 answers that differ after SQuAD's normalisation, the most confident first."""
+    """Rank up to 5 answers that differ after SQuAD's normalisation, most confident first."""
     given = [
         candidate
         for one in passages

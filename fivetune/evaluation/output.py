@@ -1,7 +1,7 @@
-"""Predictions as a file: JSON lines, a table joined to the input's columns, or BioASQ's submission format.
+"""Output formats of predictions: JSON lines, a table joined to the input's columns, or BioASQ's submission format.
 
-In: input rows with their predictions, in the input's order. Out: text. A record without a prediction keeps its place:
-a line with null, a row with empty cells.
+In: input rows with their predictions, in the input's order. Out: text. A record without a prediction has a line with
+null, or a row with empty cells.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, direction marks, s
 
 
 class PredictedRow(NamedTuple):
-    """A record of the input and its prediction; without one `prediction.skipped` gives the reason."""
+    """A record of the input and its prediction; `prediction.skipped` is the reason if there is none."""
 
     row: InputRow
     prediction: Prediction
 
 
 def build_line(prediction: Prediction) -> dict[str, object]:
-    """What a line of output holds of a prediction; `prediction` is null where the record was skipped."""
+    """Build the output line of a prediction; `prediction` is null if the record was skipped."""
     line = {key: value for key, value in prediction.as_dict().items() if key in PREDICTED}
     return {**line, "prediction": None} if prediction.skipped else line
 
 
 def format_lines(predicted: Sequence[PredictedRow]) -> str:
-    """JSON lines."""
+    """Format predictions as JSON lines."""
     return "".join(json.dumps(build_line(one.prediction), ensure_ascii=False) + "\n" for one in predicted)
 
 
 def format_table(predicted: Sequence[PredictedRow], *, delimiter: str = ",") -> str:
-    """The input's columns, prediction and confidence, one row per record of the input.
+    """Format a table of the input's columns, prediction and confidence, one row per record of the input.
 
     >>> row = InputRow("a.csv:2", "a-1", {"ticket": "17", "text": "no screen, help"})
     >>> print(format_table([PredictedRow(row, Prediction(id="a-1", prediction="hardware", confidence=0.5))]), end="")
@@ -77,9 +77,13 @@ def _format_cell(value: object) -> str:
 
 
 def format_bioasq(predicted: Mapping[str, Sequence[PredictedRow]]) -> str:
-    """BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}, by the name of the task of each part.
+    """Format BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}.
+
+    Args:
+        predicted: rows by task name, one entry per part of a mixture.
 
     A factoid answer is a list of at most five lists of one synonym; a yes/no answer is a text.
+    Raises ConfigError for other tasks.
     """
     questions: dict[str, dict[str, object]] = {}
     for task, rows in predicted.items():
@@ -98,7 +102,7 @@ def format_bioasq(predicted: Mapping[str, Sequence[PredictedRow]]) -> str:
 
 
 def summarise(predicted: Sequence[PredictedRow]) -> str:
-    """How many records have a prediction, and why the others have none.
+    """Summarise how many records have a prediction, and why the others have none.
 
     >>> summarise([PredictedRow(InputRow("a:1"), Prediction(id="1", prediction="yes"))])
     '1 record: 1 answered'
@@ -115,12 +119,12 @@ def summarise(predicted: Sequence[PredictedRow]) -> str:
 
 
 def choose_delimiter(path: Path) -> str | None:
-    """The delimiter of a table, by the suffix of its file; None for any other file."""
+    """The delimiter of a table by the suffix of its file; None for other files."""
     return TABLE_DELIMITERS.get(path.suffix.lower())
 
 
 def escape_invisible(text: str) -> str:
-    """JSON text with characters that a terminal would obey instead of showing, such as U+202E, as \\u escapes.
+    """Replace characters that a terminal would interpret instead of showing, such as U+202E, by \\u escapes of JSON.
 
     >>> escape_invisible('"a\\u202eb"')
     '"a\\\\u202eb"'

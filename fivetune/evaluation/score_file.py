@@ -1,4 +1,4 @@
-"""Read a file of predictions, or of no-answer scores, into one value per id.
+"""Reader of prediction files and no-answer score files: one value per id.
 
 In: `{id: value}` as JSON, JSON lines (or a list) of {"id": ..., "prediction": ...}, or BioASQ's
 {"questions": [{"id": ..., "exact_answer": ...}]}, plain or gzipped; a folder of such files. Out: rankings of texts, or
@@ -24,7 +24,7 @@ NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
 
 
 def read_rankings(source: str) -> dict[str, list[str]]:
-    """The answers to each question, the best first; a single text is a ranking of one.
+    """Read the answers to each question, best first; a single text is a ranking of one.
 
     Raises DataError for a value that is neither a text nor a list of texts.
     """
@@ -33,24 +33,24 @@ def read_rankings(source: str) -> dict[str, list[str]]:
 
 
 def read_no_answer_scores(source: str) -> dict[str, float]:
-    """How strongly each prediction leans to no answer. Raises DataError for a value that is no finite number."""
+    """Read the no-answer score of each prediction. Raises DataError for a value that is not a finite number."""
     return _read_values(source, keys=NO_ANSWER_KEYS, check=_check_number)
 
 
 def _parse_ranking(value: Any) -> list[str]:
-    """One text, a list of texts, or BioASQ's list of lists of synonyms, as a ranked list of texts."""
+    """Convert one text, a list of texts, or BioASQ's list of lists of synonyms to a ranked list of texts."""
     if isinstance(value, str):
         return [value]
     return [item[0] if isinstance(item, list) else item for item in value]
 
 
 def _read_values(source: str, *, keys: Sequence[str], check: Callable[[object], str]) -> JsonTable:
-    """One value per id, from `{id: value}` or from rows with `id` and one of `keys`; a folder's files together.
+    """Read one value per id from `{id: value}`, or from rows with `id` and one of `keys`; a folder's files are joined.
 
     Args:
-        check: describes what is wrong with a value, "" if nothing.
+        check: describes the error in a value, "" if there is none.
 
-    Raises DataError with the file, and the id or the line.
+    Raises DataError with the file, and the id or the row.
     """
     values: JsonTable = {}
     for path in list_local_files(source):
@@ -60,15 +60,15 @@ def _read_values(source: str, *, keys: Sequence[str], check: Callable[[object], 
                 if problem:
                     raise DataError(f"{path}: the value of {key!r} is {quote_value(value)}. {problem}")
                 if key in values:
-                    raise DataError(f"{path}: the id {key!r} stands twice. Ids must be unique. Keep one.")
+                    raise DataError(f"{path}: the id {key!r} occurs twice. Ids must be unique. Keep one.")
                 values[key] = value
     if not values:
-        raise DataError(f"{source}: holds nothing to read. {_describe_expected(keys)}")
+        raise DataError(f"{source}: contains no values. {_describe_expected(keys)}")
     return values
 
 
 def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(id, value) of each entry; JSON lines are objects one after the other, so one loop reads every form."""
+    """Yield (id, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
     while start := window.peek():
         if start == "[":
             yield from (_parse_row(window.read_value(), path, keys) for _ in window.iter_indices())
@@ -84,7 +84,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             is_row = "id" in names and any(key in names for key in keys)
             if is_row and len(set(names)) < len(names):
                 raise DataError(
-                    f"{path}: {quote_value(dict(members))} has a key twice. Keys must be unique. Remove one."
+                    f"{path}: {quote_value(dict(members))} has a duplicate key. Keys must be unique. Remove one."
                 )
             yield from [_parse_row(dict(members), path, keys)] if is_row else members
         else:
@@ -109,7 +109,7 @@ def _check_answer(value: object) -> str:
     if isinstance(value, list):
         firsts = [item[0] if isinstance(item, list) and item else item for item in value]
         return "" if all(type(first) is str for first in firsts) else "A ranking is a list of texts, the best first."
-    is_text = type(value) is str  # the reader gives JSON's NaN as a kind of str
+    is_text = type(value) is str  # the reader returns JSON's NaN as a subclass of str
     return "" if is_text else 'It must be text; no answer is the empty text "".'
 
 

@@ -1,6 +1,6 @@
-"""Add up an evaluation: each question's scores, the scores of all, rates that reveal a broken run, the loss.
+"""Tally of an evaluation: each question's scores, corpus scores, rates that reveal a broken run, the loss.
 
-In: predictions with the numbers of their questions. Out: the same predictions with their scores, then the sums.
+In: predictions with the numbers of their questions. Out: the same predictions with their scores, then the totals.
 Memory holds short texts and counts, not the inputs.
 """
 
@@ -26,12 +26,12 @@ RATES = {
     "teacher_forced_exact": "teacher_forced_exact",
     "free_running_exact": "free_running_exact",
 }
-"""Rates of an EvalRecord that are the share of predictions with a flag set, among those that have the flag."""
+"""Rates of an EvalRecord, each the share of predictions with a flag set among those for which it is known."""
 
 
 @dataclass(slots=True)
 class TargetLoss:
-    """-log p of all target tokens, in nats, and how many there are."""
+    """Sum of -log p of all target tokens, in nats, and their number."""
 
     total: float = 0.0
     num_tokens: int = 0
@@ -46,7 +46,7 @@ class TargetLoss:
 
 
 class Tally:
-    """The sums of an evaluation."""
+    """Accumulates the predictions of an evaluation."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
@@ -63,7 +63,7 @@ class Tally:
         return len(self._predictions)
 
     def score_each(self, answered: Iterable[tuple[int, Prediction]]) -> Iterator[Prediction]:
-        """The predictions with their own scores; each is added to the sums on the way."""
+        """Yield the predictions with their own scores, and add each to the tally."""
         for question, prediction in answered:
             details = collect_details(prediction)
             self._add(question, prediction, details)
@@ -96,9 +96,9 @@ class Tally:
         return rates
 
     def compute_scores(self) -> Scores | None:
-        """The scores of all predictions together; None unless every question has references.
+        """Compute the corpus scores; None unless every question has references.
 
-        In the order of the questions, so that bootstrap intervals do not depend on the order of decoding.
+        Questions are scored in their order, so that bootstrap intervals do not depend on the order of decoding.
         """
         if not self._references or not all(self._references):
             return None

@@ -1,1 +1,1 @@
-"""What a trace says: torch.profiler's Chrome traces and Nsight Systems captures, as a summary."""
+"""Summaries of traces: torch.profiler's Chrome traces and Nsight Systems captures."""

@@ -1,4 +1,6 @@
-"""A trace file of torch.profiler (Chrome's JSON format, plain or gzip) -> TraceSummary, without torch.
+"""Summary of a torch.profiler trace file (Chrome's JSON format, plain or gzip), without torch.
+
+In: the trace file. Out: a TraceSummary.
 
 Times in the file are microseconds, in the summary seconds. Steps are the ranges `ProfilerStep#N`; phases are the ranges
 `fivetune.<phase>`, the optimizer's own range, and the time in which the autograd engine runs (backward).
@@ -169,7 +171,7 @@ def _rank_events(works: list[TraceEvent], classify: Callable[[str], str]) -> tup
 
 
 def _rank_operators(operators: list[TraceEvent]) -> tuple[Work, ...]:
-    """Operators with their self time: without the time of the operators that they call, so all is counted once."""
+    """Rank operators by self time: the time of the operators that they call is subtracted, so all counts once."""
     by_thread: dict[Any, list[TraceEvent]] = defaultdict(list)
     for event in operators:
         by_thread[event.thread].append(event)

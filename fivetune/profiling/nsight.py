@@ -1,8 +1,8 @@
-"""A capture of Nsight Systems, exported as SQLite -> TraceSummary, without torch.
+"""Summary of an Nsight Systems capture exported as SQLite, without torch.
 
-Times in the capture are nanoseconds, in the summary seconds. SQLite does the counting and sorts in temporary files: a
-capture of millions of kernels takes disk space and time, not memory. Tables exist only for traced activities, and
-columns differ between versions of Nsight Systems, so both are looked up.
+In: the SQLite file. Out: a TraceSummary. Times in the capture are nanoseconds, in the summary seconds. SQLite counts
+and sorts in temporary files: a capture of millions of kernels takes disk space and time, not memory. Tables exist only
+for traced activities, and columns differ between versions of Nsight Systems, so both are looked up.
 """
 
 from __future__ import annotations

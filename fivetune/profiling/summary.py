@@ -100,7 +100,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """Where the time of a window of a run went; unknown values are None.
+    """The time of a window of a run by kind of work, and its gaps; unknown values are None.
 
     Args:
         source: torch.profiler, or Nsight Systems.
@@ -141,7 +141,7 @@ class TraceSummary:
 
     @property
     def host_bound_share(self) -> float | None:
-        """Share of the window in which a device waited for a launch; None where launches are not recorded."""
+        """Share of the window in which a device waited for a launch; None if launches are not recorded."""
         known = [one.host_bound_seconds for one in self.devices if one.host_bound_seconds is not None]
         return self._average_over_devices(sum(known)) if len(known) == len(self.devices) else None
 
@@ -163,7 +163,7 @@ class TraceSummary:
 
 
 def rank_work(counted: Mapping[tuple[str, str], tuple[float, int]]) -> tuple[Work, ...]:
-    """(name, kind) -> (seconds, number) as Work, longest first."""
+    """Convert (name, kind) -> (seconds, number) to Work, longest first."""
     total = sum(seconds for seconds, _ in counted.values())
     works = [
         Work(name, kind, seconds, num, seconds / total if total else 0.0)
@@ -173,7 +173,7 @@ def rank_work(counted: Mapping[tuple[str, str], tuple[float, int]]) -> tuple[Wor
 
 
 def sum_by_class(works: Iterable[Work]) -> tuple[Work, ...]:
-    """Work summed by class, longest first."""
+    """Sum work by class, longest first."""
     found: dict[tuple[str, str], tuple[float, int]] = {}
     for work in works:
         seconds, num = found.get((work.kind, work.kind), (0.0, 0))
@@ -183,7 +183,7 @@ def sum_by_class(works: Iterable[Work]) -> tuple[Work, ...]:
 
 
 def merge_spans(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
-    """Sorted spans; those that touch or overlap are merged.
+    """Sort spans, and merge those that touch or overlap.
 
     >>> merge_spans([(4, 5), (0, 2), (1, 3)])
     [(0, 3), (4, 5)]
@@ -224,7 +224,7 @@ class SpanCoverage:
 
 
 def build_gap_histogram(gaps: Sequence[float]) -> tuple[tuple[float | None, int, float], ...]:
-    """Gaps by length, as in DeviceTime.
+    """Count gaps by length class, as in DeviceTime.
 
     >>> build_gap_histogram([5e-6, 2e-3])[0], build_gap_histogram([5e-6, 2e-3])[-1]
     ((1e-05, 1, 5e-06), (None, 1, 0.002))
@@ -236,7 +236,7 @@ def build_gap_histogram(gaps: Sequence[float]) -> tuple[tuple[float | None, int,
 
 
 def downsample_points(points: Sequence[tuple[float, int]], limit: int = 1000) -> Iterator[tuple[float, int]]:
-    """At most `limit` (>= 4) points in time order: first, last, and minimum and maximum of each interval.
+    """Yield at most `limit` (>= 4) points in time order: first, last, and minimum and maximum of each interval.
 
     >>> list(downsample_points([(t, t % 7) for t in range(100)], limit=4))
     [(0, 0), (6, 6), (99, 1)]

@@ -1,1 +1,1 @@
-"""What the machine is and does, what the seconds of a run go into, and what limits it."""
+"""Telemetry: facts about the machine, samples of its utilisation during a run, and the time of steps by phase."""

@@ -58,7 +58,7 @@ MEMORY_SIZE = re.compile(r"\d+GB?|HBM\d\w*")
 
 
 def pick_device(requested: str) -> str:
-    """The device to use; `auto` prefers CUDA, then MPS, then the CPU. Raises FiveTuneEnvironmentError if missing."""
+    """Pick the device; `auto` prefers CUDA, then MPS, then the CPU. Raises FiveTuneEnvironmentError if missing."""
     if requested == "auto":
         if torch.cuda.is_available():
             return "cuda"
@@ -73,7 +73,7 @@ def pick_device(requested: str) -> str:
 
 
 def pick_precision(requested: str, device: str) -> str:
-    """fp32, bf16 or fp16; `auto` is bf16 where the device computes natively in it, else fp32."""
+    """Pick fp32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32."""
     native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
     if requested == "auto":
         return "bf16" if native else "fp32"
@@ -91,7 +91,7 @@ def count_cores() -> int:
 
 
 def find_peak_flops(name: str, precision: str) -> float | None:
-    """Peak dense operations per second of a device; None where unknown.
+    """Find the peak dense operations per second of a device; None if unknown.
 
     The words of the name, without vendor and memory size, must match PEAK_TERAFLOPS exactly: a laptop version, a MIG
     instance or another form factor is another device.

@@ -1,7 +1,7 @@
 """Counters of the host and of this process, by psutil: processors, memory, disk, network.
 
-In: nothing; rates are relative to the previous sample. Out: the host fields of a TelemetryRecord, as a dict; what
-cannot be read, as often in a container, is None.
+In: nothing; rates are relative to the previous sample. Out: the host fields of a TelemetryRecord, as a dict; a value
+that cannot be read, as often in a container, is None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from fivetune.types import JsonTable
 
-RESCAN_FACTOR = 500  # times the duration of the last scan for children: 0.2 % of a core, whatever their number
+RESCAN_FACTOR = 500  # interval in durations of the last scan for children: scans take 0.2 % of a core
 LOOPBACK = ("lo", "lo0")
 VIRTUAL_DISK_PREFIXES = ("loop", "ram", "zram", "dm-", "md")
 PARTITION = re.compile(r"(?<=\d)p\d+$|(?<=[a-z])\d+$")  # nvme0n1p2, sda1

@@ -1,6 +1,6 @@
-"""Free memory, and peak memory of a function.
+"""Free memory, and the peak memory of a function.
 
-In: a device, a function to run. Out: bytes. On the CPU a thread polls the process a few hundred times a second.
+In: a device, a function to run. Out: bytes. On a CPU, a thread polls the process a few hundred times per second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CGROUP_DIR = Path("/sys/fs/cgroup")
 
 
 def get_free_bytes() -> int:
-    """Memory that a CPU process can still allocate: of the machine, or of its container if that has less."""
+    """Bytes that a CPU process can still allocate, by the machine or, if that is less, by the container's limit."""
     free = psutil.virtual_memory().available
     try:
         limit = int((CGROUP_DIR / "memory.max").read_text())
@@ -29,14 +29,14 @@ def get_free_bytes() -> int:
 
 
 def get_used_bytes(device: str) -> int:
-    """Memory in use now: allocated on a CUDA device, resident for a CPU process."""
+    """Bytes in use now: allocated on a CUDA device, resident for a CPU process."""
     if device.startswith("cuda"):
         return torch.cuda.memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
 def measure_peak_bytes(work: Callable[[], object], device: str) -> int:
-    """Peak bytes in use while `work` runs."""
+    """Run `work` and measure the peak of the bytes in use."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         work()

@@ -112,14 +112,14 @@ def test_raw_model_text(dev, tmp_path, capsys):
         ('{"id": "q1", "prediction": "a"}\n{"id": "q2"', r"p\.json:2:\d+: malformed JSON"),
         ('{"q1": 1}', r"the value of 'q1' is '1'\. It must be text; no answer is"),
         ('{"q1": NaN}', r"the value of 'q1' is 'NaN'\. It must be text"),
-        ('{"id": "q1", "prediction": "a", "prediction": "b"}', "has a key twice"),
+        ('{"id": "q1", "prediction": "a", "prediction": "b"}', "has a duplicate key"),
         ('{"q1": null}', r"the value of 'q1' is 'None'\. It must be text"),
-        ('{"q1": "a", "q1": "b"}', "the id 'q1' stands twice"),
+        ('{"q1": "a", "q1": "b"}', "the id 'q1' occurs twice"),
         ('[{"id": "q1"}]', r"has no id or no prediction\. Allowed is one JSON object"),
         ('"Rollo"', "where an object was expected"),
         ("", "the file is empty"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "this is a Git-LFS pointer, not the data"),
-        ("{}", "holds nothing to read"),
+        ("{}", "contains no values"),
     ],
 )
 def test_bad_predictions(dev, tmp_path, content, message):

@@ -182,7 +182,7 @@ def test_real_steps_are_recorded_and_nothing_else_is_written(tmp_path, model_fol
     assert next(work for work in found.top if work.kind == "GEMM").num > 0
     assert found.memory is not None and found.memory.since_start and window.bytes_by_part["weights"] > 10_000
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {"trace", "trace.json.gz"}
-    with pytest.raises(ConfigError, match="takes several processes"):
+    with pytest.raises(ConfigError, match="uses several processes"):
         profile_steps(
             load_config(kit.recipe(tmp_path, model_folder, strategy={"name": "ddp"})), trace, num_steps=1, num_warm_up=1
         )

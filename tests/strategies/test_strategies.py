@@ -86,9 +86,13 @@ def test_small_gradients_travel_together():
 @pytest.mark.parametrize(
     ("environ", "asked", "words"),
     [
-        ({}, 2, "world size 1, 2 devices asked. The command fivetune train starts"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 1, "world size 2, 1 device asked. Set launch.nproc to 2"),
-        ({"SLURM_NTASKS": "2"}, 1, "world size 1, 2 tasks asked of SLURM"),
+        ({}, 2, "world size 1, 2 devices requested. The command fivetune train starts"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            1,
+            "world size 2, 1 device requested. Set launch.nproc to 2",
+        ),
+        ({"SLURM_NTASKS": "2"}, 1, "world size 1, 2 tasks requested from SLURM"),
     ],
 )
 def test_as_many_processes_as_were_asked_for_or_an_error(environ, asked, words):
@@ -107,7 +111,7 @@ def test_more_processes_than_devices_are_an_error():
 
 def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
     table = kit.recipe(tmp_path, model_folder, launch={"nproc": 2}, strategy="ddp")
-    with pytest.raises(ConfigError, match=r"world size 1, 2 devices asked"):
+    with pytest.raises(ConfigError, match=r"world size 1, 2 devices requested"):
         train(table, quiet=True)
     assert not (tmp_path / "run").exists()
 
