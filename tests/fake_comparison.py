@@ -11,7 +11,8 @@ from fake_run import HOSTILE, fake_run
 
 from fivetune.compare import compare
 from fivetune.compare.records import Comparison, Variant
-from fivetune.rundir.records import Run
+from fivetune.rundir.parse import parse_records
+from fivetune.rundir.records import EvalRecord, Prediction, Run, StepRecord, TelemetryRecord
 from fivetune.types import Verdict
 
 PHASES = {"data": 0.01, "host": 0.02, "copy": 0.003, "forward": 0.11, "backward": 0.2, "optimizer": 0.03}
@@ -66,16 +67,16 @@ def _device(index: int, busy: float, second: int, rng: random.Random) -> dict[st
     }
 
 
-def measured(seconds: float, warm_up: int = 3) -> list[dict[str, Any]]:
+def measured(seconds: float, warm_up: int = 3) -> list[StepRecord]:
     """The steps of `fake_run`, each taking `seconds` times what PHASES say; the first are warm-up."""
     return [
-        record
-        | {
-            "phase_seconds": {name: seconds * value for name, value in PHASES.items()},
-            "step_seconds": seconds * 0.4,
-            "warm_up": record["step"] <= warm_up,
-        }
-        for record in fake_run().raw_steps
+        replace(
+            record,
+            phase_seconds={name: seconds * value for name, value in PHASES.items()},
+            step_seconds=seconds * 0.4,
+            warm_up=record.step <= warm_up,
+        )
+        for record in fake_run().steps
     ]
 
 
@@ -124,49 +125,49 @@ def _run(place: int, seed: int, speed: float) -> Run:
         "launch": {"nproc": found["launch.nproc"]},
         "run": {**run.config["run"], "seed": seed},
     }
-    steps = [record | {"world_size": found["launch.nproc"]} for record in run.raw_steps]
-    scores = [{**record["scores"], "f1": _moved(record, place + seed)} for record in run.raw_evals]
+    steps = [replace(record, world_size=found["launch.nproc"]) for record in run.steps]
     evals = [
-        record | {"loss": record["loss"] * (1 + 0.1 * place), "scores": table}
-        for record, table in zip(run.raw_evals, scores, strict=True)
+        replace(
+            record,
+            loss=record.loss * (1 + 0.1 * place),
+            scores={**record.scores, "f1": _moved(record, place + seed)},
+        )
+        for record in run.evals
     ]
-    phases = {key: value / speed for key, value in run.raw_status["seconds_by_phase"].items()}
-    status = {**run.raw_status, "seconds": 161.4 / speed, "seconds_by_phase": phases}
-    versions = {**run.raw_machine["versions"], **({"torch": HOSTILE} if place == 3 else {})}
-    lines = [_flipped(line) if i % 23 == place else line for i, line in enumerate(run.raw_predictions["eval-250"])]
+    phases = {key: value / speed for key, value in run.status.seconds_by_phase.items()}
+    status = replace(run.status, seconds=161.4 / speed, seconds_by_phase=phases)
+    versions = {**run.machine.versions, **({"torch": HOSTILE} if place == 3 else {})}
+    lines = [_flipped(line) if i % 23 == place else line for i, line in enumerate(run.predictions["eval-250"])]
     return replace(
         run,
         config=config,
-        raw_steps=steps,
-        raw_evals=evals,
-        raw_status=status,
-        raw_machine={**run.raw_machine, "versions": versions},
-        raw_predictions={"eval-250": lines},
+        steps=steps,
+        evals=evals,
+        status=status,
+        machine=replace(run.machine, versions=versions),
+        predictions={"eval-250": lines},
     )
 
 
-def _flipped(line: dict[str, Any]) -> dict[str, Any]:
-    right = line["scores"]["exact"] == 1
-    answer = (line["references"] or [""])[0]
-    return line | {
-        "prediction": HOSTILE if right else answer,
-        "scores": dict.fromkeys(line["scores"], float(not right)),
-    }
+def _flipped(line: Prediction) -> Prediction:
+    right = line.scores["exact"] == 1
+    answer = (line.references or ("",))[0]
+    scores = dict.fromkeys(line.scores, float(not right))
+    return replace(line, prediction=HOSTILE if right else answer, scores=scores)
 
 
-def _moved(record: dict[str, Any], place: int) -> float:
-    return max(0.0, record["scores"]["f1"] + 0.8 * place - 3)
+def _moved(record: EvalRecord, place: int) -> float:
+    return max(0.0, record.scores["f1"] + 0.8 * place - 3)
 
 
 def large(num_runs: int = 20, num_steps: int = 10_000, num_samples: int = 4000) -> Comparison:
     """As many runs of as many steps, each with an evaluation every 100 steps and a sample a second."""
     rng, base = random.Random(1), comparison(num_runs, 2)
-    short = base.variants[0].runs[0].raw_steps
-    steps = [short[i % len(short)] | {"step": i, "loss": 1 + rng.random()} for i in range(1, num_steps + 1)]
-    samples = telemetry(num=num_samples)
-    evals = [base.variants[0].runs[0].raw_evals[-1] | {"step": step} for step in range(0, num_steps + 1, 100)]
+    short = base.variants[0].runs[0].steps
+    steps = [replace(short[i % len(short)], step=i, loss=1 + rng.random()) for i in range(1, num_steps + 1)]
+    samples = parse_records(TelemetryRecord, telemetry(num=num_samples))
+    evals = [replace(base.variants[0].runs[0].evals[-1], step=step) for step in range(0, num_steps + 1, 100)]
     variants = [
-        replace(one, runs=(replace(one.runs[0], raw_steps=steps, raw_telemetry=samples, raw_evals=evals),))
-        for one in base.variants
+        replace(one, runs=(replace(one.runs[0], steps=steps, telemetry=samples, evals=evals),)) for one in base.variants
     ]
     return replace(base, variants=tuple(variants))

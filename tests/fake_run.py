@@ -6,17 +6,29 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fivetune.rundir.parse import parse_record
-from fivetune.rundir.records import Prediction, Run
+from fivetune.rundir.records import (
+    BestEval,
+    DataSummary,
+    EvalRecord,
+    MachineRecord,
+    Prediction,
+    Run,
+    RunStatus,
+    RunWarning,
+    StepRecord,
+    TelemetryRecord,
+)
 
 NUM_STEPS, EVERY = 300, 50
-TABLES = ("machine", "status", "data", "steps", "evals", "predictions", "telemetry")
+TABLES = {"machine": MachineRecord, "status": RunStatus, "data": DataSummary}
+LINES = {"steps": StepRecord, "evals": EvalRecord, "telemetry": TelemetryRecord}
 HOSTILE = "<script>document.title='owned'</script>"
 NAMES = ("Ilse Varga", "Tomás Quiroga", "Wen Halloran", "Bjørk Ansel", "Okoro Maddox", "Priya Lindqvist", "Émile Sato")
 PLACES = ("Port Ferrand", "Kesh", "Upper Tarn", "Oświęt", "Lake Mirren", "Santa Brea")
@@ -43,15 +55,28 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
 
 
 def make_run(name: str = "empty", **tables: Any) -> Run:
-    """A Run from the tables of its files (steps, evals, status ...); those not given are empty."""
-    fields: dict[str, Any] = {"config": {}, "machine": {}, "status": {}, "data": {}, "steps": [], "evals": [],
-                              "predictions": {}, "warnings": [], **tables}  # fmt: skip
-    return Run(name=name, **{f"raw_{key}" if key in TABLES else key: value for key, value in fields.items()})
+    """A Run from the contents of its files (steps, evals, status ...), tables of JSON or records; the rest is empty."""
+    return Run(name=name, **{key: _parse_file(key, content) for key, content in tables.items()})
 
 
 def change_run(run: Run, **tables: Any) -> Run:
-    """The run with other tables of its files."""
-    return replace(run, **{f"raw_{key}" if key in TABLES else key: value for key, value in tables.items()})
+    """The run with other contents of its files, as `make_run` takes them."""
+    return replace(run, **{key: _parse_file(key, content) for key, content in tables.items()})
+
+
+def _parse_file(name: str, content: Any) -> Any:
+    """A file's content as the reader gives it; records stay as they are."""
+    if name in TABLES:
+        return content if isinstance(content, TABLES[name]) else parse_record(TABLES[name], content) or TABLES[name]()
+    if name in LINES:
+        return _parse_lines(LINES[name], content)
+    if name == "predictions":
+        return {key: _parse_lines(Prediction, lines) for key, lines in content.items()}
+    return content
+
+
+def _parse_lines(kind: type, lines: Sequence[Any]) -> list[Any]:
+    return [record for line in lines if (record := line if isinstance(line, kind) else parse_record(kind, line))]
 
 
 def list_tables(records: Sequence[Any]) -> list[dict[str, Any]]:
@@ -86,11 +111,11 @@ def blind_run() -> Run:
     """The same without the context: it can only guess."""
     run = fake_run(name="context-blind", seed=1)
     evals = [
-        record | {"scores": _scores(4 + 2 * record["step"] / EVERY, 55 + 4 * record["step"] / EVERY)}
-        for record in run.raw_evals
+        replace(record, scores=_scores(4 + 2 * record.step / EVERY, 55 + 4 * record.step / EVERY))
+        for record in run.evals
     ]
-    best = {"step": NUM_STEPS, "metric": "f1", "score": evals[-1]["scores"]["f1"]}
-    return fake_run(name="context-blind", evals=evals, predictions={}, status=run.raw_status | {"best": best})
+    best = BestEval(NUM_STEPS, "f1", evals[-1].scores["f1"])
+    return fake_run(name="context-blind", evals=evals, predictions={}, status=replace(run.status, best=best))
 
 
 def write_run(folder: Path, run: Run) -> Path:
@@ -98,21 +123,22 @@ def write_run(folder: Path, run: Run) -> Path:
     (folder / "predictions").mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(run.config), encoding="utf-8")
     for name, table in (
-        ("machine", run.raw_machine),
-        ("data", run.raw_data),
-        ("status", run.raw_status | {"warnings": [{"message": text, "kind": ""} for text in run.warnings]}),
+        ("machine", run.machine),
+        ("data", run.data),
+        ("status", replace(run.status, warnings=tuple(RunWarning(text) for text in run.warnings))),
     ):
-        (folder / f"{name}.json").write_text(json.dumps(table), encoding="utf-8")
-    if num_steps := run.raw_status.get("num_steps"):
+        (folder / f"{name}.json").write_text(json.dumps(asdict(table)), encoding="utf-8")
+    if num_steps := run.status.num_steps:
         plan = {"batch_size": 32, "num_steps": num_steps, "eval_every_steps": EVERY, "checkpoint_every_steps": EVERY}
         (folder / "plan.json").write_text(json.dumps({**plan, "max_new_tokens": None, "lr": None}), encoding="utf-8")
-    for name, records in (("steps", run.raw_steps), ("evals", run.raw_evals)):
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
-        )
-    for name, lines in run.raw_predictions.items():
-        path = folder / "predictions" / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    files = {
+        "steps": run.steps,
+        "evals": run.evals,
+        **{f"predictions/{name}": run.predictions[name] for name in run.predictions},
+    }
+    for name, records in files.items():
+        text = "".join(json.dumps(record.as_dict()) + "\n" for record in records)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return folder
 
 
@@ -285,13 +311,13 @@ def make_data(num: int, num_skipped: int) -> dict[str, Any]:
     }
 
 
-def _predictions(record: dict[str, Any]) -> list[dict[str, Any]]:
+def _predictions(record: dict[str, Any]) -> list[Prediction]:
     rng = random.Random(7)
     chance = random.Random(record["step"])
     return [_prediction(rng, chance, i, record["scores"]) for i in range(record["num_examples"])]
 
 
-def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[str, float]) -> dict[str, Any]:
+def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[str, float]) -> Prediction:
     person, place, thing, other = rng.choice(NAMES), rng.choice(PLACES), rng.choice(THINGS), rng.choice(NAMES)
     question = f"Who carried {thing} to {place}?" if i != 3 else f"Who wrote {HOSTILE} \u202eon the wall?"
     context = (
@@ -305,24 +331,24 @@ def _prediction(rng: random.Random, chance: random.Random, i: int, scores: dict[
     exact = float(prediction in (references or [""]))
     f1 = exact or (0.8 if references and person in prediction else 0.0)
     sure = 0.55 + 0.44 * chance.random() ** (0.4 if exact else 2)
-    return {
-        "id": f"q{i:04d}",
-        "inputs": f"question: {question} context: {context}",
-        "prediction": prediction,
-        "references": references,
-        "scores": {"exact": exact, "f1": f1},
-        "hit_cap": i % 211 == 5,
-        "logprob": 3 * math.log(sure),
-        "num_tokens": 3,
-        "confidence": sure,
-        "no_answer_score": (1 - sure if prediction else sure) * (0.2 if references else 1.0),
-        "num_input_tokens": 60 + 7 * (i % 19),
-        "num_clipped_tokens": 9 * (i % 71 == 0),
-        "answer_clipped": i % 142 == 0 and bool(references),
-        "sentinel": False,
-        "unknown_chars": 0,
-        "meta": {"question": question, "answerable": bool(references), "source_task": ("riddles", "news")[i % 3 == 0]},
-    }
+    return Prediction(
+        id=f"q{i:04d}",
+        inputs=f"question: {question} context: {context}",
+        prediction=prediction,
+        references=tuple(references),
+        scores={"exact": exact, "f1": f1},
+        hit_cap=i % 211 == 5,
+        logprob=3 * math.log(sure),
+        num_tokens=3,
+        confidence=sure,
+        no_answer_score=(1 - sure if prediction else sure) * (0.2 if references else 1.0),
+        num_input_tokens=60 + 7 * (i % 19),
+        num_clipped_tokens=9 * (i % 71 == 0),
+        answer_clipped=i % 142 == 0 and bool(references),
+        sentinel=False,
+        unknown_chars=0,
+        meta={"question": question, "answerable": bool(references), "source_task": ("riddles", "news")[i % 3 == 0]},
+    )
 
 
 def label_run() -> Run:

@@ -96,10 +96,10 @@ def test_real_input(tmp_path):
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     result = json.loads(_fivetune("train", "squad_v2", *flags, "--json").splitlines()[-1])
     run = rundir.read_run(tmp_path / "run")
-    losses = [step["loss"] for step in run.raw_steps]
+    losses = [step.loss for step in run.steps]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
-    assert run.raw_evals[-1]["loss"] < 0.9 * run.raw_evals[0]["loss"]
+    assert run.evals[-1].loss < 0.9 * run.evals[0].loss
     assert result["scores"]["total"] == 40 == result["scores"]["HasAns_total"] + result["scores"]["NoAns_total"]
     assert {"exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"} <= set(result["scores"])
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
-    assert run.raw_data["train"]["num_kept"] == 400 and run.raw_data["train"]["num_answers_lost"] > 0
+    assert run.data.train.num_kept == 400 and run.data.train.num_answers_lost > 0

@@ -131,14 +131,14 @@ os.kill(os.getpid(), 9)
 def test_a_killed_run_is_interrupted_and_nothing_is_written(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode == -9
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    status = rundir.read_run(tmp_path).raw_status
-    assert (status["state"], status["step"], status["why"][:16]) == ("interrupted", 2, "killed (process ")
+    status = rundir.read_run(tmp_path).status
+    assert (status.state, status.step, status.why[:16]) == ("interrupted", 2, "killed (process ")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     owner = RunDir.resume(tmp_path)
-    assert rundir.read_status(tmp_path)["state"] == "running"
+    assert rundir.read_status(tmp_path).state == "running"
     owner.close()
     (tmp_path / ".lock").unlink()  # a copy: whether the run goes on elsewhere is not known
-    assert rundir.read_status(tmp_path)["state"] == "running"
+    assert rundir.read_status(tmp_path).state == "running"
 
 
 @pytest.mark.parametrize(

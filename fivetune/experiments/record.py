@@ -21,8 +21,7 @@ from fivetune.compare.records import Comparison, Variant
 from fivetune.errors import RunDirError
 from fivetune.experiments.sweep import Sweep
 from fivetune.redaction import redact_json
-from fivetune.rundir.parse import parse_record
-from fivetune.rundir.records import Run, RunStatus
+from fivetune.rundir.records import Run
 
 RECORD = "sweep.json"
 
@@ -96,14 +95,9 @@ def read_run_records(folder: Path) -> dict[str, RunRecord]:
     return {run.name: run for run in read_record(folder).runs} if is_sweep(folder) else {}
 
 
-def read_run_status(folder: Path) -> RunStatus:
-    """status.json of a run; an empty one where it has none."""
-    return parse_record(RunStatus, rundir.read_status(folder)) or RunStatus()
-
-
 def read_run_state(folder: Path) -> str:
     """State of a run: open (its directory is empty), preparing, running, interrupted, failed or finished."""
-    return read_run_status(folder).state or "open" if (folder / rundir.CONFIG).is_file() else "open"
+    return rundir.read_status(folder).state or "open" if (folder / rundir.CONFIG).is_file() else "open"
 
 
 def read_run_owner(folder: Path) -> str:
@@ -171,6 +165,6 @@ def _describe_failure(folder: Path, run: RunRecord) -> str:
         return f"still {state}, in {read_run_owner(folder)}"
     if state == "open" and not run.failure:
         return "not started"
-    why = run.failure or read_run_status(folder).why
+    why = run.failure or rundir.read_status(folder).why
     outcome = "interrupted" if state == "interrupted" and not run.failure else "failed"
     return f"{outcome}: {why}".strip().rstrip(".:")

@@ -30,7 +30,6 @@ from fivetune.experiments.record import (
     read_run_owner,
     read_run_records,
     read_run_state,
-    read_run_status,
 )
 from fivetune.experiments.sweep import CorpusSection, PlannedRun, Sweep
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
@@ -135,7 +134,7 @@ def _update_record(sweep: Sweep) -> SweepRecord:
         if state != "open":
             _check_settings_unchanged(sweep, run)
         if state == "finished" and entry.seconds is None:  # the sweep was killed, its run was not
-            seconds = read_run_status(folder).seconds
+            seconds = rundir.read_status(folder).seconds
             changes = {"attempts": max(1, entry.attempts), "failure": None, "seconds": seconds}
             entry = entry.model_copy(update=changes)
         record.runs[place] = entry.model_copy(update={"variant": run.variant, "seed": run.seed})
@@ -188,7 +187,7 @@ def _run_all(sweep: Sweep, record: SweepRecord, progress: Progress) -> None:
         started = time.monotonic()
         attempts, failure = _run_with_retries(sweep, run, progress)
         taken = time.monotonic() - started
-        status = read_run_status(folder)
+        status = rundir.read_status(folder)
         seconds = taken if attempts == 1 and not status.num_resumes else status.seconds
         changes = {"attempts": attempts, "failure": failure, "seconds": seconds}
         record.runs[number - 1] = record.runs[number - 1].model_copy(update=changes)
@@ -228,7 +227,7 @@ def _choose_train_flags(folder: Path, *, may_resume: bool) -> list[str]:
     """The flags by which `fivetune train` resumes or replaces what is in a run's folder."""
     if not rundir.find_conflict(folder):
         return []
-    status = read_run_status(folder)
+    status = rundir.read_status(folder)
     can_resume = may_resume and status.state == "interrupted" and status.begun
     return ["--resume"] if can_resume else ["--overwrite"]
 
@@ -246,5 +245,5 @@ def _run_train_process(sweep: Sweep, run: PlannedRun, flags: list[str], progress
 
 def _describe_result(folder: Path) -> str:
     """`finished, f1 80.10`: the best score of a run."""
-    best = read_run_status(folder).best
+    best = rundir.read_status(folder).best
     return f"finished, {best.metric} {best.score:.2f}" if best else "finished"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, IncompleteError, InterruptedRunError, NumericError
-from fivetune.experiments.record import read_run_status
 from fivetune.experiments.space import build_trial_config
 from fivetune.experiments.study import Study
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
@@ -25,6 +24,7 @@ from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
 from fivetune.rundir.figures import find_own_eval, select_evals_by_step
+from fivetune.rundir.reader import read_json
 from fivetune.types import Search
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _run_trial(study: Study, trial: optuna.Trial) -> None:
         why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
         trial.set_user_attr("why", why)
         # The run's process has ended, so that nothing else writes its status.
-        rundir.write_json(run / rundir.STATUS, {**rundir.read_status(run), "state": "pruned", "why": why})
+        rundir.write_json(run / rundir.STATUS, {**read_json(run / rundir.STATUS), "state": "pruned", "why": why})
         study.finish(trial, seconds=seconds)
     elif job.code in (0, IncompleteError.exit_code):
         study.finish(trial, score=read_best_score(run, study.metric), seconds=seconds)
@@ -96,7 +96,7 @@ def _run_trial(study: Study, trial: optuna.Trial) -> None:
 
 def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
     """Start the training of a trial, or resume it where an attempt before left checkpoints."""
-    if read_run_status(run).begun:
+    if rundir.read_status(run).begun:
         words = ["train", str(run), "--resume", "--quiet"]
     else:
         recipe = run.with_suffix(".yaml")
@@ -116,7 +116,7 @@ def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool
         if len(scores) > num_reported:
             num_reported = len(scores)
             trial.set_user_attr("curve", scores)
-            is_last = scores[-1][0] == read_run_status(run).num_steps
+            is_last = scores[-1][0] == rundir.read_status(run).num_steps
             if running and not is_last and trial.should_prune():
                 job.stop()
                 return True
@@ -136,7 +136,7 @@ def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
 
 def read_best_score(folder: Path, metric: str) -> float | None:
     """Score of the evaluation that picked the run's weights, on all examples once the run has finished."""
-    best = read_run_status(folder).best
+    best = rundir.read_status(folder).best
     chosen = find_own_eval(rundir.read_evals(folder), best.step) if best else None
     return chosen.scores.get(metric) if chosen else None
 

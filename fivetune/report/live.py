@@ -32,11 +32,9 @@ from fivetune.report.page.wording import (
     format_percent,
 )
 from fivetune.rundir.figures import count_tokens, list_device_series
-from fivetune.rundir.parse import parse_record, parse_records
+from fivetune.rundir.parse import parse_records
 from fivetune.rundir.plan import read_plan
-from fivetune.rundir.reader import read_warnings
-from fivetune.rundir.records import EvalRecord, Run, RunStatus, StepRecord, TelemetryRecord
-from fivetune.values import as_finite_number
+from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
 
 TAIL_BYTES = 64 * 2**10  # about 150 steps
 SAMPLE_BYTES = 2 * 2**10  # about five steps
@@ -138,7 +136,7 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     """The View of one run. Raises RunDirError for a damaged file."""
-    status = parse_record(RunStatus, rundir.read_status(path)) or RunStatus()
+    status = rundir.read_status(path)
     rundir.read_run_config(path)  # raises where the directory is damaged
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
     recent = steps[-NUM_RECENT_STEPS:]
@@ -230,7 +228,7 @@ def _estimate_seconds_left(path: Path, step: int | None, num_steps: int | None, 
 
 def _read_utilisation(path: Path) -> tuple[float | None, bool]:
     """Mean over the last seconds and the devices that the run uses; of the host's cores if there are none."""
-    records = parse_records(TelemetryRecord, _read_telemetry(path))
+    records = _read_telemetry(path)
     newest = records[-1].seconds if records else 0.0
     records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
     devices = [
@@ -245,15 +243,10 @@ def _read_utilisation(path: Path) -> tuple[float | None, bool]:
     return (fmean(cores) if cores else None), False
 
 
-def _read_telemetry(path: Path) -> list[dict[str, Any]]:
+def _read_telemetry(path: Path) -> list[TelemetryRecord]:
     """The last records of all processes of a run, in the order of time."""
-    tables = [
-        table
-        for file in path.glob("telemetry*.jsonl")
-        for table in read_last_records(file)
-        if as_finite_number(table.get("seconds")) is not None
-    ]
-    return sorted(tables, key=lambda table: float(table["seconds"]))
+    tables = [table for file in path.glob("telemetry*.jsonl") for table in read_last_records(file)]
+    return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
 
 
 def find_verdict_message(path: Path) -> str:
@@ -261,19 +254,16 @@ def find_verdict_message(path: Path) -> str:
     from fivetune.diagnosis.rules import diagnose_run
 
     try:
-        status = rundir.read_status(path)
         found = diagnose_run(
             Run(
                 name=path.name,
                 config=rundir.read_run_config(path),
-                raw_machine=rundir.read_machine(path),
-                raw_status=status,
-                raw_data=rundir.read_data(path),
-                raw_steps=read_last_records(path / rundir.STEPS),
-                raw_evals=read_last_records(path / rundir.EVALS),
-                raw_predictions={},
-                warnings=[warning.message for warning in read_warnings(status)],
-                raw_telemetry=_read_telemetry(path),
+                machine=rundir.read_machine(path),
+                status=rundir.read_status(path),
+                data=rundir.read_data(path),
+                steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
+                evals=parse_records(EvalRecord, read_last_records(path / rundir.EVALS)),
+                telemetry=_read_telemetry(path),
                 plan=read_plan(path),
             )
         )

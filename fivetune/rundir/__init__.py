@@ -24,7 +24,6 @@ from fivetune.rundir.layout import (
     build_sibling_path,
 )
 from fivetune.rundir.reader import (
-    PredictionFiles,
     read_data,
     read_evals,
     read_jsonl,
@@ -63,7 +62,6 @@ __all__ = [
     "TRACE",
     "TRACE_FOLDER",
     "NullRunDir",
-    "PredictionFiles",
     "RunDir",
     "build_sibling_path",
     "find_conflict",

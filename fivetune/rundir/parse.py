@@ -81,10 +81,16 @@ def _convert(value: Any, hint: Any) -> Any:
 
 
 def _convert_sequence(value: Any, arguments: tuple[Any, ...]) -> Any:
-    """A list as a tuple; elements of another kind invalidate it as a whole, because positions have meanings."""
+    """A list as a tuple.
+
+    Elements of another kind are left out of records, each of which stands for itself, and invalidate a list of values
+    as a whole, because its positions have meanings.
+    """
     if not isinstance(value, list | tuple):
         return _INVALID
     if len(arguments) == 2 and arguments[1] is Ellipsis:
+        if is_dataclass(arguments[0]):
+            return tuple(each for one in value if (each := _convert(one, arguments[0])) is not _INVALID)
         arguments = (arguments[0],) * len(value)
     if len(arguments) != len(value):
         return _INVALID

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,16 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.parse import parse_record, parse_records
 from fivetune.rundir.plan import read_plan
-from fivetune.rundir.records import EvalRecord, Run, RunWarning
+from fivetune.rundir.records import (
+    DataSummary,
+    EvalRecord,
+    MachineRecord,
+    Prediction,
+    Run,
+    RunStatus,
+    StepRecord,
+    TelemetryRecord,
+)
 from fivetune.values import as_finite_number
 
 REWRITTEN = (STATUS, MACHINE, DATA)
@@ -95,43 +105,18 @@ def read_run(folder: str | Path) -> Run:
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
-        raw_machine=read_machine(folder),
-        raw_status=status,
-        raw_data=read_data(folder),
-        raw_steps=read_jsonl(folder / STEPS, required="step"),
-        raw_evals=read_jsonl(folder / EVALS, required="step"),
-        raw_predictions=PredictionFiles(folder / "predictions"),
-        warnings=[*(warning.message for warning in read_warnings(status)), *notes],
-        raw_telemetry=telemetry,
+        machine=read_machine(folder),
+        status=status,
+        data=read_data(folder),
+        steps=parse_records(StepRecord, read_jsonl(folder / STEPS, required="step")),
+        evals=read_evals(folder),
+        predictions=PredictionFiles(folder / "predictions"),
+        warnings=[*(warning.message for warning in status.warnings), *notes],
+        telemetry=telemetry,
         trace=read_json(folder / TRACE),
         plan=read_plan(folder),
         found={name: result for name in FINDERS if (result := read_json(build_sibling_path(folder, f"{name}.json")))},
     )
-
-
-def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = None) -> list[dict[str, Any]]:
-    """The telemetry of all processes of a run, in the order of time; damaged lines are reported and left out."""
-    report = on_damage or (lambda text: None)
-    paths = sorted(folder.glob("telemetry*.jsonl"))
-    lines = [line for path in paths for line in read_jsonl(path, required="seconds", on_damage=report)]
-    return sorted(lines, key=lambda line: (line["seconds"], as_finite_number(line.get("rank")) or 0))
-
-
-def read_status(folder: str | Path) -> dict[str, Any]:
-    """status.json of a run directory; {} if there is none. What a killed process left running is "interrupted"."""
-    status = read_json(Path(folder) / STATUS)
-    owner = _find_dead_owner(Path(folder)) if status.get("state") in ("preparing", "running") else None
-    return {**status, "state": "interrupted", "why": f"killed ({owner} is gone)"} if owner else status
-
-
-def read_machine(folder: str | Path) -> dict[str, Any]:
-    """machine.json of a run directory; {} if there is none."""
-    return read_json(Path(folder) / MACHINE)
-
-
-def read_data(folder: str | Path) -> dict[str, Any]:
-    """data.json of a run directory; {} if there is none."""
-    return read_json(Path(folder) / DATA)
 
 
 def read_evals(folder: str | Path) -> list[EvalRecord]:
@@ -139,20 +124,39 @@ def read_evals(folder: str | Path) -> list[EvalRecord]:
     return parse_records(EvalRecord, read_jsonl(Path(folder) / EVALS, required="step"))
 
 
-def read_warnings(status: Mapping[str, Any]) -> list[RunWarning]:
-    """The warnings in a table of status.json; those that are none are left out."""
-    listed = status.get("warnings")
-    return [w for each in (listed if isinstance(listed, list) else ()) if (w := parse_record(RunWarning, each))]
+def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = None) -> list[TelemetryRecord]:
+    """The telemetry of all processes of a run, in the order of time; damaged lines are reported and left out."""
+    report = on_damage or (lambda text: None)
+    paths = sorted(folder.glob("telemetry*.jsonl"))
+    lines = [line for path in paths for line in read_jsonl(path, required="seconds", on_damage=report)]
+    return sorted(parse_records(TelemetryRecord, lines), key=lambda record: (record.seconds, record.rank))
 
 
-class PredictionFiles(Mapping[str, list[dict[str, Any]]]):
+def read_status(folder: str | Path) -> RunStatus:
+    """status.json of a run directory. What a killed process left running is "interrupted"."""
+    status = parse_record(RunStatus, read_json(Path(folder) / STATUS)) or RunStatus()
+    owner = _find_dead_owner(Path(folder)) if status.state in ("preparing", "running") else None
+    return replace(status, state="interrupted", why=f"killed ({owner} is gone)") if owner else status
+
+
+def read_machine(folder: str | Path) -> MachineRecord:
+    """machine.json of a run directory."""
+    return parse_record(MachineRecord, read_json(Path(folder) / MACHINE)) or MachineRecord()
+
+
+def read_data(folder: str | Path) -> DataSummary:
+    """data.json of a run directory."""
+    return parse_record(DataSummary, read_json(Path(folder) / DATA)) or DataSummary()
+
+
+class PredictionFiles(Mapping[str, list[Prediction]]):
     """The predictions of a run by name (`eval-300`), each file read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
 
-    def __getitem__(self, name: str) -> list[dict[str, Any]]:
-        return read_jsonl(self._paths[name])
+    def __getitem__(self, name: str) -> list[Prediction]:
+        return parse_records(Prediction, read_jsonl(self._paths[name]))
 
     def __contains__(self, name: object) -> bool:
         return name in self._paths

@@ -6,12 +6,10 @@ of another kind is None or the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
-from fivetune.rundir.parse import parse_record
 from fivetune.rundir.plan import Plan
 
 
@@ -256,9 +254,13 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True)
 class MachineRecord:
-    """machine.json: device, versions and commit of the last part of a run; `parts` lists all of them."""
+    """machine.json: device, versions and commit of the last part of a run; `parts` lists all of them.
+
+    `run_id` is the random id that the checkpoints of the run carry too.
+    """
 
     format_version: int = 1
+    run_id: str | None = None
     device: DeviceFacts = DeviceFacts()
     host: HostFacts = HostFacts()
     versions: dict[str, str | None] = field(default_factory=dict)
@@ -426,43 +428,29 @@ class DataSummary:
     eval: SplitSummary | None = None
 
 
-class ParsedPredictions(Mapping[str, list[Prediction]]):
-    """Predictions of a run by name (`eval-300`), each file read and parsed when it is requested."""
-
-    def __init__(self, files: Mapping[str, list[dict[str, Any]]]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> list[Prediction]:
-        return [record for line in self._files[name] if (record := parse_record(Prediction, line))]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """A run directory, read back: everything that a report needs, and nothing that needs torch.
 
-    The `raw_*` tables are as JSON gave them; the properties of the same names are typed records, without lines that
-    lack a required field.
+    What the files lack is the default; lines without a required field are left out.
+
+    Args:
+        config: config.yaml, nested settings.
+        predictions: of each evaluation, by the name of its file (`eval-300`).
+        warnings: of the run, and of damaged lines that were left out on reading.
+        trace: summary of a profile; found: results of the finders of learning rate and batch size, by finder.
     """
 
     name: str
-    config: dict[str, Any]
-    raw_machine: dict[str, Any]
-    raw_status: dict[str, Any]
-    raw_data: dict[str, Any]
-    raw_steps: list[dict[str, Any]]
-    raw_evals: list[dict[str, Any]]
-    raw_predictions: Mapping[str, list[dict[str, Any]]]
-    warnings: list[str]
-    raw_telemetry: list[dict[str, Any]] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    machine: MachineRecord = MachineRecord()
+    status: RunStatus = RunStatus()
+    data: DataSummary = DataSummary()
+    steps: list[StepRecord] = field(default_factory=list)
+    evals: list[EvalRecord] = field(default_factory=list)
+    predictions: Mapping[str, list[Prediction]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    telemetry: list[TelemetryRecord] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=dict)
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
     plan: Plan | None = None
@@ -470,31 +458,3 @@ class Run:
     def __repr__(self) -> str:
         status = self.status
         return f"Run({self.name!r}, {status.state or 'unknown'}, step {status.step} of {status.num_steps})"
-
-    @cached_property
-    def status(self) -> RunStatus:
-        return parse_record(RunStatus, self.raw_status) or RunStatus()
-
-    @cached_property
-    def machine(self) -> MachineRecord:
-        return parse_record(MachineRecord, self.raw_machine) or MachineRecord()
-
-    @cached_property
-    def data(self) -> DataSummary:
-        return parse_record(DataSummary, self.raw_data) or DataSummary()
-
-    @cached_property
-    def steps(self) -> list[StepRecord]:
-        return [record for line in self.raw_steps or () if (record := parse_record(StepRecord, line))]
-
-    @cached_property
-    def evals(self) -> list[EvalRecord]:
-        return [record for line in self.raw_evals or () if (record := parse_record(EvalRecord, line))]
-
-    @cached_property
-    def telemetry(self) -> list[TelemetryRecord]:
-        return [record for line in self.raw_telemetry or () if (record := parse_record(TelemetryRecord, line))]
-
-    @cached_property
-    def predictions(self) -> Mapping[str, list[Prediction]]:
-        return ParsedPredictions(self.raw_predictions or {})

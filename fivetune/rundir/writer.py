@@ -31,8 +31,9 @@ from fivetune.rundir.layout import (
     TRACE_FOLDER,
 )
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
-from fivetune.rundir.reader import read_json, read_jsonl, read_warnings, refuse_foreign
-from fivetune.rundir.records import RunWarning
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.reader import read_json, read_jsonl, refuse_foreign
+from fivetune.rundir.records import RunStatus, RunWarning
 
 PROBE = ".probe"
 
@@ -161,7 +162,7 @@ class RunDir:
             run._status = _drop_invalid(read_json(path / STATUS))
         except RunDirError as error:
             run._set_aside(STATUS, str(error).removeprefix(f"{path / STATUS}").partition(". ")[0])
-        run.warnings = read_warnings(run._status)
+        run.warnings = _parse_warnings(run._status)
         for message in run.set_aside:
             run.add_warning(message)
         return run
@@ -301,7 +302,7 @@ class NullRunDir(RunDir):
 
     def __init__(self, path: Path, status: dict[str, Any]) -> None:
         self.path = path
-        self.warnings = read_warnings(status)
+        self.warnings = _parse_warnings(status)
         self._status = status
 
     def write(self, name: str, content: Any) -> None:
@@ -364,6 +365,12 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def _parse_warnings(status: dict[str, Any]) -> list[RunWarning]:
+    """The warnings in a table of status.json."""
+    found = parse_record(RunStatus, status)
+    return list(found.warnings) if found else []
 
 
 def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:

@@ -237,9 +237,9 @@ def _prepare(
 
 def _record_machine(run: RunDir, progress: Progress, machine: JsonTable, *, step: int, resume: bool) -> None:
     """Write machine.json with the list of the run's parts; warn of differences from the previous part."""
-    before = rundir.read_machine(run.path).get("parts") if resume else None
+    before = rundir.read_machine(run.path).parts if resume else ()
     parts, changes = add_part(before, machine, step=step)
-    run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": parts})
+    run.write(MACHINE, {"format_version": FORMAT_VERSION, **machine, "parts": [asdict(part) for part in parts]})
     for message in changes:
         _warn(run, progress, message)
 

@@ -176,14 +176,13 @@ def open_run(
     compute = choose_compute(config)
     loaded = load_model_and_tokenizer(str(folder / "model"), head=head_of(config.task))
     status = rundir.read_status(folder)
-    best = status.get("best") or {}
     return TrainedRun(
         folder=folder,
         config=config,
         model=loaded.model.to(compute.device).eval(),
         tokenizer=loaded.tokenizer,
         compute=compute,
-        step=best.get("step", status.get("step", 0)),
+        step=status.best.step if status.best else status.step,
     )
 
 
@@ -225,8 +224,8 @@ def evaluate(
     """
     trained = open_run(folder, overrides)
     evaluator = trained.build_evaluator(on_progress=on_progress)
-    own = (rundir.read_data(folder).get("eval") or {}).get("fingerprint")
-    is_own = not overrides and evaluator.store.fingerprint == own
+    own = rundir.read_data(folder).eval
+    is_own = not overrides and own is not None and own.fingerprint == evaluator.store.fingerprint
     name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
     run = rundir.RunDir.resume(folder)
     try:

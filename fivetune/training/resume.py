@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -20,6 +20,8 @@ from fivetune.errors import ConfigError, RunDirError
 from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.redaction import redact_json
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.records import ForwardFacts, RunPart
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import CheckpointOwner
 from fivetune.training.setup import with_batch_size
@@ -52,11 +54,12 @@ def read_forward(folder: Path) -> Forward | None:
     Another forward rounds differently, so a resumed run would end with other weights.
     """
     owners = [owner.forward for _, owner in _iter_owners(folder)]
-    found = next(filter(None, reversed(owners)), None) or rundir.read_machine(folder).get("forward")
-    if not isinstance(found, dict) or found.get("kind") not in get_args(ForwardKind):
+    newest = next(filter(None, reversed(owners)), None)
+    found = parse_record(ForwardFacts, newest) if newest else rundir.read_machine(folder).forward
+    if found is None or found.kind not in get_args(ForwardKind):
         return None
-    parts = found.get("parts") if found.get("parts") in get_args(Parts) else "torch"
-    return Forward(found["kind"], str(found.get("why", "")), found.get("recompute") is True, cast("Parts", parts))
+    parts = found.parts if found.parts in get_args(Parts) else "torch"
+    return Forward(cast("ForwardKind", found.kind), found.why, found.recompute, cast("Parts", parts))
 
 
 def read_batch_size(folder: Path) -> int | None:
@@ -67,9 +70,8 @@ def read_batch_size(folder: Path) -> int | None:
 
 def read_run_id(folder: Path) -> str:
     """Read the id of a run from machine.json, else from its newest checkpoint; a new id if neither has one."""
-    found = rundir.read_machine(folder).get("run_id")
     ids = [owner.run_id for _, owner in _iter_owners(folder) if owner.run_id]
-    return found if isinstance(found, str) and found else ids[-1] if ids else uuid.uuid4().hex
+    return rundir.read_machine(folder).run_id or (ids[-1] if ids else uuid.uuid4().hex)
 
 
 def describe_owner(folder: Path, config: RunConfig, data: str, forward: Forward) -> CheckpointOwner:
@@ -141,38 +143,38 @@ def describe_lost_files(folder: Path) -> list[str]:
     ]
 
 
-def add_part(parts: Any, machine: JsonTable, *, step: int) -> tuple[list[JsonTable], list[str]]:
+def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tuple[list[RunPart], list[str]]:
     """Append the part that begins now to the parts of a run.
 
     Args:
-        parts: the list in machine.json as the previous part wrote it; anything but a list counts as empty.
+        parts: of machine.json, as the previous part wrote them.
         machine: the facts of this part, as in machine.json.
         step: first step of this part.
 
     Returns: the parts, and a warning if the environment differs from that of the previous part.
     """
-    before = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    part: JsonTable = {
-        "step": step,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "device": get_nested(machine, "device", "name") or get_nested(machine, "device", "kind"),
-        "num_threads": machine.get("num_threads"),
-        "versions": machine.get("versions", {}),
-    }
-    if not before:
-        return [{**part, "changed": []}], []
-    old, new = (flatten_table({name: each.get(name) for name in COMPARED}) for each in (before[-1], part))
+    part = RunPart(
+        step=step,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        device=get_nested(machine, "device", "name") or get_nested(machine, "device", "kind"),
+        num_threads=machine.get("num_threads"),
+        versions=machine.get("versions", {}),
+    )
+    if not parts:
+        return [part], []
+    old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    changed = [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys]
+    changed = tuple(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys)
     warning = (
         f"from step {step:,} on the environment differs: {'; '.join(changed)}. Losses may differ in the last bits."
     )
-    return [*before, {**part, "changed": changed}], [warning] if changed else []
+    return [*parts, replace(part, changed=changed)], [warning] if changed else []
 
 
 def refuse_other_data(folder: Path, fingerprint: str) -> None:
     """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
-    if get_nested(rundir.read_data(folder), "train", "fingerprint") not in (None, fingerprint):
+    before = rundir.read_data(folder).train
+    if before and before.fingerprint not in (None, fingerprint):
         raise RunDirError(_describe_other_data(folder))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import write_run
+from fake_run import make_step, write_run
 
 from fivetune.cli import main
 from fivetune.compare import MEASURES, compare, compare_predictions, group_runs
@@ -20,7 +20,21 @@ from fivetune.compare.spread import T_QUANTILES, compute_mean_interval, compute_
 from fivetune.errors import RunDirError
 from fivetune.report.comparison import build_comparison_page
 from fivetune.report.comparison.variants import describe_outcome
-from fivetune.rundir.records import DeviceSample, Run, StepRecord, TelemetryRecord
+from fivetune.rundir.records import (
+    BestEval,
+    DataSummary,
+    DeviceFacts,
+    DeviceSample,
+    EvalRecord,
+    GitFacts,
+    MachineRecord,
+    Prediction,
+    Run,
+    RunStatus,
+    SplitSummary,
+    StepRecord,
+    TelemetryRecord,
+)
 
 EVERY = 2
 
@@ -49,65 +63,64 @@ def make_run(
         config[section] = {**config[section], inner: value}
     steps = [
         StepRecord(
-            i,
-            1.0,
-            0.1,
-            0.1,
-            1.0,
-            90,
-            10,
-            0.2,
-            step_seconds + 8 * (i == 1),
-            0.5,
-            100 * i,
-            None,
-            world_size,
-            8 * i,
-            warm_up=i == 1,
-        ).as_dict()
+            **make_step(
+                i,
+                lr=0.1,
+                effective_lr=0.1,
+                num_input_tokens=90,
+                num_target_tokens=10,
+                padding_fraction=0.2,
+                step_seconds=step_seconds + 8 * (i == 1),
+                data_seconds=0.5,
+                peak_bytes=100 * i,
+                world_size=world_size,
+                num_examples_seen=8 * i,
+                warm_up=i == 1,
+            )
+        )
         for i in range(1, 5)
     ]
     evals = [
-        {
-            "step": i * EVERY,
-            "split": "eval",
-            "task": "squad_v2",
-            "task_version": 1,
-            "num_examples": len(right),
-            "scores": {"f1": score, "total": len(right)},
-            "loss": 2.0 - i / 2,
-            "seconds": 1.0,
-            "num_clipped": 0,
-            "max_new_tokens": 16,
-            "rates": {},
-        }
+        EvalRecord(
+            step=i * EVERY,
+            split="eval",
+            task="squad_v2",
+            task_version=1,
+            num_examples=len(right),
+            scores={"f1": score, "total": len(right)},
+            loss=2.0 - i / 2,
+            seconds=1.0,
+            num_clipped=0,
+            max_new_tokens=16,
+            rates={},
+        )
         for i, score in enumerate(scores)
     ]
-    best = max(evals, key=lambda e: e["scores"]["f1"])
-    lines = [
-        {
-            "id": f"q{i}",
-            "inputs": f"question {i}",
-            "references": ["yes"],
-            "prediction": "yes" if mark == "1" else "no",
-            "scores": {"f1": float(mark), "exact": int(mark)},
-        }
+    best = max(evals, key=lambda e: e.scores["f1"])
+    predictions = [
+        Prediction(
+            id=f"q{i}",
+            inputs=f"question {i}",
+            references=("yes",),
+            prediction="yes" if mark == "1" else "no",
+            scores={"f1": float(mark), "exact": float(mark)},
+        )
         for i, mark in enumerate(right)
     ]
+    data = SplitSummary(fingerprint="f" * 8, num_examples=32)
     return Run(
         name=name,
         config=config,
-        raw_machine={"device": {"kind": "cpu"}, "versions": {"torch": "2"}, "git": {"commit": "abc", "dirty": False}},
-        raw_status={
-            "state": "finished",
-            "seconds": 36.0 * step_seconds,
-            "best": {"step": best["step"], "metric": "f1", "score": best["scores"]["f1"]},
-        },
-        raw_data={split: {"fingerprint": "f" * 8, "num_examples": 32} for split in ("train", "eval")},
-        raw_steps=steps,
-        raw_evals=evals,
-        raw_predictions={f"eval-{best['step']}": lines},
-        warnings=[],
+        machine=MachineRecord(
+            device=DeviceFacts("cpu"), versions={"torch": "2"}, git=GitFacts(commit="abc", dirty=False)
+        ),
+        status=RunStatus(
+            state="finished", seconds=36.0 * step_seconds, best=BestEval(best.step, "f1", best.scores["f1"])
+        ),
+        data=DataSummary(train=data, eval=data),
+        steps=steps,
+        evals=evals,
+        predictions={f"eval-{best.step}": predictions},
     )
 
 
@@ -131,7 +144,7 @@ def test_measures_of_a_run():
 
 
 def test_a_run_without_anything_has_no_figures():
-    empty = replace(make_run(), raw_steps=[], raw_evals=[], raw_status={}, raw_predictions={})
+    empty = replace(make_run(), steps=[], evals=[], status=RunStatus(), predictions={})
     assert set(compute_measures(empty, metric="f1", price_per_hour=1.0).values()) == {None}
 
 
@@ -142,8 +155,8 @@ def test_seconds_until_a_score_is_reached():
 
 def test_scores_of_a_part_are_not_held_against_scores_of_the_whole():
     run = make_run(scores=(10.0, 50.0, 40.0))
-    whole = [{**run.raw_evals[0], "scores": {"f1": 5.0}}, {**run.raw_evals[1], "scores": {"f1": 70.0}}]
-    limited = replace(run, raw_evals=[*whole, *({**e, "split": "subset"} for e in run.raw_evals[1:])])
+    whole = [replace(run.evals[0], scores={"f1": 5.0}), replace(run.evals[1], scores={"f1": 70.0})]
+    limited = replace(run, evals=[*whole, *(replace(e, split="subset") for e in run.evals[1:])])
     found = compute_measures(limited, metric="f1")
     assert (found["score_best"], found["score_last"], find_best_score(limited, "f1")) == (70.0, 40.0, 50.0)
     assert compute_seconds_to_score(limited, "f1", 50.0) == 12.0
@@ -217,17 +230,17 @@ def test_paired_bootstrap_over_examples():
     found = of(a, b).variants[1].over_examples
     assert found is not None and found.low is not None and found.high is not None and found.p_value is not None
     assert found.value == 25.0 and 15 < found.low < 25 < found.high < 35 and found.p_value < 0.01
-    other = replace(b, raw_predictions={"eval-2": [{"id": "else", "scores": {"f1": 0.75}}]})
+    other = replace(b, predictions={"eval-2": [Prediction(id="else", scores={"f1": 0.75})]})
     assert of(a, other).variants[1].over_examples is None
-    no_mean = replace(b, raw_evals=[{**e, "scores": {"f1": 76.0}} for e in b.raw_evals])
+    no_mean = replace(b, evals=[replace(e, scores={"f1": 76.0}) for e in b.evals])
     assert of(a, no_mean).variants[1].over_examples is None
 
 
 def test_a_score_that_is_no_mean_is_computed_again_from_the_predictions():
     def with_part(run: Run, score: float) -> Run:
-        best = {**run.raw_status["best"], "metric": "HasAns_exact"}
-        evals = [{**e, "scores": {"HasAns_exact": score}} for e in run.raw_evals]
-        return replace(run, raw_evals=evals, raw_status={**run.raw_status, "best": best})
+        evals = [replace(e, scores={"HasAns_exact": score}) for e in run.evals]
+        best = replace(run.status.best, metric="HasAns_exact")
+        return replace(run, evals=evals, status=replace(run.status, best=best))
 
     a, b = make_run("a", right="1100" * 50), make_run("b", right="1110" * 50, optimizer__lr=0.2)
     found = of(with_part(a, 50.0), with_part(b, 75.0), metric="HasAns_exact").variants[1].over_examples
@@ -275,45 +288,44 @@ def test_the_same_work_has_no_warnings():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"raw_steps": make_run().raw_steps[:2]}, "updates: 4 in a; 2 in b."),
+        ({"steps": make_run().steps[:2]}, "updates: 4 in a; 2 in b."),
         (
-            {"raw_data": {"eval": {"fingerprint": "e" * 8, "num_examples": 9}}},
+            {"data": DataSummary(eval=SplitSummary(fingerprint="e" * 8, num_examples=9))},
             "the evaluation set: ffffffff with 32 ex",
         ),
-        ({"raw_machine": {"versions": {"torch": "3"}}}, "the version of torch: 2 in a; 3 in b."),
-        ({"raw_machine": {"device": {"kind": "cuda"}}}, "the kind of device: cpu in a; cuda in b."),
-        ({"raw_machine": {"git": {"commit": "abc", "dirty": True}}}, "the commit: abc in a; abc with changes in b."),
-        ({"raw_evals": [{**e, "task_version": 2} for e in make_run().raw_evals]}, "squad_v2 1 in a; squad_v2 2 in b."),
+        ({"machine": replace(make_run().machine, versions={"torch": "3"})}, "the version of torch: 2 in a; 3 in b."),
         (
-            {"raw_steps": [{**s, "num_input_tokens": 91} for s in make_run().raw_steps]},
+            {"machine": replace(make_run().machine, device=DeviceFacts("cuda"))},
+            "the kind of device: cpu in a; cuda in b.",
+        ),
+        (
+            {"machine": replace(make_run().machine, git=GitFacts("abc", dirty=True))},
+            "the commit: abc in a; abc with changes in b.",
+        ),
+        ({"evals": [replace(e, task_version=2) for e in make_run().evals]}, "squad_v2 1 in a; squad_v2 2 in b."),
+        (
+            {"steps": [replace(s, num_input_tokens=91) for s in make_run().steps]},
             "other examples from update 1 on",
         ),
         (
-            {"raw_steps": [{**s, "num_examples_seen": 9 * s["step"]} for s in make_run().raw_steps]},
+            {"steps": [replace(s, num_examples_seen=9 * s.step) for s in make_run().steps]},
             "update: 8.0 in a; 9.0 in",
         ),
         (
-            {"raw_status": {**make_run().raw_status, "state": "interrupted"}},
+            {"status": replace(make_run().status, state="interrupted")},
             "b is interrupted after 4 of unknown steps",
         ),
-        ({"raw_status": {**make_run().raw_status, "num_resumes": 1}}, "b was interrupted and resumed: its times"),
+        ({"status": replace(make_run().status, num_resumes=1)}, "b was interrupted and resumed: its times"),
     ],
 )
 def test_whatever_else_differs_is_told(change, said):
-    other = make_run("b", optimizer__lr=0.2)
-    found = of(
-        make_run("a"),
-        replace(
-            other,
-            **{k: {**getattr(other, k), **v} if k in ("raw_data", "raw_machine") else v for k, v in change.items()},
-        ),
-    )
+    found = of(make_run("a"), replace(make_run("b", optimizer__lr=0.2), **change))
     assert any(said in warning for warning in found.warnings), found.warnings
 
 
 def test_a_difference_within_a_variant_names_its_runs():
     one, two = make_run("a-seed1"), make_run("a-seed2", seed=2)
-    other = replace(two, raw_machine={**two.raw_machine, "num_threads": 2})
+    other = replace(two, machine=replace(two.machine, num_threads=2))
     found = of(one, other, make_run("b-seed1", optimizer__lr=0.2))
     assert "Runs differ in threads: unknown in a-seed1 and b; 2 in a-seed2." in found.warnings
 
@@ -330,8 +342,8 @@ def test_only_what_is_varied_may_differ():
 
 def test_runs_at_the_same_time_are_told():
     def timed(run: Run, minute: int) -> Run:
-        status = {**run.raw_status, "started": f"2026-01-01T00:0{minute}:00+0000"}
-        return replace(run, raw_status=status, raw_telemetry=[sample(0).as_dict()])
+        status = replace(run.status, started=f"2026-01-01T00:0{minute}:00+0000")
+        return replace(run, status=status, telemetry=[sample(0)])
 
     a, b = make_run("a"), make_run("b", optimizer__lr=0.2)
     assert "a and b ran at the same time on h: their times are not their own." in of(timed(a, 0), timed(b, 1)).warnings
@@ -342,8 +354,8 @@ def beside_others(run: Run, own: float) -> Run:
     """The run on two cores of which 1.8 were busy, `own` of them with the run."""
     return replace(
         run,
-        raw_telemetry=[
-            {"seconds": t, "host": "h", "phase": "train", "core_utilisation": [1.0, 0.8], "process_cores": own}
+        telemetry=[
+            TelemetryRecord(t, host="h", phase="train", core_utilisation=(1.0, 0.8), process_cores=own)
             for t in range(3)
         ],
     )
@@ -369,7 +381,7 @@ def test_no_claim_about_speed_where_times_are_not_the_runs_own():
 
 def test_equal_scores_are_decided_by_the_evaluation_loss():
     a, b = (make_run(name, scores=(0.0, 0.0, 0.0), optimizer__lr=lr) for name, lr in (("a", 0.1), ("b", 0.2)))
-    b = replace(b, raw_evals=[{**e, "loss": e["loss"] / 2} for e in b.raw_evals])
+    b = replace(b, evals=[replace(e, loss=e.loss / 2) for e in b.evals])
     said = " ".join(describe_outcome(of(a, b)))
     assert "All variants have the same F1, 0.00; the evaluation loss decides." in said
     assert "\u201cb\u201d has the lowest evaluation loss: 0.500, \u22120.500 against the baseline" in said
@@ -388,12 +400,12 @@ def test_changes_between_two_runs():
     groups = (found.both_right, found.broken, found.fixed, found.both_wrong)
     assert [[one.id for one in group] for group in groups] == [["q0"], ["q1"], ["q2"], ["q3"]]
     assert (found.fixed[0].before, found.fixed[0].after, found.fixed[0].inputs) == ("no", "yes", "question 2")
-    assert compare_predictions(before, replace(after, raw_predictions={}), metric="f1") is None
+    assert compare_predictions(before, replace(after, predictions={}), metric="f1") is None
 
 
 def test_runs_that_were_never_evaluated_are_compared_by_their_speed():
     runs = [
-        replace(make_run(name, step_seconds=seconds, optimizer__lr=seconds), raw_evals=[], raw_predictions={})
+        replace(make_run(name, step_seconds=seconds, optimizer__lr=seconds), evals=[], predictions={})
         for name, seconds in (("a", 2.0), ("b", 1.0))
     ]
     b = of(*runs, metric="f1").variants[1]
@@ -402,8 +414,8 @@ def test_runs_that_were_never_evaluated_are_compared_by_their_speed():
 
 def test_runs_of_other_tasks_have_no_score_of_this_metric():
     other = make_run("b", task__name="gsm8k")
-    evals = [{**e, "scores": {"accuracy": 9.0}} for e in other.raw_evals]
-    a, b = of(make_run("a"), replace(other, raw_evals=evals, raw_status={"state": "finished"}), metric="f1").variants
+    evals = [replace(e, scores={"accuracy": 9.0}) for e in other.evals]
+    a, b = of(make_run("a"), replace(other, evals=evals, status=RunStatus(state="finished")), metric="f1").variants
     assert (a.measures["score_best"].value, b.measures["score_best"].value, b.over_examples) == (50.0, None, None)
 
 

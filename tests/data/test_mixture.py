@@ -165,13 +165,13 @@ def test_joined_store(tmp_path, model):
 
 def test_every_part_is_scored_by_its_own_metrics(run):
     done = rundir.read_run(run)
-    assert set(done.raw_data["train"]["parts"]) == {"quality", "tags", "squad"}
-    scores = done.raw_evals[-1]["scores"]
+    assert set(done.data.train.parts) == {"quality", "tags", "squad"}
+    scores = done.evals[-1].scores
     assert {"quality_accuracy", "quality_macro_f1", "tags_micro_f1", "squad_f1", "squad_HasAns_f1"} <= set(scores)
     mains = [scores[name] for name in ("quality_accuracy", "tags_micro_f1", "squad_f1")]
     assert scores["mean"] == pytest.approx(sum(mains) / 3)
     assert (scores["total"], scores["quality_total"], scores["squad_total"]) == (28, 8, 12)
-    assert done.raw_status["best"]["metric"] == "mean"
+    assert done.status.best.metric == "mean"
 
 
 def test_prediction_lines_name_their_part(run):

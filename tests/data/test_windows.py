@@ -93,10 +93,10 @@ def test_one_answer_per_question(tmp_path, model_folder):
         data__eval=str(tmp_path / "long.json"),
     )
     run = train(settings)
-    assert run.raw_evals[-1]["num_examples"] == run.raw_evals[-1]["scores"]["total"] == 2
-    lines = rundir.read_run(settings["run"]["dir"]).raw_predictions["eval-6"]
-    assert sorted(line["id"] for line in lines) == ["q1", "q2"]
-    assert all(line["num_passages"] > 3 and line["num_clipped_tokens"] == 0 for line in lines)
+    assert run.evals[-1].num_examples == run.evals[-1].scores["total"] == 2
+    lines = rundir.read_run(settings["run"]["dir"]).predictions["eval-6"]
+    assert sorted(line.id for line in lines) == ["q1", "q2"]
+    assert all(line.num_passages > 3 and line.num_clipped_tokens == 0 for line in lines)
 
 
 def test_window_overlap_decides_how_much_two_windows_share():

@@ -24,7 +24,16 @@ from fivetune.diagnosis.logs import read_log
 from fivetune.diagnosis.rules import RULES, diagnose, diagnose_run, list_missing_data
 from fivetune.diagnosis.stats import RunStats, collect_log_stats, collect_run_stats, compute_time_breakdown
 from fivetune.rundir.plan import Plan
-from fivetune.rundir.records import DeviceSample, Run, TelemetryRecord
+from fivetune.rundir.records import (
+    BestEval,
+    DataSummary,
+    DeviceFacts,
+    DeviceSample,
+    EvalRecord,
+    ForwardFacts,
+    Run,
+    TelemetryRecord,
+)
 
 GIB = 2**30
 LOGS = SHARED / "data" / "telemetry"
@@ -51,25 +60,15 @@ def gpu_run(
     shares = {"data": 0.01, "host": 0.02, "forward": 0.32, "backward": 0.6, "optimizer": 0.05, **(phases or {})}
     whole = sum(shares.values())
     steps = []
-    for record in fake_run().raw_steps:
-        seconds = {phase: share / whole * record["step_seconds"] for phase, share in shares.items()}
-        steps.append(
-            {
-                **record,
-                "data_seconds": seconds["data"],
-                "phase_seconds": seconds,
-                "mfu": mfu,
-                "padding_fraction": 0.0,
-                "peak_bytes": 50 * GIB,
-                **(step or {}),
-            }
-        )
+    for record in fake_run().steps:
+        seconds = {phase: share / whole * record.step_seconds for phase, share in shares.items()}
+        usual = {"phase_seconds": seconds, "mfu": mfu, "padding_fraction": 0.0, "peak_bytes": 50 * GIB}
+        steps.append(replace(record, data_seconds=seconds["data"], **{**usual, **(step or {})}))
     run = fake_run()
-    machine = {**run.raw_machine, "precision": "bf16", "forward": {"kind": "flat", "why": ""},
-               "device": {"kind": "cuda", "name": "made up", "memory_bytes": 80 * GIB}}  # fmt: skip
-    lines = [record.as_dict() for record in telemetry or samples(*devices or ({},))]
+    device = DeviceFacts("cuda", "made up", 80 * GIB)
+    machine = replace(run.machine, precision="bf16", forward=ForwardFacts("flat"), device=device)
     config = {**run.config, "launch": {"nproc": 2 if (step or {}).get("world_size") == 2 else 1}, **(settings or {})}
-    return fake_run(steps=steps, machine=machine, telemetry=lines, config=config)
+    return replace(run, steps=steps, machine=machine, telemetry=telemetry or samples(*devices or ({},)), config=config)
 
 
 def first_rule(run: Run, **asked: Any) -> str:
@@ -180,7 +179,7 @@ def test_made_up_counters_one_of_two_cpu_ranks_idle():
         for second in range(20)
         for rank, cores in enumerate((0.97, 0.01))
     ]
-    steps = [{**step, "world_size": 2} for step in fake_run().raw_steps]
+    steps = [replace(step, world_size=2) for step in fake_run().steps]
     run = fake_run(telemetry=lines, steps=steps, config={**fake_run().config, "launch": {"nproc": 2}})
     assert first_rule(run) == "idle_device"
 
@@ -230,8 +229,8 @@ def test_a_device_that_hardly_works_for_want_of_data_is_not_idle():
 )
 def test_flat_tokens_are_advised_where_they_were_not_ruled_out(asked, change):
     run = gpu_run(step={"padding_fraction": 0.4}, settings={"train": {"forward": asked}})
-    padded = {**run.raw_machine, "forward": {"kind": "padded", "why": "measured: flat 9.0 ms, padded 8.0 ms a batch"}}
-    first = diagnose_run(replace(run, raw_machine=padded))[0]
+    padded = ForwardFacts("padded", "measured: flat 9.0 ms, padded 8.0 ms a batch")
+    first = diagnose_run(replace(run, machine=replace(run.machine, forward=padded)))[0]
     assert (first.rule, first.change) == ("padding_bound", change)
 
 
@@ -243,9 +242,8 @@ def test_waiting_for_data_is_not_taken_for_slow_launches():
 # --- learning ---
 
 
-def evaluation(step: int, **changes: Any) -> dict[str, Any]:
-    """A line of evals.jsonl."""
-    return {**fake_run().raw_evals[0], "step": step, "run_step": step, "intervals": {}, "rates": {}, **changes}
+def evaluation(step: int, **changes: Any) -> EvalRecord:
+    return replace(fake_run().evals[0], **{"step": step, "run_step": step, "intervals": {}, "rates": {}, **changes})
 
 
 def _scored(*points: tuple[float, float]) -> Run:
@@ -279,10 +277,9 @@ def over_fitted(*f1: float, **changes: Any) -> Run:
         evaluation(step, loss=loss, scores={"f1": score, "exact": score}, num_examples=400)
         for step, loss, score in zip(steps, losses, f1, strict=True)
     ]
-    best = max(evals[1:], key=lambda line: line["scores"]["f1"])["step"]
-    return fake_run(
-        evals=evals, status={**fake_run().raw_status, "best": {"step": best, "metric": "f1", "score": 1}}, **changes
-    )
+    best = max(evals[1:], key=lambda record: record.scores["f1"]).step
+    status = replace(fake_run().status, best=BestEval(best, "f1", 1.0))
+    return fake_run(evals=evals, status=status, **changes)
 
 
 def test_over_fitting_does_not_depend_on_where_the_best_score_lands_by_chance():
@@ -299,12 +296,12 @@ def test_a_score_that_improves_beyond_its_interval_is_no_over_fitting():
 def diverging(*, lr: float = 0.003, vocab_size: int | None = None, last: float = 40.0) -> Run:
     """Losses that fall to 2 for 200 steps and then leave for `last`, with an evaluation loss that follows."""
     steps = [
-        {**step, "loss": 2 + 0.01 * (step["step"] % 7) if step["step"] < 200 else last + step["step"] % 3}
-        for step in fake_run().raw_steps
+        replace(step, loss=2 + 0.01 * (step.step % 7) if step.step < 200 else last + step.step % 3)
+        for step in fake_run().steps
     ]
     evals = [evaluation(step, loss=5 - step / 100 if step < 200 else last + step / 100) for step in range(0, 301, 50)]
     config = {**fake_run().config, "optimizer": {"name": "adafactor", "lr": lr}}
-    machine = {**fake_run().raw_machine, "vocab_size": vocab_size}
+    machine = replace(fake_run().machine, vocab_size=vocab_size)
     return fake_run(steps=steps, evals=evals, config=config, machine=machine)
 
 
@@ -322,15 +319,15 @@ def test_a_loss_above_guessing_is_divergence_though_it_is_not_twice_its_minimum(
 
 def test_an_exploding_gradient_norm_is_divergence():
     run = diverging(last=2.5)
-    exploding = [{**step, "grad_norm": 1e4 if step["step"] > 200 else 1.0} for step in run.raw_steps]
-    first = diagnose_run(replace(run, raw_steps=exploding))[0]
+    exploding = [replace(step, grad_norm=1e4 if step.step > 200 else 1.0) for step in run.steps]
+    first = diagnose_run(replace(run, steps=exploding))[0]
     assert (first.rule, "the gradient norm grew 10,000-fold" in first.message) == ("diverged", True)
 
 
 @pytest.mark.parametrize("first_loss", [10.4, 90.0])
 def test_a_model_that_has_not_learnt_yet_has_not_diverged(first_loss):
-    steps = [{**step, "loss": first_loss - 0.001 * step["step"]} for step in fake_run().raw_steps]
-    machine = {**fake_run().raw_machine, "vocab_size": 32128}
+    steps = [replace(step, loss=first_loss - 0.001 * step.step) for step in fake_run().steps]
+    machine = replace(fake_run().machine, vocab_size=32128)
     assert "diverged" not in [verdict.rule for verdict in diagnose_run(fake_run(steps=steps, machine=machine))]
 
 
@@ -352,14 +349,14 @@ def test_one_label_for_everything():
 
 def test_targets_that_were_padded_before_they_were_read():
     run = fake_run()
-    padded = {**run.raw_data["train"], "num_target_tokens": 16 * run.raw_data["train"]["num_examples"]}
-    steps = [{**step, "num_target_tokens": 16 * 64, "num_examples_seen": 64 * step["step"]} for step in run.raw_steps]
-    assert first_rule(fake_run(steps=steps, data={"train": padded})) == "padded_labels"
+    padded = replace(run.data.train, num_target_tokens=16 * run.data.train.num_examples)
+    steps = [replace(step, num_target_tokens=16 * 64, num_examples_seen=64 * step.step) for step in run.steps]
+    assert first_rule(fake_run(steps=steps, data=DataSummary(train=padded))) == "padded_labels"
 
 
 def test_a_model_that_stops_learning_half_way():
     run = fake_run()
-    evals = [{**record, "loss": 3.0073 if record["step"] >= 150 else record["loss"]} for record in run.raw_evals]
+    evals = [replace(record, loss=3.0073 if record.step >= 150 else record.loss) for record in run.evals]
     first = diagnose_run(fake_run(evals=evals))[0]
     assert first.rule == "frozen"
     assert "since step 150" in first.message
@@ -380,26 +377,24 @@ def test_the_evaluation_of_the_exported_weights_is_no_interruption():
 
 
 def test_heavy_checkpoints_are_found_and_light_ones_are_not():
-    status = {**fake_run().raw_status, "seconds_by_phase": {"train": 117.0, "checkpoint": 60.0}}
+    status = replace(fake_run().status, seconds_by_phase={"train": 117.0, "checkpoint": 60.0})
     plan = Plan(32, 300, 50, 50)
     assert first_rule(fake_run(status=status, plan=plan)) == "checkpoint_bound"
-    light = {**status, "seconds_by_phase": {"train": 117.0, "checkpoint": 6.0, "evaluate": 500.0}}
+    light = replace(status, seconds_by_phase={"train": 117.0, "checkpoint": 6.0, "evaluate": 500.0})
     assert diagnose_run(fake_run(status=light, plan=plan)) == ()
 
 
-def host_samples(*, own: float, others: float, num_cores: int = 2) -> list[dict[str, Any]]:
+def host_samples(*, own: float, others: float, num_cores: int = 2) -> list[TelemetryRecord]:
     """Telemetry of a CPU run beside other programs, in busy cores."""
     used = (own + others) / num_cores
     return [
-        TelemetryRecord(
-            seconds=float(second), phase="train", process_cores=own, core_utilisation=(used,) * num_cores
-        ).as_dict()
+        TelemetryRecord(seconds=float(second), phase="train", process_cores=own, core_utilisation=(used,) * num_cores)
         for second in range(20)
     ]
 
 
 def test_cores_that_other_programs_take():
-    machine = {**fake_run().raw_machine, "num_threads": 2}
+    machine = replace(fake_run().machine, num_threads=2)
     first = diagnose_run(fake_run(machine=machine, telemetry=host_samples(own=0.3635, others=1.6)))[0]
     assert (first.rule, first.change) == ("shared_cores", {"train.num_threads": 1})
     assert diagnose_run(fake_run(machine=machine, telemetry=host_samples(own=1.9, others=0.1))) == ()
@@ -411,23 +406,21 @@ def test_cores_that_other_programs_take():
 
 def test_a_rule_that_has_spoken_is_not_listed_as_not_checked():
     run = gpu_run({"utilisation": 0.5})
-    steps = [{**step, "phase_seconds": {}} for step in run.raw_steps]
-    stats = collect_run_stats(replace(run, raw_steps=steps))
+    steps = [replace(step, phase_seconds={}) for step in run.steps]
+    stats = collect_run_stats(replace(run, steps=steps))
     assert [verdict.rule for verdict in diagnose(stats)] == ["host_bound"]
     assert "host_bound" not in sum(list_missing_data(stats).values(), ())
 
 
 def test_the_step_of_a_numeric_error_is_a_field_of_the_status():
-    status = {**fake_run().raw_status, "state": "failed", "why": "step 12: loss inf", "nonfinite_step": 301}
+    status = replace(fake_run().status, state="failed", why="step 12: loss inf", nonfinite_step=301)
     first = diagnose_run(fake_run(status=status))[0]
     assert (first.rule, first.figure) == ("not_finite", 301.0)
 
 
 def test_frozen_from_ten_equal_losses_on():
     def frozen(num: int) -> Run:
-        return fake_run(
-            steps=[{**s, "loss": 0.5 if 100 < s["step"] <= 100 + num else s["loss"]} for s in fake_run().raw_steps]
-        )
+        return fake_run(steps=[replace(s, loss=0.5 if 100 < s.step <= 100 + num else s.loss) for s in fake_run().steps])
 
     first = diagnose_run(frozen(10))[0]
     assert first.rule == "frozen" and "in 10 steps from step 101 on" in first.message
@@ -479,24 +472,24 @@ def test_a_device_of_another_program_is_left_out():
 def passes(*, fixed: float, num: int = 60, noise: float = 0.1, batch_size: int = 1) -> Run:
     """Passes of 48 to 96 tokens, of whose middle time a share is fixed, on a machine that slows down to a third."""
     random = Random(5)
-    steps = []
+    usual, steps = fake_run().steps[0], []
     for number in range(num):
         tokens = random.randint(40, 88)
         slower = (1 + 2 * number / num) * (1 + noise * random.random())
         seconds = slower * (fixed + (1 - fixed) * (tokens + 8) / 72) / 50
         steps.append(
-            {
-                **fake_run().raw_steps[0],
-                "step": number + 1,
-                "loss": 1 / (1 + number),
-                "num_input_tokens": tokens,
-                "num_target_tokens": 8,
-                "padding_fraction": 0.0,
-                "step_seconds": seconds,
-                "data_seconds": 0.0,
-                "warm_up": number < 3,
-                "phase_seconds": {"host": 0.0, "forward": 0.4 * seconds, "backward": 0.6 * seconds},
-            }
+            replace(
+                usual,
+                step=number + 1,
+                loss=1 / (1 + number),
+                num_input_tokens=tokens,
+                num_target_tokens=8,
+                padding_fraction=0.0,
+                step_seconds=seconds,
+                data_seconds=0.0,
+                warm_up=number < 3,
+                phase_seconds={"host": 0.0, "forward": 0.4 * seconds, "backward": 0.6 * seconds},
+            )
         )
     return fake_run(steps=steps, config={"train": {"batch_size": batch_size, "global_batch_size": 16}}, evals=[])
 
@@ -532,7 +525,7 @@ def test_computing_is_not_claimed_where_the_times_do_not_tell(unclear):
 
 
 def test_the_command_needs_no_torch(tmp_path):
-    steps = [{**step, "lr": 1e-12, "effective_lr": None} for step in fake_run().raw_steps]
+    steps = [replace(step, lr=1e-12, effective_lr=None) for step in fake_run().steps]
     folder = write_run(tmp_path / "frozen", fake_run(steps=steps))
     code = "import sys; sys.modules['torch'] = None; from fivetune.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(

@@ -135,10 +135,10 @@ def test_ranked_answers_from_training_to_score(golden, tmp_path, model_folder, c
             eval__num_candidates=3,
         )
     )
-    assert run.raw_evals[-1]["num_examples"] == 2
-    assert {"strict_accuracy", "lenient_accuracy", "mrr", "f1"} <= set(run.raw_evals[-1]["scores"])
-    lines = rundir.read_run(tmp_path / "run").raw_predictions["eval-6"]
-    assert all(line["num_passages"] == 2 and len(line["candidates"]) <= 5 for line in lines)
+    assert run.evals[-1].num_examples == 2
+    assert {"strict_accuracy", "lenient_accuracy", "mrr", "f1"} <= set(run.evals[-1].scores)
+    lines = rundir.read_run(tmp_path / "run").predictions["eval-6"]
+    assert all(line.num_passages == 2 and len(line.candidates) <= 5 for line in lines)
     assert cli.main(["predict", str(tmp_path / "run"), "--input", str(golden)]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == ["54f3", "54f4"]
 

@@ -173,11 +173,11 @@ def test_run_directory_holds_the_predictions_of_each_evaluation(tmp_path, model_
     run = train(kit.recipe(tmp_path, model_folder, eval__max_examples=4), preflight=False, quiet=True)
     folder = tmp_path / "run" / "predictions"
     assert not list(folder.glob("*.tmp"))
-    for record in run.raw_evals:
-        lines = rundir.read_jsonl(folder / f"{record['split']}-{record['step']}.jsonl")
-        assert len({line["id"] for line in lines}) == len(lines) == record["num_examples"]
-        assert math.isclose(record["scores"]["exact"], 100 * sum(x["scores"]["exact"] for x in lines) / len(lines))
-    assert {r["split"] for r in run.raw_evals} >= {"eval"}
+    for record in run.evals:
+        lines = rundir.read_jsonl(folder / f"{record.split}-{record.step}.jsonl")
+        assert len({line["id"] for line in lines}) == len(lines) == record.num_examples
+        assert math.isclose(record.scores["exact"], 100 * sum(x["scores"]["exact"] for x in lines) / len(lines))
+    assert {r.split for r in run.evals} >= {"eval"}
 
 
 # --- fivetune evaluate ---
@@ -196,21 +196,21 @@ def _evaluate(run, *words: str, capsys) -> dict:
 
 def test_other_data_never_takes_the_name_of_the_run_s_own(trained, tmp_path, capsys):
     before = rundir.read_run(trained)
-    own = {name: before.raw_predictions[name] for name in before.raw_predictions}
+    own = {name: before.predictions[name] for name in before.predictions}
     best = find_exported_eval(before)
     other = str(kit.squad_file(tmp_path / "eval.json", num_questions=5, offset=300))
     assert _evaluate(trained, "--data.eval", other, capsys=capsys)["split"] == "other-eval"
     assert _evaluate(trained, "--data.eval", other, "--split", "subset", capsys=capsys)["split"] == "other-subset"
     assert _evaluate(trained, "--split", "eval", "--eval.max_new_tokens", "1", capsys=capsys)["split"] == "other-eval"
     after = rundir.read_run(trained)
-    assert {name: after.raw_predictions[name] for name in own} == own
+    assert {name: after.predictions[name] for name in own} == own
     assert find_exported_eval(after) == best
 
 
 def test_a_run_is_evaluated_again_on_its_own_data(trained, capsys):
-    best = rundir.read_run(trained).raw_status["best"]
+    best = rundir.read_run(trained).status.best
     again = _evaluate(trained, "--split", "eval", capsys=capsys)
-    assert (again["split"], again["step"], again["num_examples"]) == ("eval", best["step"], 12)
+    assert (again["split"], again["step"], again["num_examples"]) == ("eval", best.step, 12)
     assert _evaluate(trained, capsys=capsys)["split"] == "dev"
 
 

@@ -260,7 +260,7 @@ def test_worse_trials_are_stopped_early(tmp_path, fast):
     assert found.best is not None and found.best.settings == {"optimizer.lr": 9e-3}
     assert found.trials[2].curve == ((1, 1.01), (2, 1.02)) and "pruned" in said[2]
     status = read_status(tmp_path / "s" / "trial-002")
-    assert (status["state"], status["why"]) == ("pruned", "pruned after evaluation 2")
+    assert (status.state, status.why) == ("pruned", "pruned after evaluation 2")
     best = load_config(tmp_path / "s" / "best.yaml")
     assert best.optimizer.lr == 9e-3 and best.run.dir == "runs/x-best" and not best.search.over  # type: ignore[attr-defined]
 

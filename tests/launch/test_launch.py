@@ -76,8 +76,8 @@ def test_a_signal_to_the_command_stops_the_run_after_saving(command, tmp_path):
     assert code == 128 + signal.SIGINT
     assert told.count("stopped by SIGINT after step") == told.count("saved. Resume with: fivetune train") == 1
     run = rundir.read_run(tmp_path / "run")
-    assert run.raw_status["state"] == "interrupted"
-    assert (tmp_path / "run" / "checkpoints" / str(run.raw_steps[-1]["step"]) / "manifest.json").is_file()
+    assert run.status.state == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / str(run.steps[-1].step) / "manifest.json").is_file()
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_killed_process_ends_the_others(command, tmp_path):
     assert code == 128 + signal.SIGKILL
     assert told.count("another process of this run ended") == 1 and "Traceback" not in told
     assert re.search(r"launch: rank 1 \(process \d+\) was killed by SIGKILL\. Often memory ran out", told)
-    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "failed"
+    assert rundir.read_run(tmp_path / "run").status.state == "failed"
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, tmp_path):
     assert code == 128 + signal.SIGKILL
     assert re.search(r"launch: torchrun \(process \d+\) was killed by SIGKILL, .*Its ranks are stopped now", told)
     assert "stopped by SIGTERM after step" in told
-    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "interrupted"
+    assert rundir.read_run(tmp_path / "run").status.state == "interrupted"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from fivetune.model.attention import explain_unsupported_kernel
 from fivetune.model.backend import SIZES, Forward
 from fivetune.model.cuda import dispatch
 from fivetune.model.load import load_model_and_tokenizer
+from fivetune.rundir.records import ForwardFacts
 from fivetune.training import train
 from fivetune.training.autotune import forward as autotune
 from fivetune.training.autotune.forward import choose_forward
@@ -79,9 +80,9 @@ def test_the_choice_and_its_reason(setup, tmp_path, model_folder):
 @pytest.mark.parametrize("kind", ["flat", "buckets"])
 def test_a_run_records_its_forward(tmp_path, model_folder, kind, capsys):
     run = train(kit.recipe(tmp_path, model_folder, train__forward=kind))
-    assert run.raw_machine["forward"] == {"kind": kind, "why": "requested", "recompute": False, "parts": "torch"}
+    assert run.machine.forward == ForwardFacts(kind, "requested", recompute=False, parts="torch")
     assert f"{kind} forward (requested)" in capsys.readouterr().err
-    shares = [step["padding_fraction"] for step in rundir.read_run(tmp_path / "run").raw_steps]
+    shares = [step.padding_fraction for step in rundir.read_run(tmp_path / "run").steps]
     assert all(share == 0 for share in shares) if kind == "flat" else all(share > 0 for share in shares)
 
 
@@ -92,13 +93,8 @@ def test_a_resumed_run_keeps_the_forward_that_it_began_with(tmp_path, model_fold
     machine = json.loads(path.read_text())
     path.write_text(json.dumps({**machine, "forward": {**machine["forward"], "kind": "flat"}}))
     run = train(recipe, {"train.num_steps": 2}, resume=True, quiet=True)
-    assert run.raw_machine["forward"] == {
-        "kind": "padded",
-        "why": "as the run began",
-        "recompute": False,
-        "parts": "torch",
-    }
-    assert run.raw_machine["attention"] == "sdpa" == machine["attention"]
+    assert run.machine.forward == ForwardFacts("padded", "as the run began", recompute=False, parts="torch")
+    assert run.machine.attention == "sdpa" == machine["attention"]
 
 
 def test_forwards_are_timed_as_they_train_and_leave_no_trace(setup, monkeypatch):

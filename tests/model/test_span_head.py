@@ -75,12 +75,12 @@ def finished(tmp_path_factory, model_folder):
 
 def test_a_run_that_points(finished):
     run, folder = finished
-    assert run.raw_status["state"] == "finished"
-    assert {"HasAns_f1", "NoAns_f1", "best_f1"} <= set(run.raw_evals[-1]["scores"])
-    for line in rundir.read_run(folder / "run").raw_predictions["eval-6"]:
-        context = line["inputs"].partition("context: ")[2]
-        assert line["prediction"] == "" or (line["in_context"] and line["prediction"] in context)
-        assert 0 <= line["no_answer_score"] <= 1
+    assert run.status.state == "finished"
+    assert {"HasAns_f1", "NoAns_f1", "best_f1"} <= set(run.evals[-1].scores)
+    for line in rundir.read_run(folder / "run").predictions["eval-6"]:
+        context = line.inputs.partition("context: ")[2]
+        assert line.prediction == "" or (line.in_context and line.prediction in context)
+        assert 0 <= line.no_answer_score <= 1
     assert T5ForQuestionAnswering.from_pretrained(folder / "run" / "model").config.d_model == 32
 
 

@@ -216,7 +216,7 @@ def mixture_run() -> Run:
 def test_a_mixture_shows_its_mains_no_counts_and_each_part_s_own_calibration() -> None:
     run = mixture_run()
     page = build_page(run)
-    scores = set(list_tables(run.evals)[0]["scores"])
+    scores = set(run.evals[0].scores)
     tiles = {p.label for p in page.sections[0].parts if isinstance(p, Figure)}
     assert tiles == {name.replace("_", " ") for name in scores if not name.endswith(("total", "other"))}
     assert {row[0] for row in part(page, "Verdict", Table).rows} == tiles | {"q other"}
@@ -267,8 +267,8 @@ def test_cap_hits_are_warned_of() -> None:
 
 def test_what_diagnosis_finds_is_on_the_page_once() -> None:
     steps = [
-        {**step, "loss": None if step["step"] == 3 else 2.5 if step["step"] <= 14 else step["loss"], "starved": True}
-        for step in list_tables(fake_run().steps)
+        replace(step, loss=None if step.step == 3 else 2.5 if step.step <= 14 else step.loss, starved=True)
+        for step in fake_run().steps
     ]
     text = render_html(build_page(fake_run(steps=steps, status={"state": "finished", "num_starved_steps": 300})))
     assert text.count("was not finite at step 3") == 1
@@ -315,7 +315,7 @@ def test_scores_of_mlqa_are_named_and_defined() -> None:
 
 def test_the_evaluation_s_own_interval_is_shown() -> None:
     run = fake_run()
-    evals = [record | {"intervals": {"exact": [91.0, 94.5]}} for record in list_tables(run.evals)]
+    evals = [replace(record, intervals={"exact": (91.0, 94.5)}) for record in run.evals]
     rows = part(build_page(change_run(run, evals=evals)), "Verdict", Table).rows
     assert (rows[0][2], rows[1][2]) == ("91.0 to 94.5", "91.8 to 95.5")
 
@@ -532,14 +532,14 @@ def odd_runs() -> dict[str, Run]:
     nulls = [dict.fromkeys(record) | {"step": record["step"]} for record in list_tables(whole.steps)]
     return {
         "nothing": EMPTY,
-        "no files but null": Run("null", None, None, None, None, [], [], {}, []),  # type: ignore[arg-type]
+        "no files but null": make_run("null", config=None, machine=None, status=None, data=None),
         "killed": change_run(
             whole,
             status={"state": "running", "step": 120, "num_steps": 300},
-            steps=list_tables(whole.steps)[:120],
+            steps=whole.steps[:120],
             evals=[],
         ),
-        "one step": change_run(whole, steps=list_tables(whole.steps)[:1], evals=list_tables(whole.evals)[:1]),
+        "one step": change_run(whole, steps=whole.steps[:1], evals=whole.evals[:1]),
         "null losses": change_run(
             whole, steps=broken, evals=[record | {"loss": math.nan} for record in list_tables(whole.evals)]
         ),
@@ -565,8 +565,7 @@ def test_odd_runs_are_reported_all_the_same(name: str) -> None:
 
 def test_a_long_run_keeps_the_page_small() -> None:
     run = fake_run()
-    lines = list_tables(run.steps)
-    steps = [lines[i % NUM_STEPS] | {"step": i} for i in range(20_000)]
+    steps = [replace(run.steps[i % NUM_STEPS], step=i) for i in range(20_000)]
     page = build_page(change_run(run, steps=steps))
     lengths = [len(trace["x"]) for s in page.sections for p in s.parts if isinstance(p, Chart) for trace in p.data]
     assert max(lengths) <= MAX_POINTS

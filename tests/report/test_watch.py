@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,8 @@ def a_run(
     folder: Path, *, state: str = "finished", steps: int = 300, why: str = "", telemetry: list | None = None
 ) -> Path:
     run = fake_run(name=folder.name)
-    status = run.raw_status | {"state": state, "step": steps, "why": why}
-    write_run(folder, fake_run(name=folder.name, status=status, steps=run.raw_steps[:steps], predictions={}))
+    status = replace(run.status, state=state, step=steps, why=why)
+    write_run(folder, fake_run(name=folder.name, status=status, steps=run.steps[:steps], predictions={}))
     if telemetry:
         (folder / rundir.TELEMETRY).write_text("".join(json.dumps(line) + "\n" for line in telemetry))
     return folder

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_run import make_eval, make_step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from fivetune.rundir import (
     read_jsonl,
     read_run,
 )
+from fivetune.rundir.records import Prediction, Run, RunStatus, RunWarning, StepRecord
 
 
 def started(path: Path) -> RunDir:
@@ -198,22 +200,21 @@ def test_what_is_no_run(tmp_path, function):
 def test_a_partial_run_reads(tmp_path):
     started(tmp_path).close()
     run = read_run(tmp_path)
-    assert (run.name, run.config, run.raw_machine, run.raw_status) == (tmp_path.name, {"run": {"seed": 1}}, {}, {})
-    assert (run.raw_data, run.raw_steps, run.raw_evals, run.raw_predictions, run.warnings) == ({}, [], [], {}, [])
+    assert run == Run(name=tmp_path.name, config={"run": {"seed": 1}})
 
 
 def test_what_was_written_reads_back(tmp_path):
     run = started(tmp_path)
-    run.append(STEPS, {"step": 1, "loss": None})
+    run.append(STEPS, make_step(1, loss=None))
     run.write_predictions("eval", 1, [{"id": "q1", "prediction": "Zoë\u2028\x85"}])
     assert [run.add_warning("odd"), run.add_warning("odd")] == [True, False]
     run.update_status(state="running", step=1)
     run.update_status(state="finished")
     run.close()
     back = read_run(tmp_path)
-    assert (back.raw_steps, back.warnings) == ([{"step": 1, "loss": None}], ["odd"])
-    assert back.raw_predictions == {"eval-1": [{"id": "q1", "prediction": "Zoë\u2028\x85"}]}
-    assert back.raw_status == {"state": "finished", "step": 1, "warnings": [{"message": "odd", "kind": ""}]}
+    assert (back.steps, back.warnings) == ([StepRecord(**make_step(1, loss=None))], ["odd"])
+    assert back.predictions == {"eval-1": [Prediction(id="q1", prediction="Zoë\u2028\x85")]}
+    assert back.status == RunStatus(state="finished", step=1, warnings=(RunWarning("odd"),))
 
 
 def test_predictions_have_their_name_only_when_whole(tmp_path):
@@ -225,7 +226,7 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.write_predictions("eval", 1, lines())
     run.close()
-    assert read_run(tmp_path).raw_predictions == {}
+    assert read_run(tmp_path).predictions == {}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +263,7 @@ def test_damaged_telemetry_is_left_out_with_a_warning(tmp_path):
     lines = [b'{"seconds": 2}', b"{}", b"[1]", b'{"sec', b'{"seconds": 1e308}', b'{"seconds": 1}', b'{"torn']
     (tmp_path / TELEMETRY).write_bytes(b"\n".join(lines))
     run = read_run(tmp_path)
-    assert [record["seconds"] for record in run.raw_telemetry] == [1, 2]
+    assert [record.seconds for record in run.telemetry] == [1, 2]
     assert run.warnings == [
         f"{tmp_path}/telemetry.jsonl:2: damaged line ('seconds' is None). It is left out. "
         "3 more damaged telemetry lines are left out."
@@ -372,10 +373,10 @@ def test_the_lock_is_not_written_through_a_link(tmp_path):
 
 def test_a_torn_line_does_not_swallow_the_next_evaluation(tmp_path):
     run = started(tmp_path)
-    (tmp_path / EVALS).write_text('{"step": 1}\n{"step": 1')
-    run.append(EVALS, {"step": 2})
+    (tmp_path / EVALS).write_text(json.dumps(make_eval(1, {})) + '\n{"step": 1')
+    run.append(EVALS, make_eval(2, {}))
     run.close()
-    assert [record["step"] for record in read_run(tmp_path).raw_evals] == [1, 2]
+    assert [record.step for record in read_run(tmp_path).evals] == [1, 2]
 
 
 def test_a_resume_leaves_damaged_lines_out_and_reports_lost_steps(tmp_path):
@@ -436,3 +437,12 @@ def test_keeping_while_a_file_is_open(tmp_path):
     run.append(STEPS, {"step": 2, "again": True})
     run.close()
     assert read_jsonl(tmp_path / STEPS) == [{"step": 1}, {"step": 2, "again": True}]
+
+
+def test_of_a_list_of_records_only_the_damaged_ones_are_left_out(tmp_path):
+    started(tmp_path).close()
+    rundir.write_json(tmp_path / STATUS, {"state": "finished", "warnings": [3, {"message": "odd"}, {"kind": "x"}]})
+    assert read_run(tmp_path).status == RunStatus(state="finished", warnings=(RunWarning("odd"),))
+    run = RunDir.resume(tmp_path)
+    run.close()
+    assert run.warnings == [RunWarning("odd")]

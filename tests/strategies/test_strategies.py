@@ -22,6 +22,7 @@ from fivetune.config import load_config
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
+from fivetune.rundir.records import StrategyFacts
 from fivetune.strategies.ddp import BUCKET_BYTES, iter_gradient_buckets
 from fivetune.training import train
 
@@ -255,18 +256,18 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_a_run_is_that_of_one_process(together, strategy, family):
     ours, alone = rundir.read_run(together.folder / f"run-{strategy}-{family}"), together.alone[family]
-    assert [step["loss"] for step in ours.raw_steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
+    assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
     counts = ("step", "num_input_tokens", "num_target_tokens", "num_examples_seen", "encoder_flops")
     found, expected = ([[getattr(step, name) for name in counts] for step in run.steps] for run in (ours, alone))
     assert found == expected
-    assert {step["world_size"] for step in ours.raw_steps} == {2}
+    assert {step.world_size for step in ours.steps} == {2}
     for found, expected in zip(ours.evals, alone.evals, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
         same = ("scores", "intervals", "num_examples", "rates")
         assert [getattr(found, key) for key in same] == [getattr(expected, key) for key in same]
-    assert {line["id"] for line in ours.raw_predictions["eval-5"]} == {f"q{i}" for i in range(100, 112)}
-    assert ours.raw_machine["strategy"] == {"name": strategy, "world_size": 2, "devices": ["cpu", "cpu"]}
-    assert ours.raw_status["state"] == "finished" and {line["rank"] for line in ours.raw_telemetry} == {0, 1}
+    assert {line.id for line in ours.predictions["eval-5"]} == {f"q{i}" for i in range(100, 112)}
+    assert ours.machine.strategy == StrategyFacts(strategy, 2, ("cpu", "cpu"))
+    assert ours.status.state == "finished" and {line.rank for line in ours.telemetry} == {0, 1}
 
 
 @pytest.mark.slow
@@ -291,19 +292,19 @@ def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strateg
     """One process began and two went on; two began and were stopped, and one goes on."""
     expected = [step.loss for step in together.alone["t5"].steps]
     resumed = rundir.read_run(together.folder / f"resumed-{strategy}")
-    assert [step["world_size"] for step in resumed.raw_steps] == [1, 1, 2, 2, 2]
-    assert [step["loss"] for step in resumed.raw_steps] == pytest.approx(expected, rel=1e-6)
+    assert [step.world_size for step in resumed.steps] == [1, 1, 2, 2, 2]
+    assert [step.loss for step in resumed.steps] == pytest.approx(expected, rel=1e-6)
     stopped = together.folder / f"stopped-{strategy}"
     done = train(str(stopped), {"launch.nproc": 1}, resume=True, quiet=True)
-    assert [step["world_size"] for step in done.raw_steps] == [2, 2, 1, 1, 1]
-    assert [step["loss"] for step in done.raw_steps] == pytest.approx(expected, rel=1e-6)
+    assert [step.world_size for step in done.steps] == [2, 2, 1, 1, 1]
+    assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_adafactor_needs_whole_matrices_and_gets_them(together, strategy):
     ours, alone = rundir.read_run(together.folder / f"adafactor-{strategy}"), together.alone["adafactor"]
-    assert [step["loss"] for step in ours.raw_steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
+    assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
     weights = [
         load_file(together.folder / name / f"checkpoints/{NUM_STEPS}/model.safetensors")
         for name in (f"adafactor-{strategy}", "alone-adafactor")

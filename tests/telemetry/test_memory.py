@@ -143,7 +143,7 @@ def test_later_steps_keep_the_half_and_the_log_says_so(tmp_path, model_folder, m
     tried = _full_above(monkeypatch, 3)
     run = train(recipe, quiet=True, preflight=False)
     assert tried == [4, *[2] * 12]
-    assert [step["num_examples_seen"] for step in run.raw_steps] == [8, 16, 24]
+    assert [step.num_examples_seen for step in run.steps] == [8, 16, 24]
     assert read_plan(tmp_path / "run") == Plan(2, 3, 3, 3, None, 1e-3)
     said = "step 1: memory ran out with 4 examples in a forward pass. The step was repeated with 2, and later"
     assert [warning for warning in run.warnings if warning.startswith(said)]

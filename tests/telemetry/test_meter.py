@@ -152,42 +152,42 @@ def test_a_change_of_the_batch_size_warms_up_again_from_its_own_step_on():
 
 
 def test_steps_say_what_their_seconds_went_into(tmp_path, model_folder):
-    steps = train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).raw_steps
+    steps = train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).steps
     for step in steps:
-        assert set(step["phase_seconds"]) == {"data", "host", "forward", "backward", "optimizer"}
-        assert list(step["phase_seconds"]) == [phase for phase in PHASES if phase in step["phase_seconds"]]
-        assert sum(step["phase_seconds"].values()) == pytest.approx(step["step_seconds"], rel=1e-9)
-        assert step["phase_seconds"]["data"] >= step["data_seconds"] > 0
-        assert (step["mfu"], type(step["starved"])) == (None, bool)
-        assert step["encoder_flops"] > step["decoder_flops"] > 0
-    assert [step["warm_up"] for step in steps] == [True] * WARM_UP_STEPS + [False] * (6 - WARM_UP_STEPS)
+        assert set(step.phase_seconds) == {"data", "host", "forward", "backward", "optimizer"}
+        assert list(step.phase_seconds) == [phase for phase in PHASES if phase in step.phase_seconds]
+        assert sum(step.phase_seconds.values()) == pytest.approx(step.step_seconds, rel=1e-9)
+        assert step.phase_seconds["data"] >= step.data_seconds > 0
+        assert (step.mfu, type(step.starved)) == (None, bool)
+        assert step.encoder_flops > step.decoder_flops > 0
+    assert [step.warm_up for step in steps] == [True] * WARM_UP_STEPS + [False] * (6 - WARM_UP_STEPS)
 
 
 def test_steps_add_up_to_the_time_of_training(tmp_path, model_folder):
     run = train(kit.recipe(tmp_path, model_folder, data__eval=[]), preflight=False, quiet=True)
-    whole = run.raw_status["seconds_by_phase"]["train"]
-    assert 0.5 * whole < sum(step["step_seconds"] for step in run.raw_steps) <= whole
+    whole = run.status.seconds_by_phase["train"]
+    assert 0.5 * whole < sum(step.step_seconds for step in run.steps) <= whole
 
 
 def test_a_slow_tracker_shows_as_work_of_the_host(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(Progress, "show_step", lambda self, record, num_steps: time.sleep(0.05))
     recipe = kit.recipe(tmp_path, model_folder, data__eval=[], checkpoint__every_steps=100)
-    steps = train(recipe, preflight=False, quiet=True).raw_steps
-    assert all(step["phase_seconds"]["host"] > 0.05 for step in steps[1:])
+    steps = train(recipe, preflight=False, quiet=True).steps
+    assert all(step.phase_seconds["host"] > 0.05 for step in steps[1:])
 
 
 def test_a_resumed_run_warms_up_again(tmp_path, model_folder):
     recipe = kit.recipe(tmp_path, model_folder, data__eval=[], train__num_steps=5)
     train(recipe, preflight=False, quiet=True)
-    steps = train(recipe, {"train.num_steps": 9}, resume=True, quiet=True).raw_steps
-    assert [step["warm_up"] for step in steps] == [True] * 3 + [False] * 2 + [True] * 3 + [False]
+    steps = train(recipe, {"train.num_steps": 9}, resume=True, quiet=True).steps
+    assert [step.warm_up for step in steps] == [True] * 3 + [False] * 2 + [True] * 3 + [False]
 
 
 def test_share_of_the_peak(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr("fivetune.training.get_device_peak_flops", lambda device, precision: 1e12)
-    for step in train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).raw_steps:
-        done = step["encoder_flops"] + step["decoder_flops"]
-        assert step["mfu"] == pytest.approx(done / step["step_seconds"] / 1e12)
+    for step in train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True).steps:
+        done = step.encoder_flops + step.decoder_flops
+        assert step.mfu == pytest.approx(done / step.step_seconds / 1e12)
 
 
 def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):
@@ -202,16 +202,16 @@ def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):
 def test_telemetry_goes_on_where_a_run_is_resumed(tmp_path, model_folder):
     recipe = kit.recipe(tmp_path, model_folder, telemetry={"every_seconds": 0.02})
     train(recipe, preflight=False, quiet=True)
-    before = rundir.read_run(tmp_path / "run").raw_telemetry
+    before = rundir.read_run(tmp_path / "run").telemetry
     run = train(recipe, {"train.num_steps": 9}, resume=True, quiet=True)
-    assert {line["phase"] for line in run.raw_telemetry} == {"prepare", "train", "evaluate", "checkpoint"}
-    assert run.raw_telemetry[: len(before)] == before and run.raw_telemetry[len(before)]["phase"] == "prepare"
-    assert run.raw_telemetry[-1]["step"] == 9
+    assert {line.phase for line in run.telemetry} == {"prepare", "train", "evaluate", "checkpoint"}
+    assert run.telemetry[: len(before)] == before and run.telemetry[len(before)].phase == "prepare"
+    assert run.telemetry[-1].step == 9
     assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
 
 
 def test_telemetry_may_be_off(tmp_path, model_folder):
-    assert train(kit.recipe(tmp_path, model_folder, telemetry={"every_seconds": 0}), quiet=True).raw_telemetry == []
+    assert train(kit.recipe(tmp_path, model_folder, telemetry={"every_seconds": 0}), quiet=True).telemetry == []
     assert not (tmp_path / "run" / "telemetry.jsonl").exists()
 
 

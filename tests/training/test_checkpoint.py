@@ -189,9 +189,9 @@ def test_run_with_a_damaged_checkpoint_still_ends_the_same(tmp_path, finished, n
     shutil.rmtree(run / "model")
     after = train(table, resume=True, quiet=True)
     assert kit.weights_of(run) == kit.weights_of(Path(finished["run"]["dir"]))
-    assert [s["step"] for s in after.raw_steps] == [1, 2, 3, 4, 5, 6]
-    assert [s["loss"] for s in after.raw_steps] == [s["loss"] for s in before.raw_steps]
-    assert after.raw_status["best"] == before.raw_status["best"]
+    assert [s.step for s in after.steps] == [1, 2, 3, 4, 5, 6]
+    assert [s.loss for s in after.steps] == [s.loss for s in before.steps]
+    assert after.status.best == before.status.best
     assert "Set aside as 6.damaged" in (run / "log.txt").read_text()
 
 
@@ -199,13 +199,13 @@ def test_damaged_best_checkpoint_is_not_exported(tmp_path, model_folder, monkeyp
     kit.scored(monkeypatch, [9.0, 8.0])
     table = kit.recipe(tmp_path, model_folder)
     run = tmp_path / "run"
-    assert train(table, preflight=False, quiet=True).raw_status["best"]["step"] == 3
+    assert train(table, preflight=False, quiet=True).status.best.step == 3
     _flip(run / "checkpoints" / "3" / "model.safetensors")
     after = train(table, resume=True, quiet=True)
     assert any("It was the best checkpoint; model/ holds the last weights instead." in w for w in after.warnings)
     last = (run / "checkpoints" / "6" / "model.safetensors").read_bytes()
     assert len(kit.weights_of(run)) == pytest.approx(len(last), rel=0.05)
-    assert after.raw_status["best"] is None
+    assert after.status.best is None
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path, setup):
@@ -417,5 +417,5 @@ def test_a_second_try_may_succeed(tmp_path, model_folder, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save_file", once)
     run = train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True)
-    assert run.raw_status["state"] == "finished"
+    assert run.status.state == "finished"
     assert "Retrying once." in (tmp_path / "run" / "log.txt").read_text()

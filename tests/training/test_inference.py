@@ -38,8 +38,8 @@ def test_predictions_come_in_the_order_of_the_file(run: Path, tmp_path: Path) ->
 def test_predictions_equal_those_of_the_evaluation(run: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(answers)])
-    best = rundir.read_run(run).raw_status["best"]["step"]
-    recorded = {line["id"]: line["prediction"] for line in rundir.read_run(run).raw_predictions[f"eval-{best}"]}
+    best = rundir.read_run(run).status.best.step
+    recorded = {line.id: line.prediction for line in rundir.read_run(run).predictions[f"eval-{best}"]}
     assert {x["id"]: x["prediction"] for x in map(json.loads, answers.read_text().splitlines())} == recorded
 
 

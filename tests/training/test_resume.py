@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ def uninterrupted(tmp_path_factory, model_folder) -> Path:
 def _comparable(run: Run) -> tuple:
     """What must not depend on interruptions: everything but times and memory."""
     timing = ("_seconds", "_bytes", "warm_up", "starved")
-    steps = [{k: v for k, v in s.items() if not k.endswith(timing)} for s in run.raw_steps]
-    evals = [{k: v for k, v in e.items() if k != "seconds"} for e in run.raw_evals]
-    return steps, evals, run.raw_status["best"], run.raw_predictions
+    steps = [{k: v for k, v in s.as_dict().items() if not k.endswith(timing)} for s in run.steps]
+    evals = [replace(e, seconds=0.0) for e in run.evals]
+    return steps, evals, run.status.best, run.predictions
 
 
 def _last_checkpoint(run: Path) -> Path:
@@ -102,12 +103,12 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert str(caught.value).endswith(f"fivetune train {tmp_path / 'run'} --resume")
     stopped = rundir.read_run(tmp_path / "run")
-    assert (stopped.raw_status["state"], stopped.raw_status["step"]) == ("interrupted", step)
+    assert (stopped.status.state, stopped.status.step) == ("interrupted", step)
     assert checkpoint.find_damage(tmp_path / "run" / "checkpoints" / str(step)) is None
 
     run = train(table, resume=True, quiet=True)
     _assert_same(tmp_path / "run", uninterrupted)
-    assert (run.raw_status["state"], run.raw_status["why"], run.raw_status["num_resumes"]) == ("finished", "", 1)
+    assert (run.status.state, run.status.why, run.status.num_resumes) == ("finished", "", 1)
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", _slow("SIGHUP"), _slow("SIGUSR2")])
@@ -135,7 +136,7 @@ def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, mo
 
 def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folder, uninterrupted, monkeypatch):
     _signal_at(monkeypatch, "show_evaluation", 6)
-    assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).raw_status["state"] == "finished"
+    assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).status.state == "finished"
     _assert_same(tmp_path / "run", uninterrupted)
 
 
@@ -163,7 +164,7 @@ def test_stopped_during_an_evaluation(tmp_path, model_folder, uninterrupted, mon
     ):
         train(table, preflight=False, quiet=True)
     assert "SIGTERM received: stopping" in capfd.readouterr().err
-    assert [e["step"] for e in rundir.read_run(tmp_path / "run").raw_evals] == list(range(0, step, 3))
+    assert [e.step for e in rundir.read_run(tmp_path / "run").evals] == list(range(0, step, 3))
     train(table, resume=True, quiet=True)
     _assert_same(tmp_path / "run", uninterrupted)
 
@@ -207,7 +208,7 @@ def test_stopped_again_and_again(tmp_path, model_folder, uninterrupted, monkeypa
         _signal_at(monkeypatch, "show_step", step)
         with pytest.raises(InterruptedRunError):
             train(table, resume=number > 0, preflight=False, quiet=True)
-    assert train(table, resume=True, quiet=True).raw_status["num_resumes"] == 4
+    assert train(table, resume=True, quiet=True).status.num_resumes == 4
     _assert_same(tmp_path / "run", uninterrupted)
 
 
@@ -234,7 +235,7 @@ def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterru
         _cut_at(patch, step)
         with pytest.raises(_PowerCut):
             train(table, preflight=False, quiet=True)
-    assert rundir.read_run(tmp_path / "run").raw_status["state"] == "failed"
+    assert rundir.read_run(tmp_path / "run").status.state == "failed"
     with (tmp_path / "run" / "steps.jsonl").open("a") as file:
         file.write('{"step": 99, "lo')  # a torn line
     train(table, resume=True, quiet=True)
@@ -274,8 +275,8 @@ def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monk
         with pytest.raises(_PowerCut):
             train(table, resume=True, quiet=True)
     run = train(table, resume=True, quiet=True)
-    assert run.raw_status["best"]["step"] == 3
-    assert [e["step"] for e in run.raw_evals] == [0, 3, 6]
+    assert run.status.best.step == 3
+    assert [e.step for e in run.evals] == [0, 3, 6]
 
 
 @pytest.mark.slow
@@ -305,8 +306,8 @@ def test_second_signal_acts_at_once(tmp_path, model_folder, monkeypatch):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     with pytest.raises(KeyboardInterrupt):
         train(_table(tmp_path, model_folder), preflight=False, quiet=True)
-    status = rundir.read_run(tmp_path / "run").raw_status
-    assert (status["state"], status["why"]) == (
+    status = rundir.read_run(tmp_path / "run").status
+    assert (status.state, status.why) == (
         "interrupted",
         "stopped by a second signal; the last checkpoint is whole",
     )

@@ -185,10 +185,10 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_f
 
 def test_another_environment_is_listed_and_warned_of():
     before = {"device": {"name": "A"}, "num_threads": 2, "versions": {"torch": "2.11"}}
-    parts, warnings = resume.add_part(None, before, step=0)
+    parts, warnings = resume.add_part((), before, step=0)
     assert warnings == []
     parts, warnings = resume.add_part(parts, {**before, "num_threads": 1, "versions": {"torch": "2.12"}}, step=7)
-    assert parts[1]["changed"] == ["num_threads: 2 -> 1", "versions.torch: 2.11 -> 2.12"]
+    assert parts[1].changed == ("num_threads: 2 -> 1", "versions.torch: 2.11 -> 2.12")
     assert warnings == [
         "from step 7 on the environment differs: num_threads: 2 -> 1; versions.torch: 2.11 -> 2.12. "
         "Losses may differ in the last bits."

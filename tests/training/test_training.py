@@ -79,13 +79,13 @@ def test_gradient_is_clipped_and_its_norm_recorded_before(tmp_path, model_folder
 
 def test_training_lowers_the_loss(tmp_path, model_folder):
     run = _train(tmp_path, model_folder, train__num_steps=30, optimizer__lr=1e-2, eval__every_steps=30)
-    assert run.raw_steps[-1]["loss"] < 0.5 * run.raw_steps[0]["loss"]
-    assert run.raw_evals[-1]["loss"] < 0.5 * run.raw_evals[0]["loss"]
-    assert [step["step"] for step in run.raw_steps] == list(range(1, 31))
+    assert run.steps[-1].loss < 0.5 * run.steps[0].loss
+    assert run.evals[-1].loss < 0.5 * run.evals[0].loss
+    assert [step.step for step in run.steps] == list(range(1, 31))
 
 
 def test_same_seed_gives_the_same_bits(tmp_path, model_folder):
-    losses = [[s["loss"] for s in _train(tmp_path, model_folder, name=name).raw_steps] for name in ("a", "b")]
+    losses = [[s.loss for s in _train(tmp_path, model_folder, name=name).steps] for name in ("a", "b")]
     assert losses[0] == losses[1]
     assert kit.weights_of(tmp_path / "a") == kit.weights_of(tmp_path / "b")
 
@@ -99,21 +99,21 @@ def test_another_seed_gives_other_weights(tmp_path, model_folder):
 def test_library_call_returns_the_run(tmp_path, model_folder):
     run = fivetune.train(kit.recipe(tmp_path, model_folder), {"train.num_steps": 2, "optimizer.lr": 2e-3}, quiet=True)
     assert isinstance(run, Run)
-    assert (run.name, run.raw_status["state"], run.raw_status["step"]) == ("run", "finished", 2)
+    assert (run.name, run.status.state, run.status.step) == ("run", "finished", 2)
     assert run.config["optimizer"]["lr"] == 2e-3
-    assert [e["step"] for e in run.raw_evals] == [0, 2]
-    assert run.raw_data["train"]["num_kept"] == 24
-    assert run.raw_machine["precision"] == "fp32"
-    assert run.raw_machine["command"] is None
-    assert set(run.raw_status["seconds_by_phase"]) == {"prepare", "evaluate", "train", "checkpoint"}
+    assert [e.step for e in run.evals] == [0, 2]
+    assert run.data.train.num_kept == 24
+    assert run.machine.precision == "fp32"
+    assert run.machine.command is None
+    assert set(run.status.seconds_by_phase) == {"prepare", "evaluate", "train", "checkpoint"}
 
 
 def test_best_weights_are_exported(tmp_path, model_folder, monkeypatch):
     """They are those of step 4, not the last ones."""
     kit.scored(monkeypatch, [5.0, 9.0, 7.0])
     run = _train(tmp_path, model_folder, eval__every_steps=2)
-    best = run.raw_status["best"]
-    assert (best["step"], best["metric"], best["score"]) == (4, "f1", 9.0)
+    best = run.status.best
+    assert (best.step, best.metric, best.score) == (4, "f1", 9.0)
     exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
     for step, same in ((4, True), (6, False)):
         kept = load_file(tmp_path / "run" / "checkpoints" / str(step) / "model.safetensors")
@@ -132,7 +132,7 @@ def test_best_weights_are_exported(tmp_path, model_folder, monkeypatch):
 )
 def test_of_equal_scores_the_lower_loss_wins_then_the_later_step(tmp_path, model_folder, monkeypatch, f1, losses, best):
     kit.scored(monkeypatch, f1, losses)
-    assert _train(tmp_path, model_folder, eval__every_steps=2).raw_status["best"]["step"] == best
+    assert _train(tmp_path, model_folder, eval__every_steps=2).status.best.step == best
 
 
 def test_times_are_counted_once(tmp_path, model_folder, monkeypatch):
@@ -147,14 +147,14 @@ def test_times_are_counted_once(tmp_path, model_folder, monkeypatch):
         train__num_steps=60,
     )
     wall = time.perf_counter() - started
-    phases = run.raw_status["seconds_by_phase"]
+    phases = run.status.seconds_by_phase
     assert sum(phases.values()) <= wall
-    assert phases["evaluate"] >= sum(e["seconds"] for e in run.raw_evals)
-    assert [(e["step"], e["split"], e["run_step"]) for e in run.raw_evals] == [
+    assert phases["evaluate"] >= sum(e.seconds for e in run.evals)
+    assert [(e.step, e.split, e.run_step) for e in run.evals] == [
         (0, "eval", 0), (20, "subset", 20), (40, "subset", 40), (60, "subset", 60), (20, "eval", 60),
     ]  # fmt: skip
     evaluations = collect_run_stats(run).evaluations
-    assert evaluations and evaluations.seconds == (run.raw_evals[1]["seconds"] + run.raw_evals[2]["seconds"]) / 2
+    assert evaluations and evaluations.seconds == (run.evals[1].seconds + run.evals[2].seconds) / 2
 
 
 def test_early_stopping_ends_the_run_after_evaluations_without_a_better_one(
@@ -181,7 +181,7 @@ def test_early_stopping_needs_evaluations(tmp_path, model_folder):
 
 def test_without_evaluation_data(tmp_path, model_folder):
     run = _train(tmp_path, model_folder, data__eval=[], preflight=True)
-    assert (run.raw_evals, run.raw_status["best"], run.raw_status["state"]) == ([], None, "finished")
+    assert (run.evals, run.status.best, run.status.state) == ([], None, "finished")
     assert any("no data.eval: nothing is scored, model/ will hold the last weights" in w for w in run.warnings)
     last = load_file(tmp_path / "run" / "checkpoints" / "6" / "model.safetensors")
     assert torch.equal(
@@ -245,7 +245,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path, model_folder, monkeypatch, w
         FiveTuneEnvironmentError, match=r"device: out of memory: .*Lower train.batch_size .*eval.batch_size"
     ):
         _train(tmp_path, model_folder)
-    assert "\n" not in rundir.read_run(tmp_path / "run").raw_status["why"]
+    assert "\n" not in rundir.read_run(tmp_path / "run").status.why
 
 
 def test_other_errors_pass_the_memory_watch(tmp_path, model_folder):
@@ -257,20 +257,20 @@ def test_other_errors_pass_the_memory_watch(tmp_path, model_folder):
 def test_metric_says_which_score_is_better(tmp_path, model_folder, monkeypatch, higher):
     monkeypatch.setattr(SquadV2Metric, "higher_is_better", higher)
     kit.scored(monkeypatch, [5.0, 3.0, 4.0])
-    best = _train(tmp_path, model_folder, eval__every_steps=2, eval__at_start=False).raw_status["best"]
-    assert (best["step"], best["score"]) == ((2, 5.0) if higher else (4, 3.0))
+    best = _train(tmp_path, model_folder, eval__every_steps=2, eval__at_start=False).status.best
+    assert (best.step, best.score) == ((2, 5.0) if higher else (4, 3.0))
 
 
 def test_lost_best_checkpoint_is_reported(tmp_path, model_folder, monkeypatch, capsys):
     """A resume of the finished run exports again."""
     kit.scored(monkeypatch, [9.0, 8.0])
     run = _train(tmp_path, model_folder)
-    assert (run.raw_status["best"]["step"], run.raw_status["incomplete"]) == (3, None)
+    assert (run.status.best.step, run.status.incomplete) == (3, None)
     (tmp_path / "run" / "checkpoints" / "3" / "model.safetensors").write_bytes(b"")
     assert cli.main(["train", str(tmp_path / "run"), "--resume", "--quiet"]) == 6
     assert "is damaged (its checksum differs). It was the best checkpoint; model/ holds" in capsys.readouterr().err
     run = rundir.read_run(tmp_path / "run")
-    assert (run.raw_status["state"], run.raw_status["best"]) == ("finished", None)
+    assert (run.status.state, run.status.best) == ("finished", None)
     assert (tmp_path / "run" / "report.html").is_file()
     last = load_file(tmp_path / "run" / "checkpoints" / "6" / "model.safetensors")
     exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
@@ -305,9 +305,9 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path, model_folder, monkeypat
     assert "examples q" in str(caught.value) and "The weights were not changed." in str(caught.value)
     assert "start a new run" in str(caught.value) and "--resume would repeat this step" in str(caught.value)
     run = rundir.read_run(tmp_path / "run")
-    assert run.raw_status["state"] == "failed" and run.raw_status["why"] == str(caught.value)
+    assert run.status.state == "failed" and run.status.why == str(caught.value)
     assert caught.value.step == run.status.nonfinite_step == 5
-    assert [s["step"] for s in run.raw_steps] == [1, 2, 3, 4]
+    assert [s.step for s in run.steps] == [1, 2, 3, 4]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["3"]
     assert not (tmp_path / "run" / "model").exists()
 
@@ -407,7 +407,7 @@ def test_device_that_is_not_there():
 
 def test_bf16_keeps_fp32_weights(tmp_path, model_folder):
     run = _train(tmp_path, model_folder, train__precision="bf16", train__num_steps=2)
-    assert run.raw_machine["precision"] == "bf16"
+    assert run.machine.precision == "bf16"
     exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert {t.dtype for t in exported.values()} == {torch.float32}
 
@@ -436,7 +436,7 @@ def test_overwrite_moves_the_run_aside(tmp_path, model_folder):
     train(kit.recipe(tmp_path, model_folder, train__num_steps=2), overwrite=True, preflight=False, quiet=True)
     (aside,) = tmp_path.glob("run.before-*")
     assert kit.weights_of(aside) == before
-    assert len(rundir.read_run(tmp_path / "run").raw_steps) == 2
+    assert len(rundir.read_run(tmp_path / "run").steps) == 2
 
 
 def test_overwrite_that_is_refused_brings_the_run_back(tmp_path, model_folder):
@@ -463,19 +463,19 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path, model_folder):
     weights = kit.weights_of(tmp_path / "run")
     after = _resume(tmp_path, model_folder)
     assert kit.weights_of(tmp_path / "run") == weights
-    assert (after.raw_steps, after.raw_evals, after.raw_status["best"]) == (
-        before.raw_steps,
-        before.raw_evals,
-        before.raw_status["best"],
+    assert (after.steps, after.evals, after.status.best) == (
+        before.steps,
+        before.evals,
+        before.status.best,
     )
-    assert (after.raw_status["state"], after.raw_status["num_resumes"]) == ("finished", 1)
+    assert (after.status.state, after.status.num_resumes) == ("finished", 1)
 
 
 def test_resume_may_train_longer(tmp_path, model_folder):
     _train(tmp_path, model_folder)
     run = _resume(tmp_path, model_folder, train__num_steps=8)
-    assert [s["step"] for s in run.raw_steps] == list(range(1, 9))
-    assert [e["step"] for e in run.raw_evals] == [0, 3, 6, 8]
+    assert [s.step for s in run.steps] == list(range(1, 9))
+    assert [e.step for e in run.evals] == [0, 3, 6, 8]
     assert not [w for w in run.warnings if "schedule" in w]
 
 

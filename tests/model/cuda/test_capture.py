@@ -252,11 +252,11 @@ def test_a_run_by_graphs_is_recorded_resumed_and_exported(tmp_path, model_folder
     for folder in (whole, parts):
         folder.mkdir()
     run = train(kit.recipe(whole, model_folder, **options), preflight=False)
-    assert run.raw_machine["capture"] == {"on": True, "why": "requested"}
+    assert run.machine.capture == {"on": True, "why": "requested"}
     assert "steps are replayed as CUDA graphs (requested)" in capsys.readouterr().err
     recipe = kit.recipe(parts, model_folder, **options)
     train(recipe, {"train.num_steps": 2}, quiet=True, preflight=False)
     resumed = train(recipe, quiet=True, resume=True)
-    assert [s["loss"] for s in resumed.raw_steps] == [s["loss"] for s in run.raw_steps]
+    assert [s.loss for s in resumed.steps] == [s.loss for s in run.steps]
     assert kit.weights_of(whole / "run") == kit.weights_of(parts / "run")
-    assert all(0 < step["padding_fraction"] < 1 for step in rundir.read_run(parts / "run").raw_steps)
+    assert all(0 < step.padding_fraction < 1 for step in rundir.read_run(parts / "run").steps)
