@@ -56,7 +56,7 @@ def test_train_by_command_line(tmp_path, model_folder):
 
 
 def test_the_result_of_labels_is_compared_with_the_most_frequent_one(tmp_path, model_folder, capsys):
-    """All held-out tickets are of one label, so that no model is better than always saying it."""
+    """All held-out tickets are of one label, so that no model is better than always predicting it."""
     for name, rows in (("train", ["hat,red", "coat,blue"] * 8), ("dev", ["hat,red"] * 4)):
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     table = kit.recipe(
@@ -67,7 +67,7 @@ def test_the_result_of_labels_is_compared_with_the_most_frequent_one(tmp_path, m
     )
     table["data"] |= {"train": str(tmp_path / "train.csv"), "eval": str(tmp_path / "dev.csv")}
     assert cli.main(["train", _write(tmp_path, table), "--no-preflight", "--quiet"]) == 0
-    assert re.search(r"^accuracy .* always saying red \(100\.00\)$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^accuracy .* always predicting red \(100\.00\)$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_same_run_from_its_own_config(tmp_path, model_folder):
