@@ -259,7 +259,9 @@ def test_arguments_of_transformers_without_a_recipe(capsys):
 def test_a_metric_that_is_never_computed_is_found_by_every_command(capsys, command):
     code, out, err = run(capsys, command, "squad_v2", "--metric_for_best_model", "eval_f2")
     assert (code, out) == (2, "")
-    assert err.startswith("fivetune: --metric_for_best_model: eval.metric 'f2' is no score that chooses a checkpoint. ")
+    assert err.startswith(
+        "fivetune: --metric_for_best_model: eval.metric 'f2' is not a score that can select a checkpoint. "
+    )
 
 
 def test_config_converts_a_command_line(capsys):

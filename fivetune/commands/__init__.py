@@ -1,6 +1,7 @@
-"""Commands, one per file (`find-lr` is find_lr.py): the docstring's first line is the help, `run(args)` the exit code.
+"""Commands, one per file (`find-lr` is find_lr.py): a docstring whose first line is the help; `run(args)`, which
+returns the exit code.
 
-A command with TAKES_SETTINGS = True gets its unknown arguments in `args.settings`: dotted overrides.
+A command with TAKES_SETTINGS = True receives unknown arguments as dotted overrides in `args.settings`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ WIDTH = 160  # characters of a table that is not printed to a terminal
 
 
 def print_json(result: dict[str, Any] | list[Any]) -> None:
-    """The machine-readable result: one JSON object (or array) as the last line of standard output."""
+    """Print the machine-readable result: one JSON object (or array) as the last line of standard output."""
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
 def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
-    """Scores as aligned lines, with their 95 % intervals where they are known.
+    """Print scores as aligned lines, with their 95 % intervals if known.
 
     >>> print_scores({"exact": 34.4226, "total": 11873})
     exact      34.42
@@ -34,7 +35,7 @@ def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[floa
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table as wide as the terminal, or as WIDTH characters where there is none."""
+    """Print a table as wide as the terminal; WIDTH characters if the output is not a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

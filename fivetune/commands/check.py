@@ -1,4 +1,4 @@
-"""Pre-flight only: files, model, tokenizer, truncation, one step, one evaluation, save and reload."""
+"""Run only the pre-flight checks: files, model, tokenizer, truncation, one step, one evaluation, save and reload."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_checks(config):
-    """Bad records are counted, not raised one by one; they fail the data check unless data.on_bad_record: skip."""
+    """Run the checks. Bad records are counted, not raised; they fail the data check unless data.on_bad_record: skip."""
     from fivetune.errors import DataError
     from fivetune.progress import Progress
     from fivetune.training.preflight import Check, check_run_directory, run_checks

@@ -34,11 +34,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         help="sweep file, name of a shipped sweep, directory of a sweep, or run directories",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time, train none")
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and the estimated time; do not train")
     parser.add_argument("--resume", action="store_true", help="train the missing runs of a sweep")
     parser.add_argument("--overwrite", action="store_true", help="move an existing sweep aside and start over")
     parser.add_argument("--baseline", metavar="NAME", help="the variant or run that the others are compared with")
-    parser.add_argument("--metric", metavar="SCORE", help="the score that counts")
+    parser.add_argument("--metric", metavar="SCORE", help="the score to compare by")
     parser.add_argument(
         "--vary",
         metavar="KEY",
@@ -179,7 +179,7 @@ def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> Non
 
 
 def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> None:
-    """Raise ConfigError for a baseline that is no variant, an unknown score, and a page in a missing folder."""
+    """Raise ConfigError for a baseline that is not a variant, an unknown score, or a page in a missing folder."""
     scores = {name for one in variants for run in one.runs for record in run.evals for name in record.scores}
     _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
     _refuse_unknown("--metric", args.metric if scores else None, scores)
@@ -190,11 +190,11 @@ def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> No
     from fivetune.errors import ConfigError, suggest_names
 
     if name is not None and name not in allowed:
-        raise ConfigError(f"{flag} {name}: there is none of this name. {suggest_names(name, allowed)}")
+        raise ConfigError(f"{flag} {name}: there is no such name. {suggest_names(name, allowed)}")
 
 
 def _refuse_output(page: Path | None, *made: Path) -> None:
-    """Raise ConfigError for a page in a folder that neither exists nor is among those that will be `made`."""
+    """Raise ConfigError for a page in a folder that neither exists nor is one of `made`, which will be created."""
     from fivetune.errors import ConfigError
 
     if page is None:
@@ -202,7 +202,7 @@ def _refuse_output(page: Path | None, *made: Path) -> None:
     if page.is_dir():
         raise ConfigError(f"--output {page}: is a folder. Give a file in it, such as {page / PAGE}.")
     if not page.parent.is_dir() and page.parent not in made:
-        raise ConfigError(f"--output {page}: there is no folder {page.parent}. Make it, or give another file.")
+        raise ConfigError(f"--output {page}: there is no folder {page.parent}. Create it, or give another file.")
 
 
 def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Run]) -> None:
@@ -223,7 +223,7 @@ def _refuse_unknown_settings(keys: Iterable[str], runs: Sequence[Run]) -> None:
 
 
 def build_comparison_result(comparison: Comparison) -> dict[str, object]:
-    """A comparison as JSON values."""
+    """Convert a comparison to JSON values."""
     from dataclasses import asdict
 
     def measures(table: Mapping[str, Measure]) -> dict[str, object]:
@@ -254,7 +254,7 @@ def build_comparison_result(comparison: Comparison) -> dict[str, object]:
 
 
 def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite: bool, as_json: bool) -> None:
-    """Print the runs in their order with the estimated time of each; with `overwrite` every run starts over."""
+    """Print the runs in order, each with its state and estimated time; with `overwrite` all runs start over."""
     from fivetune.experiments.record import is_sweep, read_run_state
     from fivetune.progress import format_time_span
 
@@ -316,7 +316,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _build_row(variant: Variant, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:
-    """The measures of a variant with their ranges; a column is a measure, or its comparison with the baseline."""
+    """Build the row of a variant: measures with their ranges, and their differences from the baseline."""
     from fivetune.compare import MEASURES
     from fivetune.report.comparison.variants import (
         UNKNOWN_MEASURE,

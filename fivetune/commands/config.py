@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _convert(text: str) -> str:
-    """The recipe as YAML, once it is known to load."""
+    """Convert a command line to a recipe in YAML, after checking that the recipe loads."""
     from fivetune.config import load_config
     from fivetune.config.convert import convert_arguments
     from fivetune.redaction import redact_secrets

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStats:
-    """The figures of a run directory or of a log. Raises RunDirError if the source is neither."""
+    """Collect the statistics of a run directory or of a log. Raises RunDirError if the source is neither."""
     if source.is_dir():
         return collect_run_stats(read_run(source), devices_requested=devices_requested)
     if not source.is_file():
@@ -64,7 +64,7 @@ def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStat
 
 
 def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) -> list[str]:
-    """Lines for the terminal: each verdict with its figures, change and gain, then the rules that were not checked."""
+    """Format lines for the terminal: each verdict with figures, change and gain, then the rules not checked."""
     lines = [f"{name}: {stats.state}" if stats.state else name]
     for number, verdict in enumerate(verdicts, start=1):
         lines += ["", f"{number}. {verdict.rule} (confidence {verdict.confidence:.2f})", f"   {verdict.message}"]
@@ -82,7 +82,7 @@ def format_diagnosis(name: str, stats: RunStats, verdicts: tuple[Verdict, ...]) 
 
 
 def format_flags(change: Mapping[str, Any]) -> str:
-    """A change as flags of `fivetune train`.
+    """Format a change as flags of `fivetune train`.
 
     >>> format_flags({"strategy.name": "ddp", "report.sinks": []})
     '--strategy.name ddp --report.sinks []'
@@ -93,7 +93,7 @@ def format_flags(change: Mapping[str, Any]) -> str:
 
 
 def format_verification(verification: Verification) -> list[str]:
-    """Lines for the terminal: the predicted gain beside the measured one."""
+    """Format lines for the terminal: the predicted and the measured gain."""
     return [
         "",
         f"Verified {format_flags(verification.change)}: {verification.num_rounds} rounds of "
@@ -106,7 +106,7 @@ def format_verification(verification: Verification) -> list[str]:
 def build_diagnosis_result(
     name: str, stats: RunStats, verdicts: tuple[Verdict, ...], verification: Verification | None
 ) -> dict[str, Any]:
-    """The object that --json prints."""
+    """Build the object that --json prints."""
     return {
         "source": name,
         "verdicts": [asdict(verdict) for verdict in verdicts],

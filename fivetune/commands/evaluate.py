@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory")
     parser.add_argument("--split", help="name of the predictions file; default: the data file's name")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
-    parser.epilog = "Settings of the run can be changed: --data.eval other.json --eval.batch_size 32"
+    parser.epilog = "Settings of the run can be overridden: --data.eval other.json --eval.batch_size 32"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ TAKES_SETTINGS = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file or name of a shipped recipe")
-    parser.add_argument("--largest", type=int, help="largest size where there is no train.global_batch_size (256)")
+    parser.add_argument("--largest", type=int, help="largest size if there is no train.global_batch_size (256)")
     parser.add_argument("--out", type=Path, help="JSON file, with a page beside it; default: RUN_DIR.find-batch.json")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = "The report of the run shows the result. Any setting can follow: --train.precision bf16"

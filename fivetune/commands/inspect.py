@@ -1,4 +1,4 @@
-"""Look at data before training: counts, lengths and limits, duplicates, leaks into evaluation, lost characters."""
+"""Inspect data before training: counts, lengths and limits, duplicates, leaks into evaluation, lost characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fivetune.commands import print_json
 from fivetune.errors import ConfigError
 
 TAKES_SETTINGS = True
-TOKENIZER = "t5-nano"  # carried by the package
+TOKENIZER = "t5-nano"  # part of the package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,15 +19,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", default=TOKENIZER, help=f"folder or hub name of the model to be trained; default: {TOKENIZER}"
     )
-    parser.add_argument("--against", metavar="EVAL", nargs="+", default=[], help="evaluation data: finds what leaks")
+    parser.add_argument("--against", metavar="EVAL", nargs="+", default=[], help="evaluation data, to find leaks")
     parser.add_argument(
         "--near",
         metavar="SHARE",
         type=float,
         default=0.8,
-        help="texts are near duplicates from this Jaccard similarity of their word triples on; default: 0.8",
+        help="least Jaccard similarity of word triples of near duplicates; default: 0.8",
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write everything as one HTML page")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write the result as one HTML page")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the tables")
     parser.epilog = "Settings: --task.OPTION VALUE, --data.columns.question Frage, --data.max_input_tokens 384"
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.rundir import write_text
 
     if not 0 < args.near <= 1:
-        raise ConfigError(f"--near: {args.near} is no similarity. Allowed is more than 0, up to 1. Try 0.8.")
+        raise ConfigError(f"--near: {args.near} is not a similarity. Allowed: above 0, at most 1. Try 0.8.")
     progress = Progress()
     progress.start()
     try:
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(*format_page_lines(page), sep="\n")
     if facts["recipe"]:
-        print("A recipe for it:", facts["recipe"], sep="\n")
+        print("A recipe for this data:", facts["recipe"], sep="\n")
     if args.html:
         print(f"page    {args.html}")
     return 0
 
 
 def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progress: Any) -> dict[str, Any]:
-    """Everything that --json prints."""
+    """Collect the facts that --json prints."""
     from fivetune.analysis.slices import find_question_word
     from fivetune.config import load_config
     from fivetune.data.encode import LengthLimits
@@ -74,7 +74,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
 
     for key in settings:
         if not key.startswith(("task.", "data.")):
-            raise ConfigError(f"--{key}: is no setting of inspect. Allowed: --task.OPTION VALUE, --data.SETTING VALUE.")
+            raise ConfigError(f"--{key}: not a setting of inspect. Allowed: --task.OPTION VALUE, --data.SETTING VALUE.")
     config = load_config({"model": {"path": args.tokenizer}, "task": {"name": args.task}}, settings)
     task, data = config.task, config.data
     for source in (*args.data, *args.against):
@@ -109,7 +109,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
 
 
 def _build_recipe(args: argparse.Namespace, task: Any) -> str:
-    """The recipe that trains a classification on the inspected data."""
+    """Build a recipe that trains a classification on the inspected data."""
     from fivetune.config.layers import as_yaml
 
     own = task.model_dump(mode="json", exclude_defaults=True)

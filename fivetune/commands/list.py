@@ -13,7 +13,7 @@ from pathlib import Path
 from fivetune.commands import print_json
 
 KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
-PIPED = (120, 24)  # columns and lines where there is no terminal
+PIPED = (120, 24)  # columns and lines if the output is not a terminal
 NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
 
 
@@ -47,7 +47,7 @@ def _list_plugins(kind: str) -> dict[str, str]:
 
 
 def _parse_docstring_line(text: str, *, where: str) -> str:
-    """The help of a plugin; a file that is not valid Python is named, and the others are listed all the same."""
+    """The help of a plugin; for a file that is not valid Python, the error, so that the others are still listed."""
     try:
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     except SyntaxError as error:
@@ -55,7 +55,7 @@ def _parse_docstring_line(text: str, *, where: str) -> str:
 
 
 def _wrap_entry(name: str, line: str, *, width: int, columns: int) -> str:
-    """A name in a column of `width`, and its help in the rest of the terminal; below the name where the rest is narrow.
+    """Wrap an entry: the name in a column of `width`, its help beside it, or below it in a narrow terminal.
 
     >>> print(_wrap_entry("squad_v2", "SQuAD v2.0 by generation.", width=8, columns=30))
     squad_v2  SQuAD v2.0 by

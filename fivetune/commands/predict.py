@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run directory")
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--input", metavar="FILE", help="file in any format that data.eval takes, or - for stdin; needs no gold answers"
+        "--input", metavar="FILE", help="file in any format of data.eval, or - for stdin; needs no gold answers"
     )
     source.add_argument("--inputs", nargs="+", metavar="TEXT", help="texts exactly as the model reads them")
     parser.add_argument("--question", metavar="TEXT", help="one record: its question, which the run's template formats")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print one JSON array instead of JSON lines; with --output, print one JSON object of counts",
     )
-    parser.epilog = "Settings of the run can be changed: --eval.batch_size 32 --data.columns.question Frage"
+    parser.epilog = "Settings of the run can be overridden: --eval.batch_size 32 --data.columns.question Frage"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +94,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_record(args: argparse.Namespace) -> dict[str, str]:
-    """The one record of --question, --context and --column; {} if none is given. Raises ConfigError for a mixture."""
+    """Build the record of --question, --context and --column; {} without them.
+
+    Raises ConfigError unless the input is given in exactly one way.
+    """
     from fivetune.errors import ConfigError
 
     record = {name: value for name in ("question", "context") if (value := getattr(args, name)) is not None}
@@ -105,14 +108,14 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
         record[name] = value
     if bool(record) + bool(args.input) + bool(args.inputs) != 1:
         raise ConfigError(
-            "predict: what to predict for? Give one of --input FILE, --inputs TEXT, or --question, --context and "
+            "predict: needs one kind of input. Give --input FILE, or --inputs TEXT, or --question, --context and "
             "--column NAME=VALUE for one record."
         )
     return record
 
 
 def _find_source(given: str | None, folder: Path) -> str | None:
-    """The file to read; standard input is copied into `folder`, because it is read twice."""
+    """Find the file to read; standard input is copied into `folder`, because it is read twice."""
     from fivetune.data.records import check_source
 
     if given == STDIN:
@@ -140,7 +143,7 @@ def _predict(
 
 
 def _merge_parts(parts: Sequence[Sequence[PredictedRow]]) -> list[PredictedRow]:
-    """One row per record: the prediction of the part of a mixture that has one, else why the first part has none."""
+    """Merge the rows of a mixture's parts: for each record the part with a prediction, else the first part's reason."""
     return [next((one for one in rows if not one.prediction.skipped), rows[0]) for rows in zip(*parts, strict=True)]
 
 

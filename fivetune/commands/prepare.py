@@ -1,7 +1,7 @@
-"""Tokenise the data of a recipe into the cache, where its run will find it.
+"""Tokenise the data of a recipe into the cache that its run reads.
 
-In: a recipe. Out: one line for data.train and data.eval each: records, examples, tokens, time. Nothing is trained, and
-of the model only the tokenizer is read. Stopped half-way, it goes on after the last 50,000 examples that were complete.
+In: a recipe. Out: one line each for data.train and data.eval: records, examples, tokens, time. Nothing is trained, and
+only the tokenizer of the model is read. An interrupted build continues after the last complete 50,000 examples.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def run(args: argparse.Namespace) -> int:
     cache = get_cache_folder(config.data.cache_dir)
     print(*(_format_split(name, facts) for name, facts in found.items()), sep="\n")
     print(f"cache   {cache}")
-    print(f"The run finds it there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
+    print(f"The run reads it from there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
     if args.json:
         print_json({"cache": str(cache), **found})
     return 0
 
 
 def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
-    """Counts and seconds of "train" and "eval", as far as the recipe has them."""
+    """Prepare "train" and "eval", as far as the recipe has them; returns the counts and seconds of each."""
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.training.mixture import select_part
@@ -85,5 +85,5 @@ def _format_split(split: str, facts: dict[str, Any]) -> str:
     took = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
     return (
         f"{split:<6}  {facts['num_read']:,} records read, {facts['num_skipped']:,} skipped; "
-        f"{facts['num_examples']:,} examples of {tokens:,} tokens {'were there' if facts['was_there'] else took}"
+        f"{facts['num_examples']:,} examples of {tokens:,} tokens {'were in the cache' if facts['was_there'] else took}"
     )

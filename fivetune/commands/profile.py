@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: kernels by class, gaps, launches, memory; reads captures of Nsight too."""
+"""Profile training steps: time of kernels by class, gaps, launches, memory; also reads Nsight Systems captures."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fivetune.errors import ConfigError, DataError
 TAKES_SETTINGS = True
 CAPTURES, TRACES, REPORTS = (".sqlite", ".sqlite3", ".db"), ("trace.json", ".json.gz"), (".nsys-rep", ".qdrep")
 NUM_STEPS, NUM_WARM_UP = 5, 3
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # the profiler tells when it starts and stops
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}  # suppress the profiler's start and stop messages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         metavar="RECIPE|CAPTURE",
-        help="recipe or run directory, whose steps are recorded; or a capture of Nsight Systems (.sqlite), or a trace "
-        "of torch.profiler (trace.json, .json.gz), which is read",
+        help="recipe or run directory, to record its steps; or a file to read: a capture of Nsight Systems (.sqlite), "
+        "or a trace of torch.profiler (trace.json, .json.gz)",
     )
     parser.add_argument(
         "--steps",
         type=int,
         metavar="N",
-        help=f"steps to record, default: {NUM_STEPS}; of a capture: steps that it holds, for figures per step",
+        help=f"number of steps to record, default: {NUM_STEPS}; for a capture: steps in it, for figures per step",
     )
     parser.add_argument(
-        "--warm-up", type=int, metavar="N", default=NUM_WARM_UP, help=f"steps before them; default: {NUM_WARM_UP}"
+        "--warm-up", type=int, metavar="N", default=NUM_WARM_UP, help=f"warm-up steps before; default: {NUM_WARM_UP}"
     )
-    parser.add_argument("--nsight", action="store_true", help="read the file as a capture, whatever its name")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="where the page is written; default: RUN_DIR/trace/")
+    parser.add_argument("--nsight", action="store_true", help="read the file as an Nsight capture, with any file name")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="file of the page; default: in RUN_DIR/trace/")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object (seconds, bytes)")
     parser.epilog = "Any setting of a recipe can follow: --train.batch_size 8 --device cuda"
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     for name, value in (("--steps", args.steps), ("--warm-up", args.warm_up)):
         if value is not None and value < 1:
-            raise ConfigError(f"{name}: {value} is no number of steps. Allowed is 1 and more. Try {name} {NUM_STEPS}.")
+            raise ConfigError(f"{name}: {value} is not a number of steps. Allowed: 1 or more. Try {name} {NUM_STEPS}.")
     path, title = Path(args.target), Path(args.target).name
     if args.target.endswith(REPORTS):
         raise DataError(
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.nsight or args.target.endswith((*CAPTURES, *TRACES)):
         if args.settings:
-            raise ConfigError(f"{args.settings[0]}: a file that is read takes no settings. Leave it out.")
+            raise ConfigError(f"{args.settings[0]}: settings have no effect on a trace file. Leave it out.")
         _write_and_print(
             args, _read_summary(args, path), title=title, about=f"read from {path}", page=args.html, written={}
         )
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_summary(args: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """The summary of a file."""
+    """Summarise a trace or a capture file."""
     if args.target.endswith(TRACES) and not args.nsight:
         from fivetune.profiling.chrome import read_trace, summarise_trace
 
@@ -69,7 +69,7 @@ def _read_summary(args: argparse.Namespace, path: Path) -> dict[str, Any]:
 
 
 def _record_steps(args: argparse.Namespace) -> int:
-    """Take the steps of a recipe; its run directory gets the folder trace/ and nothing else."""
+    """Record the steps of a recipe; writes only the folder trace/ of its run directory."""
     os.environ |= QUIET | os.environ
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
@@ -113,7 +113,7 @@ def _write_and_print(
     page: Path | None,
     written: dict[str, Path],
 ) -> None:
-    """The tables on the terminal, the page as a file if one is asked for, and where everything is."""
+    """Print the tables and the paths of the written files; write the page if `page` is given."""
     from fivetune.report.page.render import render_html
     from fivetune.report.page.terminal import format_page_lines
     from fivetune.report.run.trace import build_trace_page

@@ -13,7 +13,7 @@ BLIND_STEPS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", default="runs", help="folder for the corpus and the two runs (default: runs)")
-    parser.add_argument("--steps", type=int, help="fewer steps than the recipe's, to look around")
+    parser.add_argument("--steps", type=int, help="number of steps; default: the recipe's")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     _print_scores(scores, num_examples=best.num_examples)
     print(f"trained in {format_time_span(done.status.seconds or 0.0)}; model {run_folder}/model")
     print(f"report {page}")
-    print(f"ask it: fivetune predict {run_folder} --input {files[1]} --output answers.jsonl")
+    print(f"predict with it: fivetune predict {run_folder} --input {files[1]} --output answers.jsonl")
     if args.json:
         named = {"scores": scores["after"], "before": scores["before"], "context_blind": scores["context-blind"]}
         print_json({**named, "report": str(page)})
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_scores(scores: Mapping[str, Mapping[str, float]], *, num_examples: int) -> None:
-    """Exact match and its two halves, one line per model."""
+    """Print exact match over all, answerable and unanswerable questions, and F1; one line per model."""
     names = {"exact": "exact match", "HasAns_exact": "answerable", "NoAns_exact": "unanswerable", "f1": "F1"}
     print(f"\nofficial SQuAD 2.0 scores on {num_examples} held-out questions about unseen names")
     print(f"{'':<15}" + "".join(f"{label:>14}" for label in names.values()))

@@ -10,7 +10,7 @@ from fivetune.commands import print_json
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="run directory (runs/<name>)")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="where to write; default: RUN_DIR/report.html")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="file to write; default: RUN_DIR/report.html")
     parser.add_argument("--json", action="store_true", help="print the report's headline as one JSON object")
 
 

@@ -1,8 +1,8 @@
 """Score a file of predictions by a task's official metrics; needs no model.
 
-In: a task's name, a data file with the right answers, and predictions in any form that `evaluation/score_file.py`
-reads. Out: a table, or with --json one JSON object, on standard output: every score with its 95 % interval, and the
-difference from other predictions with its own interval.
+In: a task's name, a data file with the gold answers, and predictions in a format of `evaluation/score_file.py`. Out: a
+table, or with --json one JSON object, on standard output: every score with its 95 % interval, and the difference from
+other predictions with its own interval.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ TAKES_SETTINGS = True
 
 @dataclass(slots=True)
 class GoldSet:
-    """Questions by id in the file's order, of several examples of one question the first; and what is not scored.
+    """The questions to score by id, in the file's order, and the records that are not scored.
 
     Args:
-        left_out: ids of records that are none of the task's, such as other question types.
+        questions: the first example of each question.
+        left_out: ids of records that do not belong to the task, such as other question types.
         skipped: records that cannot be used.
     """
 
@@ -48,12 +49,12 @@ class GoldSet:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="task whose metrics apply, such as squad_v2 (fivetune list tasks)")
-    parser.add_argument("references", metavar="REFERENCES", help="data file with the right answers")
+    parser.add_argument("references", metavar="REFERENCES", help="data file with the gold answers")
     parser.add_argument("predictions", metavar="PREDICTIONS", help="{id: text} JSON, or JSON lines {id, prediction}")
     parser.add_argument(
         "--no-answer-scores",
         metavar="FILE",
-        help="{id: number}: how strongly each leans to no answer; finds thresholds",
+        help="{id: number}: no-answer score of each question; finds the best thresholds",
     )
     parser.add_argument(
         "--missing",
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a question without prediction is an error (default), or counts as wrong",
     )
     parser.add_argument(
-        "--raw", action="store_true", help="predictions are the model's own words: let the task read them first"
+        "--raw", action="store_true", help="predictions are raw model output, which the task converts to answers first"
     )
     parser.add_argument(
         "--against",
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 def _score_without_blanks(
     task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Scores with the blank gold answers taken out, and how many questions have one that scores; {} if none has."""
+    """Scores without blank gold answers, and the number of questions where a blank one scores; {} if there is none."""
     scorer = Scorer(task.metrics)
     num_questions = sum(rewards_blank(scorer, one.references) for one in questions.values())
     if not num_questions:
@@ -124,7 +125,7 @@ def _score_without_blanks(
 def _read_rankings(
     args: argparse.Namespace, task: Any, gold: GoldSet, source: str, part: str | None
 ) -> list[list[str]]:
-    """The answers to each question in one file of predictions, the best first, in the form of the references."""
+    """Read the answers to each question from a file of predictions, best first, in the form of the references."""
     questions = gold.questions
     found = _map_to_own_ids(read_rankings(source), questions, part)
     _compare_ids(gold, found, source, missing_is_error=args.missing == "error")
@@ -146,7 +147,7 @@ def _select_first_answers(ranked: Sequence[Sequence[str]]) -> list[str]:
 def _score_rankings(
     task: Any, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], leanings: Mapping[str, float]
 ) -> Scores:
-    """The scores of one file of predictions."""
+    """Score the ranked answers of all questions."""
     details = []
     for (key, example), texts in zip(questions.items(), ranked, strict=True):
         leaning = {"no_answer_score": leanings[key]} if leanings else {}
@@ -159,7 +160,7 @@ def _score_rankings(
 def _build_confusion(
     task: Task, questions: Mapping[str, TextExample], ranked: Sequence[Sequence[str]], source: str
 ) -> ConfusionMatrix | None:
-    """Which labels are taken for which, None of other tasks; what is no label is reported and counts as OTHER."""
+    """Build the confusion matrix of a label task; None for other tasks. Other texts are reported and count as OTHER."""
     labels = tuple(task.labels or ())
     if not labels:
         return None
@@ -177,7 +178,7 @@ def _build_confusion(
 
 
 def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
-    """What --json prints: figures of each label in percent, then how many of each gold label are predicted as which.
+    """Build the --json result: figures of each label in percent, and counts by gold and predicted label.
 
     >>> table = build_label_table(ConfusionMatrix(("a", "b"), Counter({("a", "a"): 1, ("a", "b"): 3, ("b", "b"): 2})))
     >>> table["labels"]["a"], table["confusion"]["a"]
@@ -197,7 +198,7 @@ def build_label_table(found: ConfusionMatrix) -> dict[str, Any]:
 
 
 def format_label_table(found: ConfusionMatrix) -> list[str]:
-    """The tables of the terminal: figures of each label, then gold labels down and predicted ones across.
+    """Format the tables of the terminal: figures of each label, then counts with gold labels as rows.
 
     >>> print(*format_label_table(ConfusionMatrix(("a", "b"), Counter({("a", "a"): 1, ("b", "a"): 1}))), sep="\\n")
     <BLANKLINE>
@@ -227,7 +228,7 @@ def format_label_table(found: ConfusionMatrix) -> list[str]:
 
 
 def _align_columns(rows: Sequence[Sequence[str]], first: int) -> list[str]:
-    """Rows as lines: the first column to the left, the others to the right."""
+    """Format rows as lines: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
     return [
         "  ".join([f"{row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))])
@@ -236,18 +237,18 @@ def _align_columns(rows: Sequence[Sequence[str]], first: int) -> list[str]:
 
 
 def _select_reader(task: Any, example: TextExample) -> Task:
-    """The task that reads the answers to an example: of a mixture that of the example's part."""
+    """The task that converts the answers to an example: for a mixture, that of the example's part."""
     return task.parts[example.meta["source_task"]].task if isinstance(task, Mixture) else task
 
 
 def _map_to_own_ids(found: Mapping[str, Any], questions: Mapping[str, TextExample], part: str | None) -> dict[str, Any]:
-    """Values under the ids of the data: the runs of a mixture write the part's name and / before them."""
+    """Map values to the ids of the data: runs of a mixture write the part's name and / as a prefix."""
     written = {f"{example.meta.get('source_task', part)}/{key}": key for key, example in questions.items()}
     return {written.get(key, key): value for key, value in found.items()}
 
 
 def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | None) -> dict[str, Any]:
-    """What --json prints."""
+    """Build the --json result of the scores."""
     from fivetune.analysis.bootstrap import compare_paired, compute_intervals
 
     table: dict[str, Any] = {"task": task, "num_examples": num_examples, "scores": ours.corpus}
@@ -259,7 +260,7 @@ def _build_result(task: str, num_examples: int, ours: Scores, theirs: Scores | N
 
 
 def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any], bool]:
-    """data.columns, the options of the task, and whether data.on_bad_record is skip."""
+    """Split settings into data.columns, the options of the task, and whether data.on_bad_record is skip."""
     columns: dict[str, str] = {}
     skips = False
     options = Layers()
@@ -272,14 +273,14 @@ def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
             skips = value == "skip"
         else:
             raise ConfigError(
-                f"--{key}: is no setting of score. Allowed: --data.columns.NAME COLUMN, --data.on_bad_record fail or "
+                f"--{key}: not a setting of score. Allowed: --data.columns.NAME COLUMN, --data.on_bad_record fail or "
                 "skip, --task.OPTION VALUE."
             )
     return columns, options.to_dict().get("task", {}), skips
 
 
 def _read_references(task: Any, source: str, columns: Mapping[str, str], *, skips: bool) -> GoldSet:
-    """The questions of a file with their gold answers. Raises DataError at a bad record unless it `skips` them."""
+    """Read the questions of a file with their gold answers. Raises DataError at a bad record unless `skips`."""
     from fivetune.data.records import (  # readers of many formats, not for --help
         as_bad_record,
         read_records,
@@ -305,22 +306,22 @@ def _read_references(task: Any, source: str, columns: Mapping[str, str], *, skip
         advice = " To leave such records out, give --data.on_bad_record skip." if error.skippable else ""
         raise DataError(f"{error}{advice}") from None
     if not gold.questions:
-        raise DataError(f"{source}: holds nothing to score against. Give a file with questions and answers.")
+        raise DataError(f"{source}: contains no gold answers to score against. Give a file with questions and answers.")
     return gold
 
 
 def _warn_about_golds(task: Task, gold: GoldSet, source: str) -> None:
-    """Print what of the gold answers makes the scores mean something else than they seem to."""
+    """Warn of properties of the gold answers that distort the scores."""
     if gold.skipped:
         first = gold.skipped[0]
         _warn(f"{source}: {len(gold.skipped):,} records cannot be used, first {first.where}: {first.reason}")
     num_dropped = sum(DROPPED_SYNONYMS in example.meta for example in gold.questions.values())
     if num_dropped:
-        _warn(f"{source}: {num_dropped:,} questions have blank synonyms among their right answers; they are dropped")
+        _warn(f"{source}: {num_dropped:,} questions have blank synonyms among their gold answers; they are dropped")
     references = [example.references for example in gold.questions.values()]
     if language := suggest_language(task, references):
         _warn(
-            f"{source}: the gold answers are in the script of {language!r}, whose words the scores do not know. "
+            f"{source}: the gold answers are in the script of {language!r}, whose words the scores do not separate. "
             f"Add --task.language {language}"
         )
 
@@ -337,7 +338,7 @@ def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_i
     surplus = found.keys() - set(ids) - skipped
     if missing and missing_is_error:
         advice = (
-            "None of the ids fits: these are the predictions of another data file."
+            "No id matches: these are the predictions of another data file."
             if len(missing) == len(ids)
             else "Add them, or count them as wrong with --missing wrong."
         )
@@ -360,7 +361,7 @@ def _format_first_ids(ids: Sequence[str]) -> str:
 
 
 def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> None:
-    """Raw model output in the file would have its no-answer phrase scored as a wrong answer."""
+    """Warn of no-answer phrases, which raw model output contains and which would be scored as wrong answers."""
     phrases = [
         reader.no_answer_text
         for reader, text in zip(readers, predictions, strict=True)
@@ -375,7 +376,7 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
 
 
 def _format_scores(ours: Scores, theirs: Scores | None) -> list[str]:
-    """The table of the terminal: full values and intervals, then the differences."""
+    """Format the table of the terminal: full values and intervals, then the differences."""
     from fivetune.analysis.bootstrap import compare_paired, compute_intervals, format_p_value
 
     ranges = {name: f"  95 % interval {low:.1f} to {high:.1f}" for name, (low, high) in compute_intervals(ours).items()}
@@ -393,7 +394,7 @@ def _format_scores(ours: Scores, theirs: Scores | None) -> list[str]:
 
 
 def _format_table(scores: Mapping[str, float]) -> list[str]:
-    """Names and values, decimal points under each other.
+    """Format names and values with aligned decimal points.
 
     >>> print(*_format_table({"exact": 9.25, "total": 11873}), sep="|")
     exact      9.25|total  11873

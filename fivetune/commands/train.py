@@ -1,4 +1,4 @@
-"""Fine-tune by a recipe: checks, trains, evaluates, writes model/ and report.html."""
+"""Fine-tune by a recipe: check, train, evaluate, write model/ and report.html."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_report(folder: str) -> Path:
-    """Write report.html. The model is saved by now, so an error says how to get the report."""
+    """Write report.html; returns its path. The model is saved by now, so an error gives the command for the report."""
     from fivetune.errors import IncompleteError, InterruptedRunError
     from fivetune.report import write_report
     from fivetune.training.signals import interrupt_on_signals
@@ -91,6 +91,6 @@ def _write_report(folder: str) -> Path:
 
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:
-    """The command as it was typed, without the program."""
+    """Rebuild the words of the command, without the program."""
     flags = [name for name in ("resume", "overwrite", "no_preflight", "quiet", "json") if getattr(args, name)]
     return ["train", args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]

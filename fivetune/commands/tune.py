@@ -1,4 +1,4 @@
-"""Search for the best settings: many short runs, stopped early where others are better; resumable, shareable."""
+"""Search for the best settings: many short runs, pruned early if others are better; resumable, shareable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(found: Search) -> None:
-    """The best trials with their settings."""
+    """Print the best trials with their settings, and the reasons of failed ones."""
     from fivetune.report.page.wording import format_decimal, format_duration, format_setting
     from fivetune.report.search import sort_trials
 

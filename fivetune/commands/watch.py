@@ -72,7 +72,7 @@ def _run_live_view(console: Any, watcher: Watcher, interval: float) -> None:
 
 @contextmanager
 def _set_cbreak_mode() -> Iterator[None]:
-    """Read keys without Enter and without echo; SIGTERM and a closed terminal end it as Ctrl-C does."""
+    """Read keys without Enter and without echo inside the block; SIGTERM and SIGHUP end it as Ctrl-C does."""
     import termios
     import tty
 

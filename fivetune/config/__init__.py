@@ -1,7 +1,7 @@
-"""The configuration of a run: files and overrides in, one frozen and checked RunConfig out.
+"""The configuration of a run.
 
-Layers, later ones win: the field defaults, `base:` files, the file itself, dotted overrides. Every value
-remembers where it came from, so that an error can name file and line.
+In: files and overrides. Out: a frozen, checked RunConfig. Layers, later ones win: the field defaults, `base:` files,
+the file itself, dotted overrides. Every value keeps its origin, so that an error can name file and line.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["RunConfig", "describe_error", "load_config", "load_layers", "load_ta
 
 
 def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None = None) -> RunConfig:
-    """Read a recipe (a file or a dict), apply dotted overrides, check everything.
+    """Read a recipe (a file or a dict), apply dotted overrides, and check all settings.
 
     Args:
         source: path of a YAML or JSON file, name of a shipped recipe, a run directory (its config.yaml, with
-            `run.dir` where it is now), or a nested dict.
+            `run.dir` set to that directory), or a nested dict.
         overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
 
     Raises ConfigError with file, line and the nearest allowed names.
@@ -44,7 +44,7 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[st
 def load_layers(
     source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None
 ) -> tuple[Layers, str]:
-    """A recipe's settings with their origins, and its name."""
+    """Load a recipe's settings with their origins; returns them and the recipe's name."""
     layers = Layers()
     if isinstance(source, Mapping):
         layers.add_table(source, where="the given dict")
@@ -63,12 +63,12 @@ def load_layers(
 
 
 def _refuse_partial_config(path: Path, layers: Layers) -> None:
-    """Raise ConfigError for a run's config.yaml that lacks a section: a run writes them all, so its end is lost."""
+    """Raise ConfigError for a run's config.yaml that lacks a section: a run writes all, so the file is truncated."""
     missing = [section for section in RunConfig.model_fields if section not in layers.to_dict()]
     if missing:
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         raise ConfigError(
-            f"{path}:{num_lines}: the file is cut off: {', '.join(missing)} missing. A run's config.yaml holds every "
+            f"{path}:{num_lines}: the file is truncated: {', '.join(missing)} missing. A run's config.yaml holds every "
             "section. Restore the file, or start a new run from its recipe."
         )
 
@@ -81,7 +81,7 @@ def _validate_layers(layers: Layers) -> RunConfig:
 
 
 def load_task(name: str, options: Mapping[str, object]) -> Any:
-    """A task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
+    """Load a task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
     plugin = plugins.load_plugin("tasks", name)
     try:
         return plugin.model_validate(dict(options))
@@ -93,7 +93,7 @@ def load_task(name: str, options: Mapping[str, object]) -> Any:
 
 
 def describe_error(error: Any, layers: Layers) -> str:
-    """One pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
+    """Format a pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path)
     where = layers.find_origin(path)
@@ -113,9 +113,9 @@ def describe_error(error: Any, layers: Layers) -> str:
 
 
 def _suggest_settings(name: str, layers: Layers) -> str:
-    """For a name at the top level: the dotted settings that end in it, or transformers' name that is nearest to it.
+    """Suggest for a name at the top level the dotted settings that end in it, or the nearest name of transformers.
 
-    An empty text where one of the sections is as near.
+    Empty if a section's name is nearer.
     """
     name = name.replace("-", "_")
     sections = list(RunConfig.model_fields)
@@ -129,7 +129,7 @@ def _suggest_settings(name: str, layers: Layers) -> str:
 
 
 def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
-    """The settings that are allowed where `path` is not."""
+    """List the settings that are allowed at the place of an unknown `path`."""
     if len(path) == 1:
         return list(RunConfig.model_fields)
     section = path[0]

@@ -1,8 +1,8 @@
-"""The names of transformers' example scripts and TrainingArguments, translated into settings.
+"""Translation of the arguments of transformers' example scripts and TrainingArguments to settings.
 
-In: one argument and its value. Out: the settings that it stands for. Every argument of Seq2SeqTrainingArguments and of
-the question-answering scripts is in one of four tables: it has a setting, it describes what FiveTune does anyway, it
-changes no result, or it has no counterpart, and the message names what to do instead.
+In: one argument and its value. Out: the equivalent settings. Every argument of Seq2SeqTrainingArguments and of the
+question-answering scripts is in one of four tables: it has a setting (ALIASES), it describes FiveTune's fixed behaviour
+(UNCHANGED), it changes no result (NO_EFFECT), or it has no equivalent and the message gives an alternative.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ VALUE_ALIASES: dict[str, dict[str | float, object]] = {
     "report_to": {"none": [], "all": ["tensorboard", "wandb", "mlflow"]},
 }
 
-UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values, which are what FiveTune does
+UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these values: FiveTune's fixed behaviour
     "do_train": ((True,), "fivetune train always trains. To score only: fivetune evaluate RUN --data.eval FILE."),
     "do_eval": ((True,), "Without data.eval nothing is evaluated: leave it out."),
     "do_predict": ((False,), "After training: fivetune predict RUN --input FILE."),
@@ -103,7 +103,7 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "eval_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
     "evaluation_strategy": (("steps",), "Set eval.every_steps; leave data.eval out to evaluate nothing."),
     "save_strategy": (("steps",), "Set checkpoint.every_steps."),
-    "fp16": ((False,), "Set train.precision: fp16 (T5 overflows in fp16; bf16 or fp32 is what you want)."),
+    "fp16": ((False,), "Set train.precision: fp16 (T5 overflows in fp16; prefer bf16 or fp32)."),
     "bf16_full_eval": ((False,), "Evaluation computes in train.precision."),
     "fp16_full_eval": ((False,), "Evaluation computes in train.precision."),
     "pad_to_max_length": ((False,), "Batches are not padded; train.forward: buckets computes fixed sizes."),
@@ -111,7 +111,7 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "average_tokens_across_devices": ((True,), "The loss is divided by the tokens of all devices; leave it out."),
     "use_fast_tokenizer": ((True,), "Tokenizers are always the fast ones; leave it out."),
     "use_slow_tokenizer": ((False,), "Tokenizers are always the fast ones; leave it out."),
-    "group_by_length": ((True,), "Examples of like length share a batch; data.bucket_pool: 1 draws at random."),
+    "group_by_length": ((True,), "Examples of similar length share a batch; data.bucket_pool: 1 draws at random."),
     "label_smoothing_factor": ((0,), "Label smoothing is not offered; the loss is plain cross-entropy."),
     "push_to_hub": ((False,), "Nothing is uploaded. Afterwards: hf upload NAME RUN/model."),
     "torch_compile": ((False,), "torch.compile is not offered; train.capture replays steps as CUDA graphs instead."),
@@ -123,7 +123,7 @@ UNCHANGED: dict[str, tuple[tuple[object, ...], str]] = {  # accepted with these 
     "gradient_accumulation_steps": ((), "Set train.global_batch_size: accumulation is derived from it."),
 }
 
-# Workers, logging, memory, uploads: no result depends on them, so any value is accepted.
+# Workers, logging, memory, uploads: any value is accepted, because no result depends on it.
 NO_EFFECT = frozenset({
     "preprocessing_num_workers", "dataloader_num_workers", "dataloader_pin_memory",
     "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context",
@@ -145,7 +145,7 @@ NO_EQUIVALENT: dict[str, str] = {
     "test_file": "After training: fivetune evaluate RUN --data.eval FILE.",
     "max_predict_samples": "After training: fivetune evaluate RUN --data.eval FILE --data.max_eval_examples N.",
     "run_name": "The run is named after run.dir; report.title is the heading of its report.",
-    "project": "Trackers name the project themselves, by variables such as WANDB_PROJECT.",
+    "project": "Set the project by the tracker's own variable, such as WANDB_PROJECT.",
     "text_column": "Name it in the template of task jsonl: --task.inputs 'summarize: {text}'.",
     "summary_column": "Name it in the template of task jsonl: --task.targets '{summary}'.",
     "early_stopping_threshold": "Any improvement counts: set train.early_stopping alone.",
@@ -162,8 +162,8 @@ NO_EQUIVALENT: dict[str, str] = {
     "deepspeed": "DeepSpeed is not offered; strategy.name: fsdp shards weights and optimizer.",
     "parallelism_config": "Set strategy.name and launch.nproc.",
     "accelerator_config": "Set strategy.name, launch.nproc and train.precision.",
-    "data_seed": "run.seed seeds weights, data order and dropout alike.",
-    "full_determinism": "Runs on a CPU are deterministic; on a GPU train.forward and the kernels decide.",
+    "data_seed": "run.seed seeds weights, data order and dropout.",
+    "full_determinism": "Runs on a CPU are deterministic; on a GPU that depends on train.forward and the kernels.",
     "eval_delay": "Set eval.at_start: false and eval.every_steps.",
     "generation_config": "Set eval.num_beams, eval.max_new_tokens, eval.length_penalty and so on.",
     "lr_scheduler_kwargs": "Set the options of the schedule: schedule.final_fraction and so on.",
@@ -175,7 +175,7 @@ NO_EQUIVALENT: dict[str, str] = {
     "torch_compile_backend": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
     "torch_compile_mode": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
     "tf32": "Set train.precision; fp32 stays full fp32.",
-    "train_sampling_strategy": "Set data.bucket_pool: 1 draws at random, more batches examples of like length.",
+    "train_sampling_strategy": "Set data.bucket_pool: 1 draws at random, more batches examples of similar length.",
     "enable_jit_checkpoint": "SIGTERM and Ctrl-C always save before they stop; leave it out.",
     "debug": "fivetune check makes all checks; fivetune profile shows a few steps in detail.",
     "trackio_space_id": "Trackers are tensorboard, wandb and mlflow: report.sinks.",
@@ -201,7 +201,7 @@ def is_known(name: str) -> bool:
 
 
 def needs_no_value(name: str) -> bool:
-    """Whether transformers takes an argument without a value, or FiveTune answers it whatever its value is.
+    """Whether an argument may have no value: a switch of transformers, or one without a setting.
 
     >>> needs_no_value("do_train"), needs_no_value("learning_rate")
     (True, False)
@@ -210,13 +210,13 @@ def needs_no_value(name: str) -> bool:
 
 
 def translate_argument(name: str, value: object, *, where: str, beside: Mapping[str, object]) -> JsonTable:
-    """The settings that one of transformers' arguments stands for; none if it changes nothing.
+    """Translate one of transformers' arguments to settings; none if it has no effect.
 
     Args:
         where: place of the argument, for the message.
         beside: all arguments of the same file or command line, by name.
 
-    Raises ConfigError for an argument or a value without a counterpart, with what to do instead.
+    Raises ConfigError with the alternative for an argument or a value without an equivalent.
 
     >>> translate_argument("learning_rate", 1e-3, where="--learning_rate", beside={})
     {'optimizer.lr': 0.001}
@@ -257,7 +257,7 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
 
 
 def _translate_dataset(name: str, value: object, *, where: str, beside: Mapping[str, object]) -> JsonTable:
-    """A data set of the hub: its splits `train` and `validation`, in the form org/name:config:split."""
+    """Translate a data set of the hub to its splits `train` and `validation`, in the form org/name:config:split."""
     if name == "dataset_config_name":
         if "dataset_name" in beside:
             return {}

@@ -1,8 +1,8 @@
-"""A whole command line of transformers' example scripts as a recipe: `fivetune config --from-args "..."`.
+"""Conversion of a command line of transformers' example scripts to a recipe: `fivetune config --from-args "..."`.
 
-In: the words, as they were typed, `python run_seq2seq_qa.py` and line continuations included. Out: a YAML text of the
-settings that differ from FiveTune's defaults, with a comment for each argument that is not carried over. The defaults
-of the scripts are carried over too (AdamW 5e-5, linear, seed 42), so that the recipe trains as the script does.
+In: the command line as typed, `python run_seq2seq_qa.py` and line continuations included. Out: a recipe with the
+settings that the arguments and the script's defaults (AdamW 5e-5, linear, seed 42) give, so that it trains as the
+script does, and a comment for each argument that is not carried over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.errors import ConfigError
 from fivetune.types import JsonTable
 
-TRAINER_DEFAULTS: JsonTable = {  # of transformers' TrainingArguments, where FiveTune's defaults differ
+TRAINER_DEFAULTS: JsonTable = {  # defaults of transformers' TrainingArguments that differ from FiveTune's
     "run.seed": 42,
     "optimizer.name": "adamw",
     "optimizer.lr": 5e-5,
@@ -25,7 +25,7 @@ TRAINER_DEFAULTS: JsonTable = {  # of transformers' TrainingArguments, where Fiv
 }
 QUESTION_DEFAULTS: JsonTable = {"data.max_input_tokens": 384, "data.max_target_tokens": 30}
 TEXT_DEFAULTS: JsonTable = {"data.max_input_tokens": 1024, "data.max_target_tokens": 128}
-SCRIPTS: dict[str, JsonTable] = {  # what each script trains
+SCRIPTS: dict[str, JsonTable] = {  # task and limits of each script
     "run_seq2seq_qa": {**QUESTION_DEFAULTS, "task.name": "squad"},
     "run_qa": {**QUESTION_DEFAULTS, "task.name": "squad", "task.head": "extractive"},
     "run_qa_no_trainer": {**QUESTION_DEFAULTS, "task.name": "squad", "task.head": "extractive"},
@@ -37,13 +37,13 @@ TEXT_ONLY = ("text_column", "summary_column", "source_prefix")
 
 @dataclass(frozen=True, slots=True)
 class ConvertedRecipe:
-    """The settings of a command line, and why each of the other arguments is not among them."""
+    """The settings of a command line, and a reason for each argument that is left out."""
 
     settings: JsonTable
     left_out: tuple[str, ...]
 
     def as_yaml(self) -> str:
-        """A recipe: the reasons as comments, then the sections."""
+        """The recipe in YAML: the reasons as comments, then the sections."""
         table: JsonTable = {}
         for key, value in self.settings.items():
             *sections, name = key.split(".")
@@ -56,9 +56,9 @@ class ConvertedRecipe:
 
 
 def convert_arguments(text: str) -> ConvertedRecipe:
-    """The recipe of a transformers command line.
+    """Convert a transformers command line to a recipe.
 
-    Raises ConfigError for a script that FiveTune has no task for, and for arguments that cannot be read.
+    Raises ConfigError for a script without an equivalent task, and for arguments that cannot be parsed.
 
     >>> recipe = convert_arguments("python run_seq2seq_qa.py --model_name_or_path t5-small --do_train --fp16")
     >>> recipe.settings["model.path"], recipe.settings["task.name"], recipe.left_out[0][:20]
@@ -87,7 +87,7 @@ def convert_arguments(text: str) -> ConvertedRecipe:
         if name == "gradient_accumulation_steps":
             continue
         if not is_known(name):
-            left_out.append(f"--{name}: is no argument of transformers that FiveTune knows.")
+            left_out.append(f"--{name}: not an argument of transformers that FiveTune knows.")
             continue
         try:
             found = translate_argument(name, value, where=f"--{name}", beside=arguments)
@@ -103,8 +103,8 @@ def convert_arguments(text: str) -> ConvertedRecipe:
     if "train.num_steps" in settings:
         del settings["train.num_epochs"]
     if arguments.get("warmup_ratio") and arguments.get("warmup_steps"):
-        settings.pop("schedule.warmup_fraction")  # as TrainingArguments has it: steps win
-    if settings["optimizer.name"] == "adafactor":  # transformers' Adafactor, which does not scale by the weights
+        settings.pop("schedule.warmup_fraction")  # as in TrainingArguments, steps win
+    if settings["optimizer.name"] == "adafactor":  # transformers' Adafactor does not scale by the weights
         settings["optimizer.preset"] = "hf"
         for name in [key for key in settings if key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps")]:
             left_out.append(f"--adam_{name.partition('.')[2]}: AdamW's; Adafactor does not use it.")
@@ -115,7 +115,7 @@ def convert_arguments(text: str) -> ConvertedRecipe:
 
 
 def _find_num_processes(words: list[str]) -> int:
-    """Processes that a launcher (torchrun, accelerate launch) before the script starts; 1 without one.
+    """Number of processes that a launcher before the script (torchrun, accelerate launch) starts; 1 without one.
 
     >>> _find_num_processes(["torchrun", "--nproc_per_node", "4"]), _find_num_processes(["python"])
     (4, 1)
@@ -126,7 +126,7 @@ def _find_num_processes(words: list[str]) -> int:
 
 
 def _translate_batch(arguments: JsonTable, num_processes: int) -> JsonTable:
-    """Batch size, accumulation and processes: the examples of an optimizer step stay as many."""
+    """Translate batch size, accumulation and processes; the number of examples per optimizer step is preserved."""
     settings: JsonTable = {}
     micro = arguments.get("per_device_train_batch_size", 8)
     total = micro * arguments.get("gradient_accumulation_steps", 1) * num_processes
@@ -138,7 +138,7 @@ def _translate_batch(arguments: JsonTable, num_processes: int) -> JsonTable:
 
 
 def _translate_templates(arguments: JsonTable) -> JsonTable:
-    """Columns and prefix of run_summarization as the two templates of the task jsonl."""
+    """Translate columns and prefix of run_summarization to the two templates of the task jsonl."""
     text, summary = arguments.get("text_column", "text"), arguments.get("summary_column", "summary")
     prefix = arguments.get("source_prefix") or ""
     return {
@@ -149,7 +149,7 @@ def _translate_templates(arguments: JsonTable) -> JsonTable:
 
 
 def _rank_section(setting: tuple[str, object]) -> tuple[int, int]:
-    """Sections in the order of a recipe, a plugin's name before its options."""
+    """Sort key: sections in the order of a recipe, a plugin's name before its options."""
     section, _, name = setting[0].partition(".")
     order = ("run", "model", "task", "data", "optimizer", "schedule", "train", "eval", "checkpoint", "report")
     return order.index(section) if section in order else len(order), name != "name"

@@ -1,7 +1,7 @@
-"""Reads settings: YAML files and dotted overrides in, one table of values with their origins out.
+"""Layers of settings.
 
-YAML is read by the rules of version 1.2: `1e-4` and `1_000` are numbers, only true and false are booleans (`no` is
-a word). A repeated key is refused.
+In: YAML files and dotted overrides. Out: one table of values with their origins. Numbers and booleans follow YAML 1.2:
+`1e-4` and `1_000` are numbers, only true and false are booleans (`no` is a text). A repeated key is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_DEPTH = 100  # levels of nested tables and lists in a file
 
 
 class Setting(NamedTuple):
-    """One value, its path in the table, and where it was written."""
+    """One value, its path in the table, and its origin (`file:line` or flag)."""
 
     path: tuple[str, ...]
     value: object
@@ -61,7 +61,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_value(text: str) -> object:
-    """A value from the command line, read as YAML reads it.
+    """Parse a value of the command line as YAML.
 
     >>> parse_value("1e-4"), parse_value("1_000"), parse_value("true"), parse_value("null"), parse_value("no")
     (0.0001, 1000, True, None, 'no')
@@ -73,7 +73,7 @@ def parse_value(text: str) -> object:
         value = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError):
         return text
-    if text[node.end_mark.index if node else 0 :].strip():  # YAML takes the rest for a comment
+    if text[node.end_mark.index if node else 0 :].strip():  # YAML would drop the rest as a comment
         return text
     if isinstance(value, Mapping):  # a template such as {question}, unless it is the empty table
         return {} if not value else text
@@ -81,7 +81,7 @@ def parse_value(text: str) -> object:
 
 
 def parse_table(value: object) -> object:
-    """The table that a text from the command line denotes; any other value unchanged.
+    """Parse a text of the command line that holds a table; other values are returned unchanged.
 
     >>> parse_table("{HQ: high, LQ: low}"), parse_table("high")
     ({'HQ': 'high', 'LQ': 'low'}, 'high')
@@ -106,7 +106,7 @@ _Dumper.yaml_implicit_resolvers = {
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Unicode's line breaks would be read back as spaces; double quotes escape them."""
+    """Quote texts with Unicode line breaks, which would be read back as spaces."""
     style = '"' if re.search("[\x85\u2028\u2029]", text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -115,7 +115,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def as_yaml(table: Mapping[str, object]) -> str:
-    """A table as YAML that reads back equal.
+    """Format a table as YAML that reads back equal.
 
     >>> as_yaml({"lr": 1e-05, "answer": "no", "revision": "1e3"})
     "lr: 1.0e-05\\nanswer: 'no'\\nrevision: '1e3'\\n"
@@ -124,13 +124,13 @@ def as_yaml(table: Mapping[str, object]) -> str:
 
 
 def read_file(path: Path) -> list[list[Setting]]:
-    """The settings of a file, those of its `base:` first. Raises ConfigError with line and column."""
+    """Read the settings of a file, those of its `base:` files first. Raises ConfigError with line and column."""
     return _read_chain(path, seen=())
 
 
 def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
     if path.resolve() in seen:
-        raise ConfigError(f"{path}: base files form a circle. Take one `base:` out.")
+        raise ConfigError(f"{path}: base files form a cycle. Remove one `base:`.")
     settings = read_settings(path)
     bases = [s for s in settings if s.path == ("base",)]
     own = [s for s in settings if s.path != ("base",)]
@@ -141,7 +141,7 @@ def _read_chain(path: Path, seen: tuple[Path, ...]) -> list[list[Setting]]:
 
 
 def _find_base(base: Setting, *, folder: Path) -> Path:
-    """The file that `base:` names: beside the recipe, from the working directory, or a shipped recipe."""
+    """Find the file that `base:` names: beside the recipe, in the working directory, or a shipped recipe."""
     name = str(base.value)
     found = next((path for path in (folder / name, Path(name)) if path.is_file()), None) or find_shipped_recipe(name)
     if found is None:
@@ -152,7 +152,7 @@ def _find_base(base: Setting, *, folder: Path) -> Path:
 
 
 def read_settings(path: Path) -> list[Setting]:
-    """The settings of one file, down to the second level of its tables. Raises ConfigError with the place."""
+    """Read the settings of one file, down to the second level of its tables. Raises ConfigError with the place."""
     try:
         text = path.read_text(encoding="utf-8")
         _refuse_deep_nesting(text, path)
@@ -181,7 +181,7 @@ def _refuse_deep_nesting(text: str, path: Path) -> None:
 
 
 def _make_yaml_error(error: yaml.YAMLError, path: Path) -> ConfigError:
-    """The ConfigError of a YAML error, with line and column where it has them."""
+    """Convert a YAML error to a ConfigError, with line and column if known."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.")
     mark = error.problem_mark
@@ -190,7 +190,7 @@ def _make_yaml_error(error: yaml.YAMLError, path: Path) -> ConfigError:
 
 
 def _construct_value(node: yaml.Node, path: Path) -> object:
-    """The value of a node. Raises ConfigError for a tag that is not plain data (`!!python/...`) or does not fit."""
+    """Construct the value of a node. Raises ConfigError for a tag of code (`!!python/...`) or one that does not fit."""
     try:
         return _Loader("").construct_object(node, deep=True)
     except yaml.YAMLError as error:
@@ -205,7 +205,7 @@ def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) 
     for key_node, value_node in node.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{path}:{line}: the name of a setting is a word, not a {key_node.id}.")
+            raise ConfigError(f"{path}:{line}: the name of a setting must be a text, not a {key_node.id}.")
         if key in seen:
             raise ConfigError(
                 f"{path}:{line}: {'.'.join((*above, key))} is repeated (first in line {seen[key]}). Keep one."
@@ -219,11 +219,11 @@ def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) 
 
 
 class Layers:
-    """Layers of settings: the last value of a path wins and keeps its origin."""
+    """Layers of settings: the last value of a path wins; each value keeps its origin."""
 
     def __init__(self) -> None:
         self._settings: dict[tuple[str, ...], Setting] = {}
-        self._headers: dict[str, str] = {}  # sections and where they begin
+        self._headers: dict[str, str] = {}  # section -> origin of its header
 
     def add(self, settings: list[Setting]) -> None:
         """Add the settings of one file as the topmost layer."""
@@ -260,7 +260,7 @@ class Layers:
         return table
 
     def find_origin(self, path: tuple[str, ...]) -> str:
-        """The place where the value at `path`, or the nearest one above it, was written."""
+        """The origin of the value at `path`, or of the nearest one above it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self._settings:
                 return self._settings[path[:length]].where
@@ -285,7 +285,7 @@ class Layers:
         self._settings[path] = setting._replace(path=path)
 
     def _forget_options(self, section: str, name: object) -> None:
-        """Remove the options of the previous plugin: they do not fit another one."""
+        """Remove the options of the previous plugin, which do not fit another one."""
         current = self._settings.get((section, "name"))
         if current is not None and current.value != name:
             for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
@@ -293,14 +293,14 @@ class Layers:
 
 
 def _resolve_path(setting: Setting) -> tuple[str, ...]:
-    """The path of a value; of `optimizer: adamw` it is optimizer.name."""
+    """The path of a value; that of `optimizer: adamw` is optimizer.name."""
     path = setting.path
     is_name = len(path) == 1 and not isinstance(setting.value, Mapping) and path[0] in PLUGIN_SECTIONS
     return (path[0], "name") if is_name else path
 
 
 def _refuse_contradictions(pairs: list[tuple[Setting, Setting]]) -> None:
-    """Refuse two names of one setting (learning_rate, optimizer.lr) with different values in one layer."""
+    """Raise ConfigError if one layer gives two names of a setting (learning_rate, optimizer.lr) different values."""
     seen: dict[tuple[str, ...], tuple[str, Setting]] = {}
     for original, setting in pairs:
         path, name = _resolve_path(setting), ".".join(original.path)
@@ -315,12 +315,12 @@ def _refuse_contradictions(pairs: list[tuple[Setting, Setting]]) -> None:
 
 
 def _get_layer(setting: Setting) -> str:
-    """The layer that a setting belongs to: its file, the command line, the given dict."""
+    """The layer of a setting: its file, the command line, or the given dict."""
     return "--" if setting.where.startswith("--") else setting.where.rpartition(":")[0]
 
 
 def _translate(settings: list[Setting]) -> Iterator[tuple[Setting, Setting]]:
-    """Yield each setting as written, with the setting that it means: transformers' names are translated."""
+    """Yield each setting as written together with its translation; only transformers' names differ."""
     named = {s.path[0].replace("-", "_"): s for s in settings if len(s.path) == 1}
     beside = {name: setting.value for name, setting in named.items()}
     for setting in settings:
@@ -333,7 +333,7 @@ def _translate(settings: list[Setting]) -> Iterator[tuple[Setting, Setting]]:
 
 
 def parse_overrides(words: list[str]) -> JsonTable:
-    """Dotted flags of a command line as a dict.
+    """Parse the dotted flags of a command line to a dict.
 
     >>> parse_overrides(["--optimizer.lr", "1e-3", "--data.train", "a.json", "b.json", "--device=cpu"])
     {'optimizer.lr': 0.001, 'data.train': ['a.json', 'b.json'], 'device': 'cpu'}

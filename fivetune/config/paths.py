@@ -1,4 +1,4 @@
-"""The paths of a run's config.yaml, which stay as they were typed, found from another working directory."""
+"""Resolution of the relative paths in a run's config.yaml from another working directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def find_typed_path(typed: str, run_directory: str | Path) -> str:
-    """`typed` if it exists or is no relative path; else where it was when the run began, if it is there.
+    """Resolve a path as typed: unchanged if it exists or is absolute, else relative to the run's working directory.
 
-    A run records its working directory in machine.json. A hub name, or a file that is nowhere, is returned as typed.
+    machine.json records that directory. A hub name or a path that exists in neither place is returned unchanged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

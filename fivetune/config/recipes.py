@@ -1,4 +1,4 @@
-"""The shipped recipes: where they are, their names, and the file that a name or a path means."""
+"""The shipped recipes: their folder, their names, and the file of a name or path."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ SWEEPS = "compare"  # folder of the shipped sweeps among the recipes
 
 
 def is_run_directory(source: str | Path) -> bool:
-    """Whether a source is a run directory, not a folder that happens to have a recipe's name."""
+    """Whether a source is a run directory, not just a folder with a recipe's name."""
     return (Path(source) / "config.yaml").is_file()
 
 
 def find_recipes_folder() -> Path:
-    """The recipes beside the sources in a checkout, or inside the installed package."""
+    """Find the folder of the recipes: beside the sources in a checkout, or inside the installed package."""
     inside = Path(__file__).parents[1] / "recipes"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
 
 
 def list_recipe_names() -> list[str]:
-    """Names of the shipped recipes, as `fivetune train` takes them."""
+    """List the names of the shipped recipes, as `fivetune train` accepts them."""
     folder = find_recipes_folder()
     found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml"))
     return sorted(str(name) for name in found if name.parts[0] != SWEEPS)
 
 
 def find_shipped_recipe(name: str) -> Path | None:
-    """The file of a shipped recipe, its name with or without .yaml and the folder recipes/; None if there is none.
+    """Find the file of a shipped recipe by name, with or without recipes/ and .yaml; None if there is none.
 
     >>> find_shipped_recipe("recipes/squad_v2.yaml") == find_shipped_recipe("squad_v2"), find_shipped_recipe("squad_v3")
     (True, None)
@@ -38,7 +38,7 @@ def find_shipped_recipe(name: str) -> Path | None:
 
 
 def find_recipe(source: str | Path) -> Path:
-    """A path as given, or the shipped recipe of that name. Raises ConfigError with the nearest names."""
+    """Find a recipe by path, run directory or shipped name. Raises ConfigError with the nearest names."""
     path = Path(source)
     if is_run_directory(path):
         return path / "config.yaml"

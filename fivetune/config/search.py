@@ -1,7 +1,7 @@
-"""The recipe's section `build_search`: the settings that `fivetune tune` varies, and how it searches.
+"""The recipe's section `search`: the settings that `fivetune tune` varies, and the options of the search.
 
-In: the section as a recipe gives it. Out: a frozen SearchSection; whether the settings exist and take the values is
-checked by `search.load_search`, which sees the whole recipe.
+In: the section of a recipe. Out: a frozen SearchSection. `experiments.space.load_search`, which has the whole recipe,
+checks that the settings exist and accept the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fivetune.config.layers import parse_table
 def _check_scalar(value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"a choice is a number, a word, true, false or null, not {value!r}")
+    raise ValueError(f"a choice is a number, a text, true, false or null, not {value!r}")
 
 
 def _check_storage(value: object) -> object:
@@ -39,7 +39,7 @@ class SearchDimension(_Section):
     low: int | float | None = Field(default=None, description="smallest value")
     high: int | float | None = Field(default=None, description="largest value, included")
     log: bool = Field(default=False, description="log-uniform (1e-4 to 1e-3 as often as 1e-3 to 1e-2)")
-    step: Annotated[int | float, Field(gt=0)] | None = Field(default=None, description="distance of two values")
+    step: Annotated[int | float, Field(gt=0)] | None = Field(default=None, description="distance between two values")
     choices: tuple[Scalar, ...] = Field(default=(), description="the values themselves; excludes low and high")
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class SearchDimension(_Section):
 
     @property
     def samples(self) -> tuple[Any, ...]:
-        """Values that show whether the setting takes what may be drawn: all choices, or both ends."""
+        """Values with which to check that the setting accepts the dimension: all choices, or both ends."""
         return self.choices or (self.low, self.high)
 
 
@@ -69,25 +69,25 @@ class SearchSection(_Section):
         description="dotted setting: {low: 1e-4, high: 1e-2, log: true}, or {low, high, step}, or {choices: [...]}",
     )
     num_trials: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="runs in all, over all processes that share the study"
+        default=20, description="number of trials, over all processes that share the study"
     )
     sampler: Literal["tpe", "grid", "random"] = Field(
-        default="tpe", description="tpe learns from the trials so far; grid tries all choices and steps"
+        default="tpe", description="tpe learns from previous trials; grid tries all choices and steps"
     )
     pruner: Literal["median", "hyperband", "none"] = Field(
         default="median",
-        description="median stops a run whose best score so far is below the median of the others' at the same "
-        "evaluation; hyperband gives few runs the whole time",
+        description="median stops a trial whose best score so far is below the median of the others' at the same "
+        "evaluation; hyperband trains only few trials to the end",
     )
     startup_trials: Annotated[int, Field(ge=0)] = Field(
         default=5, description="finished trials before tpe models and median stops anything"
     )
-    seed: int = Field(default=0, ge=0, lt=2**31, description="of the sampler; runs are seeded by run.seed")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="seed of the sampler; trials are seeded by run.seed")
     storage: Annotated[str, BeforeValidator(_check_storage)] = Field(
         default="sqlite",
-        description="sqlite: study.db, for processes of one machine; journal: study.journal, also for nodes that share "
-        "a folder; or the URL of a database",
+        description="sqlite: study.db, for processes of one machine; journal: study.journal, also for nodes with a "
+        "shared folder; or the URL of a database",
     )
     keep: Literal["best", "all"] = Field(
-        default="best", description="whose weights stay on disk; records and reports of all trials do"
+        default="best", description="trials whose weights are kept; records and reports of all trials are kept"
     )

@@ -1,4 +1,4 @@
-"""The sections of a recipe: one frozen pydantic model each, and RunConfig, which holds them all.
+"""The sections of a recipe: one frozen pydantic model each, and RunConfig with all sections.
 
 In: nested plain values. Out: checked settings. A field's description is its documentation (docs/config.md).
 """
@@ -20,7 +20,7 @@ from fivetune.types import JsonTable
 
 
 def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Options:
-    """Turn `{name: adafactor, lr: 1e-3}` or `adafactor` into the options of that plugin."""
+    """Convert `{name: adafactor, lr: 1e-3}` or `adafactor` to the options of that plugin."""
     if isinstance(value, Options):
         return value
     table = {"name": value} if isinstance(value, str) else dict(value or {})
@@ -32,7 +32,7 @@ def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping
 
 
 def _make_plugin_field(kind: str, default: str | None = None) -> Any:
-    """Annotation of a section that names a plugin and carries its options."""
+    """Make the annotation of a section with a plugin's name and options."""
     field = Field(default_factory=lambda: plugins.load_plugin(kind, default)()) if default else Field()
     return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_parse_plugin, kind, default)), field]
 
@@ -93,14 +93,14 @@ class DataSection(_Section):
     eval: Sources = Field(default=(), description="evaluation files, folders or hub names")
     eval_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
-        description="where eval is empty: share of the training records that is evaluated on instead; records that "
-        "share inputs, context or question stay on one side, labels keep their shares",
+        description="if eval is empty: share of the training records that becomes evaluation data; records with a "
+        "common input, context or question are not separated, and labels keep their shares",
     )
     eval_seed: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="seed of eval_share's draw: runs of other run.seed are scored on the same records"
+        default=0, description="seed of the split by eval_share, so that runs with another run.seed share the split"
     )
     group_column: str | None = Field(
-        default=None, description="records with the same value of this column stay on one side of eval_share"
+        default=None, description="records with the same value of this column are not separated by eval_share"
     )
     columns: Annotated[dict[str, str], Table] = Field(
         default={}, description="column that the task reads: column in the file; a nested one is dotted (info.topic)"
@@ -116,19 +116,19 @@ class DataSection(_Section):
     )
     overlong: Literal["truncate", "head_tail", "windows"] = Field(
         default="truncate",
-        description="truncate cuts the end of an over-long context, head_tail its middle; windows reads all of it in "
-        "overlapping windows (extractive tasks only); the question is never cut",
+        description="truncate removes the end of an over-long context, head_tail its middle; windows splits it into "
+        "overlapping windows (extractive tasks only); the question is never truncated",
     )
     window_overlap: Annotated[int, Field(ge=0)] = Field(
         default=128, description="tokens shared by two consecutive windows"
     )
     max_train_examples: PositiveInt | None = Field(
-        default=None, description="read only the first N records; a record can give several examples, or none"
+        default=None, description="read only the first N records; a record can yield several examples, or none"
     )
     max_eval_examples: PositiveInt | None = Field(default=None, description="read only the first N records")
     bucket_pool: PositiveInt = Field(
         default=8,
-        description="number of global batches that are sorted by length together; 1 draws each batch at random",
+        description="number of global batches per pool, which is sorted by length; 1 draws each batch at random",
     )
     cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
 
@@ -150,12 +150,12 @@ class TrainSection(_Section):
         description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="auto: bf16 autocast with fp32 weights where the device has it, else fp32"
+        default="auto", description="auto: bf16 autocast with fp32 weights if the device supports it, else fp32"
     )
     forward: Literal["auto", "flat", "padded", "buckets"] = Field(
         default="auto",
         description="flat computes real tokens only; padded a padded rectangle; buckets rectangles of fixed sizes; "
-        "auto: by device, printed at the start",
+        "auto: chosen by device, printed at the start",
     )
     capture: Literal["auto", "on", "off"] = Field(
         default="auto",
@@ -170,13 +170,13 @@ class TrainSection(_Section):
     )
     early_stopping: PositiveInt | None = Field(
         default=None,
-        description="stop after so many evaluations in a row without a better one (better score; at equal scores a "
-        "lower loss); null: off",
+        description="stop after this number of evaluations in a row without improvement (a better score; at equal "
+        "scores a lower loss); null: off",
     )
     log_every_steps: PositiveInt = Field(default=10, description="steps between two progress lines outside a terminal")
     num_threads: PositiveInt | None = Field(
         default=None,
-        description="CPU threads of each process; default: OMP_NUM_THREADS, else its share of the cores",
+        description="CPU threads of each process; default: OMP_NUM_THREADS, else the process's share of the cores",
     )
 
     @model_validator(mode="after")
@@ -189,8 +189,8 @@ class TrainSection(_Section):
     def _check_auto_batch_size(self) -> TrainSection:
         if self.batch_size == "auto" and not self.global_batch_size:
             raise ValueError(
-                "batch_size auto needs global_batch_size, of which it takes the largest part that fits. "
-                "Add it (128 in the T5 paper), or give batch_size a number"
+                "batch_size auto needs global_batch_size, because it is the largest divisor of it that fits. "
+                "Add it (128 in the T5 paper), or set batch_size to a number"
             )
         return self
 
@@ -211,7 +211,7 @@ class EvalSection(_Section):
     at_start: bool = Field(default=True, description="evaluate before the first step: the baseline of the report")
     batch_size: PositiveInt = Field(default=64, description="examples per generation batch")
     max_examples: PositiveInt | None = Field(
-        default=None, description="size of the subset during training; the last evaluation takes all"
+        default=None, description="size of the subset during training; the best weights are evaluated on all examples"
     )
     suppress_sentinels: bool = Field(default=True, description="never generate <extra_id_N>")
     max_new_tokens: PositiveInt | None = Field(
@@ -225,20 +225,21 @@ class EvalSection(_Section):
         default=1, description="answers kept per input, at most num_beams; 5 for ranked answers such as BioASQ's"
     )
     length_penalty: float = Field(
-        default=1.0, description="beam search: above 0 favours long answers, below 0 short ones"
+        default=1.0,
+        description="exponent of the length in beam search: above 0 favours long answers, below 0 short ones",
     )
     repetition_penalty: Annotated[float, Field(gt=0)] = Field(
-        default=1.0, description="above 1 makes tokens that were already generated less likely"
+        default=1.0, description="above 1 makes tokens that were already generated less probable"
     )
     score_labels: bool = Field(
         default=True, description="label tasks: score the labels in one decoder step; false: generate free text"
     )
-    metric: str | None = Field(default=None, description="score that chooses the best checkpoint; default: the task's")
+    metric: str | None = Field(default=None, description="score that selects the best checkpoint; default: the task's")
 
     @model_validator(mode="after")
     def _check_num_beams(self) -> EvalSection:
         if self.num_candidates > self.num_beams:
-            raise ValueError(f"num_candidates {self.num_candidates} needs as many beams, num_beams is {self.num_beams}")
+            raise ValueError(f"num_candidates {self.num_candidates} exceeds num_beams {self.num_beams}")
         return self
 
     @model_validator(mode="after")
@@ -276,14 +277,14 @@ class ReportSection(_Section):
     title: str | None = Field(default=None, description="title of report.html; default: the run's name")
     beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are baselines")
     expected: Annotated[dict[str, float], Table] = Field(
-        default={}, description="published scores, shown beside the run's: {f1: 92.08}"
+        default={}, description="published scores, compared with the run's: {f1: 92.08}"
     )
     expected_model: str | None = Field(
-        default=None, description="model of the published scores; another one than `model.path` is not compared with"
+        default=None, description="model of the published scores; compared only if it is `model.path`"
     )
     expected_examples: PositiveInt | None = Field(
         default=None,
-        description="examples that the published scores average; a run with another number is not compared with them",
+        description="number of examples of the published scores; compared only with an evaluation of as many",
     )
     sinks: tuple[str, ...] = Field(
         default=(), description="trackers that receive every record: tensorboard, wandb, mlflow"
@@ -298,14 +299,14 @@ class ReportSection(_Section):
 
 
 class LaunchSection(_Section):
-    """How processes are started: docs/parallel.md."""
+    """The processes of a run: docs/parallel.md."""
 
     nproc: PositiveInt = Field(
         default=1,
         description="processes on this machine, one per device; more than 1 needs strategy.name ddp or fsdp",
     )
     timeout_minutes: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="longest time that a process waits for another one"
+        default=30.0, description="longest time that a process waits for another"
     )
 
 
@@ -345,14 +346,14 @@ class RunConfig(_Section):
         name = self.strategy.plugin_name()
         if not self.strategy.supports_multiple:
             raise ValueError(
-                f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} has "
-                "one. Use ddp, or fsdp where the model does not fit into one device"
+                f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} supports "
+                "one. Use ddp, or fsdp if the model does not fit into one device"
             )
         if self.train.examples_per_step % num:
             key = "global_batch_size" if self.train.global_batch_size else "batch_size"
             raise ValueError(
-                f"train.{key} {self.train.examples_per_step} is not a multiple of launch.nproc {num}, "
-                "whose processes share every global batch"
+                f"train.{key} {self.train.examples_per_step} is not a multiple of launch.nproc {num}; "
+                "the processes share every global batch"
             )
         if self.device == "mps" or ":" in self.device:
             raise ValueError(f"device {self.device} is one device, launch.nproc is {num}. Use auto, cuda or cpu")
@@ -368,7 +369,7 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _check_single_lr_source(self) -> RunConfig:
-        """An optimizer with a learning rate of its own has no rate for a schedule to multiply."""
+        """Refuse a schedule with an optimizer that computes its own learning rate."""
         if not getattr(self.optimizer, "relative_step", False):
             return self
         warmup = next((n for n in ("warmup_steps", "warmup_fraction") if getattr(self.schedule, n, None)), None)
@@ -386,14 +387,14 @@ class RunConfig(_Section):
         for task in self.tasks:
             if self.data.overlong == "windows" and not task.extractive:
                 raise ValueError(
-                    f"data.overlong windows reads a context in pieces; task {task.plugin_name()} "
-                    "takes no answer from one. Use truncate or head_tail"
+                    f"data.overlong windows splits a context into windows; task {task.plugin_name()} "
+                    "is not extractive. Use truncate or head_tail"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_metric(self) -> RunConfig:
-        """The checkpoint is chosen by a score of the task, neither a count nor a threshold."""
+        """Refuse an eval.metric that is not a score of the task, such as a count or a threshold."""
         name = self.eval.metric
         if name is None:
             return self
@@ -402,7 +403,7 @@ class RunConfig(_Section):
         allowed = task.list_selectable_scores()
         if name not in allowed:
             raise ValueError(
-                f"eval.metric {name!r} is no score that chooses a checkpoint. {suggest_names(name, allowed)}"
+                f"eval.metric {name!r} is not a score that can select a checkpoint. {suggest_names(name, allowed)}"
             )
         return self
 
@@ -417,7 +418,7 @@ class RunConfig(_Section):
         return cls.model_fields[section].get_default(call_default_factory=True).plugin_name()
 
     def as_dict(self) -> JsonTable:
-        """Plain values, plugins as tables with their name; reading it back gives an equal config."""
+        """Convert to plain values, plugins to tables with their name; reading it back gives an equal config."""
         table = self.model_dump(mode="json")
         for section in PLUGIN_SECTIONS:
             table[section] = {"name": getattr(self, section).plugin_name(), **table[section]}

@@ -1,1 +1,1 @@
-"""Many runs: jobs in processes of their own, sweeps over a grid, studies with a sampler."""
+"""Experiments of many runs: sweeps over a grid or list, studies with a sampler; each run in its own process."""

@@ -1,4 +1,4 @@
-"""sweep.json: what a sweep's directory holds, so that it can be compared without the sweep file.
+"""sweep.json: the record of a sweep's directory, so that its runs can be compared without the sweep file.
 
 In: a Sweep, or such a directory. Out: its SweepRecord, and the Comparison of its finished runs.
 
@@ -27,11 +27,11 @@ RECORD = "sweep.json"
 
 
 class RunRecord(BaseModel):
-    """What became of one run of a sweep.
+    """Outcome of one run of a sweep.
 
     Args:
         failure: why the last attempt failed; None if it did not.
-        seconds: of the whole run; None before it has finished.
+        seconds: duration of the whole run; None before it has finished.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +65,7 @@ def is_sweep(folder: str | Path) -> bool:
 
 
 def make_sweep_record(sweep: Sweep) -> SweepRecord:
-    """The record of a sweep none of whose runs has started."""
+    """Make the record of a sweep before its first run."""
     return SweepRecord(
         title=sweep.title,
         baseline=sweep.baseline,
@@ -78,12 +78,12 @@ def make_sweep_record(sweep: Sweep) -> SweepRecord:
 
 
 def read_record(folder: Path) -> SweepRecord:
-    """The record of a sweep's directory. Raises RunDirError if it has none, or a damaged one."""
+    """Read the record of a sweep's directory. Raises RunDirError if it is missing or damaged."""
     path = folder / RECORD
     try:
         return SweepRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise RunDirError(f"{folder}: is no sweep's directory (it has no {RECORD}). Give a sweep file.") from None
+        raise RunDirError(f"{folder}: not a sweep's directory (it has no {RECORD}). Give a sweep file.") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -91,17 +91,17 @@ def read_record(folder: Path) -> SweepRecord:
 
 
 def read_run_records(folder: Path) -> dict[str, RunRecord]:
-    """The recorded runs of a sweep's directory by name; {} before its first run."""
+    """Read the recorded runs of a sweep's directory by name; {} if it has no record."""
     return {run.name: run for run in read_record(folder).runs} if is_sweep(folder) else {}
 
 
 def read_run_state(folder: Path) -> str:
-    """State of a run: open (its directory is empty), preparing, running, interrupted, failed or finished."""
+    """Read the state of a run: open (not started), preparing, running, interrupted, failed or finished."""
     return rundir.read_status(folder).state or "open" if (folder / rundir.CONFIG).is_file() else "open"
 
 
 def read_run_owner(folder: Path) -> str:
-    """The process that trains a run, or did so last: `process 12 on host`."""
+    """Read the process that trains or last trained a run: `process 12 on host`."""
     try:
         return (folder / rundir.LOCK).read_text().strip() or "another process"
     except OSError:
@@ -109,7 +109,7 @@ def read_run_owner(folder: Path) -> str:
 
 
 def read_sweep_variants(folder: str | Path) -> tuple[Variant, ...]:
-    """The variants of a sweep with their finished runs; every other run is a failure. Raises RunDirError."""
+    """Read the variants of a sweep with their finished runs; other runs count as failures. Raises RunDirError."""
     folder = Path(folder)
     record = read_record(folder)
     return tuple(_read_variant(name, settings, folder, record) for name, settings in record.variants.items())
@@ -126,8 +126,8 @@ def compare_sweep(
     """Compare the finished runs of a sweep. Raises RunDirError.
 
     Args:
-        variants: of `read_sweep_variants`, if they are read already.
-        baseline, metric, price_per_hour: replace the sweep's own.
+        variants: result of `read_sweep_variants`; None reads it.
+        baseline, metric, price_per_hour: replace those of the sweep.
     """
     folder = Path(folder)
     record = read_record(folder)
@@ -159,7 +159,7 @@ def _read_variant(name: str, settings: Mapping[str, Any], folder: Path, record: 
 
 
 def _describe_failure(folder: Path, run: RunRecord) -> str:
-    """Why a run is not finished, without a full stop."""
+    """Describe why a run is not finished, without a full stop."""
     state = read_run_state(folder)
     if state in ("preparing", "running"):
         return f"still {state}, in {read_run_owner(folder)}"

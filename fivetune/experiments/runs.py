@@ -1,12 +1,12 @@
-"""Training the runs of a sweep, one process after the other.
+"""Training of a sweep's runs, one process after the other.
 
 In: a Sweep. Out: its directory, with
 
     sweep.json              variants, settings and the state of each run
-    recipes/<run>.yaml      the resolved recipe of each run, which `fivetune train` takes as it is
-    logs/<run>.log          what each process printed
+    recipes/<run>.yaml      the resolved recipe of each run, for `fivetune train`
+    logs/<run>.log          the output of each process
     <run>/                  the run directories
-    log.txt                 what the terminal showed
+    log.txt                 the progress lines of the terminal
 
 Finished runs are kept, interrupted ones are resumed, failed ones start over.
 """
@@ -47,10 +47,10 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     A run that fails is retried `sweep.retries` times; then its error goes to sweep.json and the sweep continues.
 
     Args:
-        resume: continue the sweep that is in the directory.
-        overwrite: move a sweep that is in the directory aside.
+        resume: continue the sweep in the directory.
+        overwrite: move the sweep in the directory aside.
 
-    Raises RunDirError if the directory is in use or holds something else, InterruptedRunError after Ctrl-C or SIGTERM.
+    Raises RunDirError if the directory is in use or holds something else, InterruptedRunError after a signal.
     """
     _prepare_folder(sweep, resume=resume, overwrite=overwrite)
     sweep.folder.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,9 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
 
 
 def estimate_seconds(sweep: Sweep, *, overwrite: bool = False) -> dict[str, float | None]:
-    """Seconds that each run will take, by its name: the median of the finished runs of its variant, else of all.
+    """Estimate the seconds of each run by name: the median of the finished runs of its variant, else of all.
 
-    None before a run of the sweep has finished; 0 for finished runs, unless `overwrite` repeats all.
+    None if no run of the sweep has finished; 0 for finished runs, unless `overwrite` repeats all.
     """
     known = read_run_records(sweep.folder)
     kept = {name for name in known if not overwrite and read_run_state(sweep.folder / name) == "finished"}
@@ -102,19 +102,19 @@ def _count_finished(sweep: Sweep) -> int:
 
 
 def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
-    """Check that the directory is free, or that it holds a sweep to be resumed or moved aside."""
+    """Check that the directory is free or holds a sweep to resume; with `overwrite` move that sweep aside."""
     folder = sweep.folder
     if not folder.is_dir() or all(entry.name == rundir.LOCK for entry in folder.iterdir()):
         return
     if not is_sweep(folder):
         raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another `dir:`.")
-    rundir.lock_folder(folder).close()  # a sweep that runs there is the first thing to report
+    rundir.lock_folder(folder).close()  # report a running sweep before any other error
     if overwrite:
         folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
     elif not resume:
         raise RunDirError(
             f"{folder}: holds a sweep already, {_count_finished(sweep)} of {len(sweep.runs)} runs are finished. "
-            "Add --resume to train the others, --overwrite to move it aside, or compare what is there: "
+            "Add --resume to train the others, --overwrite to move it aside, or compare the finished runs: "
             f"fivetune compare {folder}"
         )
 
@@ -159,7 +159,7 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
 
 
 def _write_corpus(corpus: CorpusSection | None) -> None:
-    """Write the generated reading corpus of the quickstart, unless its files are there."""
+    """Write the generated reading corpus of the quickstart, unless its files exist."""
     if corpus is None or all((Path(corpus.dir) / name).is_file() for name in ("train.json", "dev.json")):
         return
     from fivetune.nano.reading import FIRMS, PEOPLE, SHIPS, write_reading_corpus
@@ -203,9 +203,9 @@ def _run_all(sweep: Sweep, record: SweepRecord, progress: Progress) -> None:
 
 
 def _run_with_retries(sweep: Sweep, run: PlannedRun, progress: Progress) -> tuple[int, str | None]:
-    """Train one run, with retries; the number of attempts, and the error of the last one, None if it succeeded.
+    """Train one run, with retries. Returns: the number of attempts, and the error of the last one or None.
 
-    Resuming an interrupted run costs no retry: it may be refused, and the run then starts over.
+    Resuming an interrupted run does not count as a retry: if it is refused, the run starts over.
     """
     folder = sweep.folder / run.name
     attempts, left, may_resume = 0, sweep.retries, True
@@ -224,7 +224,7 @@ def _run_with_retries(sweep: Sweep, run: PlannedRun, progress: Progress) -> tupl
 
 
 def _choose_train_flags(folder: Path, *, may_resume: bool) -> list[str]:
-    """The flags by which `fivetune train` resumes or replaces what is in a run's folder."""
+    """Choose the flags by which `fivetune train` resumes or replaces the run in a folder."""
     if not rundir.find_conflict(folder):
         return []
     status = rundir.read_status(folder)
@@ -233,17 +233,17 @@ def _choose_train_flags(folder: Path, *, may_resume: bool) -> list[str]:
 
 
 def _run_train_process(sweep: Sweep, run: PlannedRun, flags: list[str], progress: Progress) -> tuple[int, str]:
-    """One process of `fivetune train`: its exit code, and why it ended. Ctrl-C stops it, after it has saved."""
+    """Run `fivetune train` as a process; returns its exit code and error. Ctrl-C stops it after it has saved."""
     words = ["train", str(sweep.folder / RECIPES / f"{run.name}.yaml"), "--quiet", *flags]
     with Job(words, sweep.folder / LOGS / f"{run.name}.log") as job:
         try:
             return job.wait(), job.read_error()
         except KeyboardInterrupt:
-            progress.log("stopping: the run saves its state first; Ctrl-C once more stops it at once")
+            progress.log("stopping: the run saves its state first; a second Ctrl-C stops it at once")
             raise
 
 
 def _describe_result(folder: Path) -> str:
-    """`finished, f1 80.10`: the best score of a run."""
+    """Describe the best score of a run: `finished, f1 80.10`."""
     best = rundir.read_status(folder).best
     return f"finished, {best.metric} {best.score:.2f}" if best else "finished"

@@ -1,7 +1,7 @@
-"""Search: a study of many trainings, each in a process of its own, with settings that a sampler draws.
+"""Search: runs the trials of a study, each in its own process, with settings drawn by a sampler.
 
-In: a recipe with a section `search`. Out: a Search, `best.yaml` and a page in the study's folder. The same command
-continues a study, and several of them share one.
+In: a recipe with a section `search`. Out: a Search; `best.yaml` and a page in the study's folder. The same command
+continues a study, and several processes can share one.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 20.0
-MAX_FAILED_TRIALS = 3  # a search whose first trials all failed ends
+MAX_FAILED_TRIALS = 3  # a search ends if its first trials all fail
 
 
 def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) -> Search:
     """Run trials until the study has `search.num_trials`; several processes may do so at once.
 
     Args:
-        config: of `space.load_search`.
-        folder: of the study, which is created or continued.
+        config: from `space.load_search`.
+        folder: folder of the study, which is created or continued.
         write_line: receives a line per trial.
 
-    Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial gave a score.
+    Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial has a score.
     """
     study = Study(config, folder)
     try:
@@ -61,19 +61,19 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
         found = study.build_search()
         _write_results(found, config, folder)
     if found.best is None and not any(one.state == "running" for one in found.trials):
-        raise IncompleteError(f"{folder}: no trial gave a score.")
+        raise IncompleteError(f"{folder}: no trial has a score.")
     return found
 
 
 def _run_trial(study: Study, trial: optuna.Trial) -> None:
-    """Train one trial and record its outcome; a signal hands it back to the study."""
+    """Train one trial and record its outcome; after a signal the study retries it."""
     run = study.folder / trial.user_attrs["run"]
     started = time.monotonic()
     try:
         with _start_trial(study, trial, run) as job:
             study.record_heartbeat(trial, child_pid=job.pid)
             pruned = _watch_trial(study, trial, job, run)
-    except ConfigError as error:  # each setting is valid, together they are not
+    except ConfigError as error:  # each setting is valid, their combination is not
         return study.fail(trial, str(error), retry=False)
     except BaseException:
         study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
@@ -95,7 +95,7 @@ def _run_trial(study: Study, trial: optuna.Trial) -> None:
 
 
 def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
-    """Start the training of a trial, or resume it where an attempt before left checkpoints."""
+    """Start the training of a trial, or resume it if an earlier attempt has begun."""
     if rundir.read_status(run).begun:
         words = ["train", str(run), "--resume", "--quiet"]
     else:
@@ -129,20 +129,20 @@ def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool
 
 
 def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
-    """(step, score) of a run's own evaluations after its start, in order."""
+    """Read (step, score) of a run's own evaluations after step 0, in order."""
     evals = select_evals_by_step(rundir.read_evals(folder))
     return [(one.step, one.scores[metric]) for one in evals if one.step > 0 and metric in one.scores]
 
 
 def read_best_score(folder: Path, metric: str) -> float | None:
-    """Score of the evaluation that picked the run's weights, on all examples once the run has finished."""
+    """Read the score of the best evaluation of a run, on all examples once the run has finished."""
     best = rundir.read_status(folder).best
     chosen = find_own_eval(rundir.read_evals(folder), best.step) if best else None
     return chosen.scores.get(metric) if chosen else None
 
 
 def _format_trial(found: Search, number: int) -> str:
-    """One trial in a line.
+    """Format one trial as a line.
 
     >>> from fivetune.types import Trial
     >>> lost = Trial(3, "failed", {}, None, why="its process died; retried as trial 4")
@@ -165,7 +165,7 @@ def _check_failures(found: Search, folder: Path) -> None:
 
 
 def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
-    """best.yaml, once there is a best trial, and the page."""
+    """Write the page, and best.yaml if there is a best trial."""
     if found.best is not None:
         recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_yaml()
         title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."

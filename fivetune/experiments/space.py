@@ -1,4 +1,4 @@
-"""The search space: every searched setting and value is checked against the recipe before anything runs.
+"""The search space: checks every searched setting and value against the recipe before any trial runs.
 
 In: a recipe with a section `search`. Out: its config, with ranges in the type of their settings (int or float); the
 config of one trial; the points of a grid.
@@ -22,11 +22,11 @@ from fivetune.tasks import Task
 from fivetune.values import flatten_table
 
 EXAMPLE = "search: {over: {optimizer.lr: {low: 1e-4, high: 1e-2, log: true}}}"
-FRACTION = 0.3719  # of the way between two whole numbers lies a number that is not whole
+FRACTION = 0.3719  # of an integer range: a value that is not an integer
 
 
 def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """Load a recipe that has a section `search`.
+    """Load a recipe with a section `search`.
 
     Raises ConfigError for an empty search, an unknown setting, a value that its setting refuses, or an infinite grid.
     """
@@ -49,17 +49,17 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
 
 def get_task(config: RunConfig) -> Task:
-    """The task of a recipe; a plugin's class is known at run time only."""
+    """The task of a recipe, typed: a plugin's class is known only at run time."""
     return cast(Task, config.task)  # pyright: ignore[reportUnknownMemberType]
 
 
 def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: str | Path) -> RunConfig:
-    """The config of one trial, which runs in `folder`. Raises ConfigError for settings that exclude each other."""
+    """Build the config of a trial that runs in `folder`. Raises ConfigError for settings that exclude each other."""
     return load_config(config.as_dict(), {**settings, "run.dir": str(folder), "search.over": {}})
 
 
 def select_recipe_values(config: RunConfig) -> dict[str, Any]:
-    """The recipe's own values of the searched settings, without those outside their range or choices."""
+    """The recipe's own values of the searched settings, without values outside their range or choices."""
     values = flatten_table(config.as_dict())
     return {
         key: values.get(key)
@@ -69,7 +69,7 @@ def select_recipe_values(config: RunConfig) -> dict[str, Any]:
 
 
 def build_grid(config: RunConfig, *, where: str = "search") -> list[dict[str, Any]]:
-    """All combinations of choices and of steps. Raises ConfigError for a range without a step."""
+    """Build all combinations of choices and steps. Raises ConfigError for a range without a step."""
     over = config.search.over
     for key, searched in over.items():
         if not searched.choices and not searched.step:
@@ -78,7 +78,7 @@ def build_grid(config: RunConfig, *, where: str = "search") -> list[dict[str, An
 
 
 def _list_grid_values(searched: SearchDimension) -> tuple[Any, ...]:
-    """All values of choices or of a range with a step.
+    """List the values of choices or of a range with a step.
 
     >>> _list_grid_values(SearchDimension(low=0, high=10, step=4))
     (0, 4, 8)
@@ -102,7 +102,7 @@ def _is_inside(value: Any, searched: SearchDimension) -> bool:
 
 
 def _convert_range_type(key: str, searched: SearchDimension, layers: Layers, where: str) -> SearchDimension:
-    """A range with int ends where its setting takes only whole numbers, else with floats."""
+    """Convert the ends of a range to int if its setting accepts only integers, else to float."""
     for value in searched.samples:
         if refusal := _find_setting_error(layers, key, value):
             raise ConfigError(f"{where}: search.over: {refusal}")
@@ -113,12 +113,12 @@ def _convert_range_type(key: str, searched: SearchDimension, layers: Layers, whe
     kind = int if whole else float
     step = searched.step and kind(searched.step)
     if step != searched.step:
-        raise ConfigError(f"{where}: search.over.{key}.step is {searched.step}, but the setting takes whole numbers.")
+        raise ConfigError(f"{where}: search.over.{key}.step is {searched.step}, but the setting needs whole numbers.")
     return searched.model_copy(update={"low": kind(low), "high": kind(high), "step": step})
 
 
 def _find_setting_error(layers: Layers, key: str, value: Any) -> str | None:
-    """Why a setting refuses a value, whatever the other settings are; None if it accepts it."""
+    """The error of a setting with a value, regardless of other settings; None if it accepts the value."""
     changed = deepcopy(layers)
     changed.add_overrides({key: value})
     try:

@@ -1,7 +1,7 @@
-"""The study that trials are drawn from: optuna's, in a storage that several processes and nodes share.
+"""An optuna study in a storage that several processes and nodes can share.
 
 In: the recipe with its section `search`, the study's folder. Out: the next trial, the outcome of each, and a Search.
-What two processes must not do at once is done under a lock on the folder.
+A lock on the folder serialises the operations that two processes must not do at once.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-HEARTBEAT_TIMEOUT_SECONDS = 120.0  # a process of another node without a heartbeat for so long counts as dead
+HEARTBEAT_TIMEOUT_SECONDS = 120.0  # without a heartbeat, after which a process of another node counts as dead
 MAX_ATTEMPTS = 3
 FREE_KEYS = ("search.num_trials", "search.keep", "run.dir")  # may differ when a study is continued
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
 
 
 class TrialOwner(BaseModel):
-    """The process that runs a trial, kept in the study's storage.
+    """The process that runs a trial, recorded in the study's storage.
 
     Args:
-        child: the training that it started.
-        seen: time of its last heartbeat, seconds since 1970.
+        child: the training process that it started.
+        seen: time of its last heartbeat, in seconds since 1970.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,7 +62,7 @@ class TrialOwner(BaseModel):
 class Study:
     """A study on disk, opened or created.
 
-    Raises ConfigError if the folder holds a study of another recipe, FiveTuneEnvironmentError without optuna or where
+    Raises ConfigError if the folder holds a study of another recipe, FiveTuneEnvironmentError if optuna is missing or
     the storage cannot be opened.
     """
 
@@ -81,7 +81,7 @@ class Study:
         self._ranges = {key: self._build_distribution(one) for key, one in config.search.over.items()}
 
     def start_next_trial(self) -> optuna.Trial | None:
-        """Start and return the next trial; None if all are taken. Trials whose process died are retried first."""
+        """Start and return the next trial; None if all are taken. Trials of dead processes are retried first."""
         with self._lock_folder():
             self._retry_dead_trials()
             trials = self._study.get_trials(deepcopy=False)
@@ -96,7 +96,7 @@ class Study:
             return trial
 
     def _assign_folder(self, trial: optuna.Trial) -> None:
-        """Give a trial a folder with its number; a retry gets the folder of the attempt before, renamed."""
+        """Assign the folder `trial-NUMBER` to a trial; for a retry, rename the folder of the previous attempt."""
         before, run = trial.user_attrs.get("run"), f"trial-{trial.number:03d}"
         if before:
             with suppress(FileNotFoundError):
@@ -104,7 +104,7 @@ class Study:
         trial.set_user_attr("run", run)
 
     def record_heartbeat(self, trial: optuna.Trial, *, child_pid: int | None = None) -> None:
-        """Record which process runs the trial, the training that it started, and the time."""
+        """Record the process that runs the trial, its training process, and the time."""
         before = _read_owner(trial.user_attrs)
         owner = TrialOwner(
             host=socket.gethostname(),
@@ -121,14 +121,14 @@ class Study:
         self._delete_checkpoints()
 
     def fail(self, trial: optuna.Trial, why: str, *, retry: bool, count_attempt: bool = True) -> None:
-        """Record a trial as failed; `retry` enqueues its settings again, at most MAX_ATTEMPTS times."""
+        """Record a trial as failed; `retry` enqueues its settings again, up to MAX_ATTEMPTS attempts."""
         trial.set_user_attr("why", why)
         with self._lock_folder():
             self._record_failure(trial, retry=retry, count_attempt=count_attempt)
         self._delete_checkpoints()
 
     def build_search(self) -> Search:
-        """All trials as they are now. A trial that was retried has no folder: its retry has it."""
+        """Build the Search of all trials so far. A retried trial has no folder: its retry has taken it over."""
         trials = self._study.get_trials(deepcopy=False)
         retried = self._map_retries(trials)
         shown = tuple(self._build_trial(one, retried_as=retried.get(one.number)) for one in trials)
@@ -186,7 +186,7 @@ class Study:
         return kinds.FloatDistribution(one.low, one.high, log=one.log, step=one.step)
 
     def _build_sampler(self, num_trials: int) -> BaseSampler:
-        """A sampler seeded by the study's seed and the number of trials, so that every process draws the same."""
+        """Build a sampler seeded by search.seed and the number of trials: draws do not depend on the process."""
         section, samplers = self.config.search, self._optuna.samplers
         seed = (section.seed * 1_000_003 + num_trials) % 2**31
         if section.sampler == "tpe":
@@ -210,11 +210,11 @@ class Study:
             self._study.enqueue_trial(dict(trial.params), user_attrs=attributes)
 
     def _map_retries(self, trials: Sequence[FrozenTrial]) -> dict[int, int]:
-        """The numbers of trials that were retried, each with the number of its retry."""
+        """Map the numbers of retried trials to those of their retries."""
         return {one.user_attrs["retry_of"]: one.number for one in trials if "retry_of" in one.user_attrs}
 
     def _delete_checkpoints(self) -> None:
-        """Remove the weights of all trials that have ended, except the best."""
+        """Delete the weights of all ended trials but the best."""
         if self.config.search.keep == "all":
             return
         with self._lock_folder():
@@ -229,7 +229,7 @@ class Study:
                     (self.folder / run / "best").unlink(missing_ok=True)
 
     def _compute_importances(self, trials: Sequence[Trial]) -> dict[str, float]:
-        """Share of the score's variance that each setting explains (PED-ANOVA, Watanabe et al. 2023); {} if unknown."""
+        """Compute each setting's importance for the score (PED-ANOVA, Watanabe et al. 2023); {} if unknown."""
         scores = [one.score for one in trials if one.state == "finished"]
         if len(scores) < 4 or len(set(scores)) < 2:
             return {}
@@ -250,7 +250,7 @@ def _read_owner(attributes: Mapping[str, Any]) -> TrialOwner | None:
 
 
 def _is_active(owner: TrialOwner | None) -> bool:
-    """Whether the process that runs a trial still does; of another node's process by its heartbeat."""
+    """Whether the process of a trial is alive; on another node, by its heartbeat."""
     if owner is None:
         return False
     if owner.host == socket.gethostname():
@@ -306,7 +306,7 @@ def _import_optuna() -> ModuleType:
 
 
 def _select_comparable(config: RunConfig) -> dict[str, Any]:
-    """The settings that must be equal for scores of trials to compare, as JSON reads them back."""
+    """The settings that must be equal for comparable scores, as JSON values."""
     table = json.loads(json.dumps(redact_json(config.as_dict())))
     for key in FREE_KEYS:
         section, _, name = key.partition(".")

@@ -1,7 +1,7 @@
-"""Reading a sweep file: its runs, their order and their settings.
+"""Reader of sweep files: the runs, their order and their settings.
 
-In: a YAML file (docs/compare.md shows one) and dotted overrides. Out: a Sweep whose every run has a checked RunConfig.
-Nothing is run, and torch is not imported.
+In: a YAML file (docs/compare.md shows one) and dotted overrides. Out: a Sweep with a checked RunConfig for every run.
+It runs nothing and does not import torch.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Settings = dict[str, Any]
 Factor = list[tuple[str, Settings]]
 """One varied factor: the name and the settings of each of its values."""
 
-RESERVED_KEYS = {"run.seed": "seeds", "run.dir": "dir"}  # settings of a run that the sweep itself gives
+RESERVED_KEYS = {"run.seed": "seeds", "run.dir": "dir"}  # settings of a run that the sweep itself sets
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a sweep; `name` is that of its folder."""
+    """One run of a sweep; `name` is the name of its folder."""
 
     name: str
     variant: str
@@ -51,14 +51,14 @@ class Sweep:
     """A sweep file, checked.
 
     Args:
-        folder: where its runs, their logs and sweep.json go.
-        variants: the varied settings of each variant, by its name.
-        varied: the settings that any variant gives.
+        folder: folder of its runs, their logs and sweep.json.
+        variants: the varied settings of each variant, by name.
+        varied: the settings that at least one variant sets.
         runs: in the order of training.
         baseline: the variant that the others are compared with.
-        retries: how often a failed run is retried.
+        retries: number of retries of a failed run.
         price_per_hour: of the machine, in any currency; None if unknown.
-        corpus: the corpus to write before the first run; None where the data exist.
+        corpus: the corpus to write before the first run; None if the data exist.
     """
 
     path: Path
@@ -81,7 +81,7 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
         source: path of a YAML file, or the name of a shipped sweep: quick.
         overrides: dotted settings of all runs, which replace those of the file's `set:`.
 
-    Raises ConfigError with file and line for every error, in the sweep or in a variant's recipe.
+    Raises ConfigError with file and line for an error in the sweep or in a variant's recipe.
     """
     path = find_sweep(source)
     file = _SweepFile(path)
@@ -93,7 +93,7 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
         if ALIASES.get(key, key) in varied:
             raise ConfigError(f"--{key}: is varied by {path}. Change it there.")
         if key in RESERVED_KEYS:
-            raise ConfigError(f"--{key}: is given by the sweep. Change `{RESERVED_KEYS[key]}:` in {path}.")
+            raise ConfigError(f"--{key}: is set by the sweep. Change `{RESERVED_KEYS[key]}:` in {path}.")
     folder = Path(file.keys.dir or f"runs/{path.stem}")
     configs = {name: file.build_config(base, shared, name, settings) for name, settings in variants.items()}
     _check_distinct(path, configs)
@@ -113,7 +113,7 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
 
 
 def find_sweep(source: str | Path) -> Path:
-    """A path as given, or the shipped sweep of that name. Raises ConfigError with the nearest names."""
+    """Find a sweep file by path or shipped name. Raises ConfigError with the nearest names."""
     shipped = find_recipes_folder() / SWEEPS
     for candidate in (Path(source), shipped / f"{source}.yaml"):
         if candidate.is_file():
@@ -136,13 +136,13 @@ def _check_distinct_values(values: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Section(BaseModel):
-    """Keys of a sweep file; the description of each says what it takes, and completes "Give ..." in its error."""
+    """Keys of a sweep file; the description of each names its values, and completes "Give ..." in its error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CorpusSection(_Section):
-    """The generated reading corpus that is written before the first run."""
+    """The generated reading corpus, written before the first run."""
 
     dir: Text = Field(description="a folder")
     num_train: Annotated[int, Field(strict=True, ge=1)] = Field(description="a whole number, 1 or more")
@@ -186,7 +186,7 @@ DESCRIPTIONS = {
 
 
 class _SweepFile:
-    """The checked keys of a sweep file and the lines where they stand."""
+    """The checked keys of a sweep file and their lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -205,13 +205,13 @@ class _SweepFile:
             raise ConfigError(self._describe_error(error, table)) from None
 
     def locate(self, key: str) -> str:
-        """The line of a dotted key, or of the nearest one above it: `path:12`."""
+        """Find the line of a dotted key, or of the nearest one above it: `path:12`."""
         while key and key not in self._origins:
             key = key.rpartition(".")[0]
         return self._origins.get(key, str(self.path))
 
     def _describe_error(self, error: ValidationError, table: Mapping[str, Any]) -> str:
-        """The first error in the file; a missing key is reported last, because another one may be misspelt."""
+        """Describe the first error; a missing key is reported last, because another key may be misspelt."""
         first = min(error.errors(), key=lambda found: found["type"] == "missing")
         path = [str(part) for part in first["loc"][: 2 if first["loc"][0] == "corpus" else 1]]
         key, section = ".".join(path), ".".join(path[:-1])
@@ -227,7 +227,7 @@ class _SweepFile:
         return f"{self.locate(key)}: {key} is {value!r}. Give {DESCRIPTIONS[key]}."
 
     def find_base_recipe(self) -> Path:
-        """The recipe that all runs begin with: beside the sweep file, at the path as given, or a shipped one."""
+        """Find the base recipe of all runs: beside the sweep file, at the path as given, or a shipped one."""
         beside = self.path.parent / self.keys.base
         try:
             return beside if beside.is_file() else find_recipe(self.keys.base)
@@ -235,22 +235,21 @@ class _SweepFile:
             raise ConfigError(f"{self.locate('base')}: base: {error}") from None
 
     def read_shared_settings(self) -> Settings:
-        """The settings of all runs."""
+        """Read the settings of all runs."""
         settings = _flatten_settings(self.keys.shared)
         self.check_reserved("set", settings)
         return settings
 
     def check_reserved(self, key: str, settings: Iterable[str]) -> None:
-        """Raise ConfigError for the settings that the sweep itself gives to each run: seed and folder."""
+        """Raise ConfigError for the settings that the sweep itself sets for each run: seed and folder."""
         for name in settings:
             if name in RESERVED_KEYS:
                 raise ConfigError(
-                    f"{self.locate(f'{key}.{name}')}: {key}: {name} is given by the sweep. "
-                    f"Use `{RESERVED_KEYS[name]}:`."
+                    f"{self.locate(f'{key}.{name}')}: {key}: {name} is set by the sweep. Use `{RESERVED_KEYS[name]}:`."
                 )
 
     def find_baseline(self, variants: Mapping[str, Settings]) -> str:
-        """Name of the baseline: as given by name or by settings, else the first variant."""
+        """Find the name of the baseline: given by name or by settings, else the first variant."""
         given = self.keys.baseline if self.keys.baseline is not None else next(iter(variants))
         if not isinstance(given, str):
             wanted = _flatten_settings(given).items()
@@ -268,7 +267,7 @@ class _SweepFile:
         return given
 
     def choose_metric(self, configs: Mapping[str, RunConfig]) -> str:
-        """The score that the variants are compared by: the file's, else the one that picks the best checkpoint."""
+        """Choose the score that variants are compared by: the file's, else the one that selects checkpoints."""
         first = next(iter(configs.values()))
         metric = self.keys.metric or first.eval.metric or get_task(first).main_metric
         for name, config in configs.items():
@@ -281,7 +280,7 @@ class _SweepFile:
         return metric
 
     def build_config(self, base: Path, shared: Settings, variant: str, settings: Settings) -> RunConfig:
-        """The recipe of a variant. Raises ConfigError with the line of the setting that is wrong."""
+        """Build the config of a variant. Raises ConfigError with the line of the invalid setting."""
         try:
             return load_config(base, _merge_settings(shared, settings))
         except ConfigError as error:
@@ -289,7 +288,7 @@ class _SweepFile:
             raise ConfigError("\n".join(f"{line} (variant {variant})" for line in lines)) from None
 
     def _add_location(self, message: str, settings: Settings) -> str:
-        """An error about `--key` as one about the line of this file that gives it."""
+        """Replace `--key` in an error by the line of this file that sets the key."""
         found = re.match(r"--([^\s:]+): ?(.*)", message, re.DOTALL)
         if not found:
             return message
@@ -305,7 +304,7 @@ class _SweepFile:
 
 
 def _check_is_table(path: Path) -> None:
-    """Raise ConfigError for an empty file and for one that is no table; `read_settings` reports all other faults."""
+    """Raise ConfigError for a file that is empty or not a table; `read_settings` reports all other errors."""
     with suppress(yaml.YAMLError, UnicodeDecodeError):
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         if found is None:
@@ -319,7 +318,7 @@ def _check_is_table(path: Path) -> None:
 
 
 def _flatten_settings(table: Mapping[str, Any]) -> Settings:
-    """Settings by dotted name; transformers' names are translated.
+    """Flatten settings to dotted names; transformers' names are translated.
 
     >>> _flatten_settings({"train": {"num_steps": 4}, "learning_rate": 0.1, "data.columns": {"a": "b"}})
     {'train.num_steps': 4, 'optimizer.lr': 0.1, 'data.columns': {'a': 'b'}}
@@ -334,7 +333,7 @@ def _flatten_settings(table: Mapping[str, Any]) -> Settings:
 
 
 def _merge_settings(below: Settings, above: Settings) -> Settings:
-    """Both layers; `above` replaces equal keys of `below`, and those that its keys exclude.
+    """Merge two layers; `above` replaces equal keys of `below`, and keys that its own exclude.
 
     >>> _merge_settings({"train.num_epochs": 3, "device": "cpu"}, {"train.num_steps": 4})
     {'device': 'cpu', 'train.num_steps': 4}
@@ -343,7 +342,7 @@ def _merge_settings(below: Settings, above: Settings) -> Settings:
 
 
 def _build_variants(file: _SweepFile) -> dict[str, Settings]:
-    """Every combination of the entries of `list`, the rows of `zip` and the values of `grid`."""
+    """Build every combination of the entries of `list`, the rows of `zip` and the values of `grid`."""
     factors = [*_read_list_factors(file), *_read_zip_factors(file), *_read_grid_factors(file)]
     if not factors:
         raise ConfigError(f"{file.path}: nothing is varied. Give grid, zip or list.")
@@ -378,7 +377,9 @@ def _read_zip_factors(file: _SweepFile) -> list[Factor]:
     lengths = {key: len(values) for key, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} {num}" for key, num in lengths.items())
-        raise ConfigError(f"{file.locate('zip')}: zip: the lists are not equally long ({counts}). Make them so.")
+        raise ConfigError(
+            f"{file.locate('zip')}: zip: the lists differ in length ({counts}). Give lists of one length."
+        )
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return [[(_format_label(row, columns), _flatten_settings(row)) for row in rows]] if rows else []
 
@@ -392,7 +393,7 @@ def _read_grid_factors(file: _SweepFile) -> list[Factor]:
 
 
 def _read_columns(file: _SweepFile, kind: str, table: Settings) -> dict[str, list[Any]]:
-    """The settings of `grid` or `zip` with their lists of values."""
+    """Read the settings of `grid` or `zip` with their lists of values."""
     columns = _flatten_settings(table)
     file.check_reserved(kind, columns)
     for key, values in columns.items():
@@ -403,7 +404,7 @@ def _read_columns(file: _SweepFile, kind: str, table: Settings) -> dict[str, lis
 
 
 def _format_label(settings: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """A short name of a variant: its settings, by the last part of their keys where that is unique.
+    """Format a short name of a variant: its settings, by the last part of their keys if that is unique.
 
     >>> _format_label({"optimizer.lr": 0.01, "optimizer.name": "adamw"}, ["optimizer.lr", "optimizer.name"])
     'lr=0.01 optimizer=adamw'
@@ -417,13 +418,13 @@ def _format_label(settings: Mapping[str, Any], keys: Iterable[str]) -> str:
 
 
 def _shorten_key(key: str) -> str:
-    """`lr` of optimizer.lr; `optimizer` of optimizer.name."""
+    """Shorten optimizer.lr to `lr`, optimizer.name to `optimizer`."""
     section, _, last = key.rpartition(".")
     return section if section and last in ("name", "path", "config") else last
 
 
 def format_label_value(value: Any) -> str:
-    """A value as a word: a path by its last part, a list or table by its parts."""
+    """Format a value as one word: the last part of a path, the joined parts of a list or table."""
     if isinstance(value, list):
         return "+".join(map(format_label_value, cast(list[Any], value)))
     if isinstance(value, Mapping):
@@ -447,7 +448,7 @@ def _check_distinct(path: Path, configs: Mapping[str, RunConfig]) -> None:
 def _plan_runs(
     configs: Mapping[str, RunConfig], folder: Path, seeds: Sequence[int], order: str
 ) -> Iterable[PlannedRun]:
-    """The runs in their order. Interleaved, every other round goes backwards: a steady drift then affects all alike."""
+    """Yield the runs in order. Interleaved rounds alternate in direction: a steady drift affects all variants alike."""
     names = list(configs)
     slugs = _make_slugs(names)
     if order == "interleaved":
@@ -461,7 +462,7 @@ def _plan_runs(
 
 
 def _make_slugs(names: Sequence[str]) -> dict[str, str]:
-    """Names as unique folder names.
+    """Make unique folder names of variant names.
 
     >>> _make_slugs(["lr=0.01 forward=flat", "a-b-2", "a b", "a-b"])
     {'lr=0.01 forward=flat': 'lr-0.01-forward-flat', 'a-b-2': 'a-b-2', 'a b': 'a-b', 'a-b': 'a-b-3'}

@@ -462,8 +462,8 @@ def test_run_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["--vary", "optimizer.lrr"], 2, "--vary optimizer.lrr: no run has this setting. Did you mean optimizer.lr"),
         (["--price-per-hour", "-3"], 2, "--price-per-hour -3.0: give a number, 0 or more"),
-        (["--metric", "f2"], 2, "--metric f2: there is none of this name. Did you mean f1"),
-        (["--baseline", "c"], 2, "--baseline c: there is none of this name. Allowed: a, b"),
+        (["--metric", "f2"], 2, "--metric f2: there is no such name. Did you mean f1"),
+        (["--baseline", "c"], 2, "--baseline c: there is no such name. Allowed: a, b"),
         (["--output", "{}/no/x.html"], 2, "there is no folder"),
         (["--output", "{}"], 2, "is a folder. Give a file in it"),
         (["{}/nope"], 4, "nope: no such directory"),

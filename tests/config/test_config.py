@@ -183,9 +183,9 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
         ("train: {num_steps: 3", "r.yaml:4:1: not valid YAML: expected ',' or '}', but got '<stream end>'."),
         ("\tx: 1", "r.yaml:3:1: not valid YAML: found character '\\t' that cannot start any token."),
         ("x: \0", "r.yaml: not valid YAML: unacceptable character #x0000: special characters are not allowed in "),
-        ("? [a, b]\n: 3", "r.yaml:3: the name of a setting is a word, not a sequence."),
+        ("? [a, b]\n: 3", "r.yaml:3: the name of a setting must be a text, not a sequence."),
         ("base: squad_v3", "r.yaml:3: base 'squad_v3' is neither a file nor a shipped recipe. Did you mean squad_v2"),
-        ("base: r.yaml", "r.yaml: base files form a circle. Take one `base:` out."),
+        ("base: r.yaml", "r.yaml: base files form a cycle. Remove one `base:`."),
     ],
 )
 def test_refusals(tmp_path, text, message):
@@ -242,7 +242,7 @@ def test_a_run_s_config_that_is_cut_off_is_refused(tmp_path):
     run = write_run(tmp_path / "old")
     whole = (run / "config.yaml").read_text(encoding="utf-8")
     (run / "config.yaml").write_text(whole[: whole.index("eval:\n", whole.index("train:\n"))])
-    with pytest.raises(ConfigError, match=r"config\.yaml:\d+: the file is cut off: eval, checkpoint, .* missing\."):
+    with pytest.raises(ConfigError, match=r"config\.yaml:\d+: the file is truncated: eval, checkpoint, .* missing\."):
         load_config(run)
 
 
@@ -253,7 +253,9 @@ def test_base_names_a_shipped_recipe(tmp_path):
 
 @pytest.mark.parametrize("name", ["f2", "total", "HasAns_total", "best_f1_thresh", "loss"])
 def test_the_metric_that_chooses_is_a_score(name):
-    with pytest.raises(ConfigError, match=rf"--eval.metric: eval.metric '{name}' is no score that chooses") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"--eval.metric: eval.metric '{name}' is not a score that can select"
+    ) as caught:
         load_config(BASIC, {"eval.metric": name})
     assert "thresh" not in str(caught.value).partition("Allowed")[2]
     assert load_config(BASIC, {"metric_for_best_model": "eval_HasAns_f1"}).eval.metric == "HasAns_f1"

@@ -126,8 +126,8 @@ def test_terminal_and_page_say_it(words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--optimizer.lr", "1"], "--optimizer.lr: is no setting of inspect"),
-        (["--near", "3"], "--near: 3.0 is no similarity"),
+        (["--optimizer.lr", "1"], "--optimizer.lr: not a setting of inspect"),
+        (["--near", "3"], "--near: 3.0 is not a similarity"),
         (["--task.no_anser", "x"], "Did you mean no_answer"),
     ],
 )
@@ -163,6 +163,6 @@ def test_a_classification_gets_its_recipe_and_a_word_on_uneven_labels(tmp_path, 
     assert main([*words, "--task.inputs", "{body}", "--task.label", "kind"]) == 0
     printed = capsys.readouterr().out
     assert "labels are uneven: late has 95.0 % of 20 examples, refund 5.0 %" in " ".join(printed.split())
-    recipe = yaml.safe_load(printed.partition("A recipe for it:\n")[2])
+    recipe = yaml.safe_load(printed.partition("A recipe for this data:\n")[2])
     assert recipe["task"] == {"name": "classification", "inputs": "{body}", "label": "kind"}
     assert recipe["data"] == {"train": [str(tmp_path / "a.csv")], "eval_share": 0.1}

@@ -95,14 +95,14 @@ def test_command_prepares_what_the_run_takes(tmp_path, model_folder, capsys, mon
         lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("train   24 records read, 0 skipped; 24 examples of ") and "examples/s" in lines[0]
     assert lines[1].startswith("eval    12 records read, ")
-    assert lines[2:4] == [f"cache   {tmp_path}/cache", f"The run finds it there: fivetune train {recipe}"]
+    assert lines[2:4] == [f"cache   {tmp_path}/cache", f"The run reads it from there: fivetune train {recipe}"]
     result = json.loads(lines[-1])
     assert result["train"]["num_examples"] == 24 and not result["train"]["was_there"]
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(store_module, "_build_store", lambda *_: pytest.fail("built twice"))
     kit.ready(tmp_path, model_folder)
     assert cli.main(["prepare", str(recipe)]) == 0
-    assert "were there" in capsys.readouterr().out
+    assert "were in the cache" in capsys.readouterr().out
 
 
 def test_command_without_data(tmp_path, model_folder, capsys):

@@ -71,7 +71,7 @@ def test_blank_synonyms_are_dropped_and_no_list_is_no_answer(tmp_path, capsys):
     (tmp_path / "ours.json").write_text(json.dumps({"54f3": "hat", "54f4": "x", "54f5": "x"}))
     assert cli.main(["score", "bioasq_factoid", str(tmp_path / "golden.json"), str(tmp_path / "ours.json")]) == 0
     words = capsys.readouterr().err
-    assert "1 questions have blank synonyms among their right answers; they are dropped" in words
+    assert "1 questions have blank synonyms among their gold answers; they are dropped" in words
     assert "1 ids are of records that the task leaves out, first 54f4; not scored" in words  # C12
     assert "1 ids are not in the data, first 54f5; left out" in words
 

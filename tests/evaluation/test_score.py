@@ -91,7 +91,7 @@ def test_missing(dev, tmp_path, capsys):
     assert json.loads(printed.out)["scores"]["NoAns_exact"] == 0  # an absent prediction is no right abstention
     assert "2 of 3 questions are missing and count as wrong" in printed.err
     assert "1 ids are not in the data, first x; left out" in printed.err
-    with pytest.raises(DataError, match="None of the ids fits"):
+    with pytest.raises(DataError, match="No id matches"):
         _score("squad_v2", dev, _write(tmp_path / "other.json", {"x": "?"}))
 
 
@@ -232,7 +232,7 @@ def test_columns_and_task_options_are_settings(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--optimizer\.lr: is no setting of score"):
+    with pytest.raises(ConfigError, match=r"--optimizer\.lr: not a setting of score"):
         _score("squad_v2", tmp_path / "gold.json", tmp_path / "preds.json", "--optimizer.lr", "1")
 
 

@@ -129,7 +129,7 @@ def test_baseline_by_settings_and_a_setting_over_the_base(sweep_file):
     assert (sweep.runs[0].config.train.num_steps, sweep.runs[0].config.train.num_epochs) == (None, 2)
     with pytest.raises(ConfigError, match=r"--learning_rate: is varied by .*sweep.yaml. Change it there"):
         read_sweep(path, {"learning_rate": 1})
-    with pytest.raises(ConfigError, match=r"--run.seed: is given by the sweep. Change `seeds:` in .*sweep.yaml"):
+    with pytest.raises(ConfigError, match=r"--run.seed: is set by the sweep. Change `seeds:` in .*sweep.yaml"):
         read_sweep(path, {"run.seed": 1})
 
 
@@ -145,11 +145,11 @@ def test_whole_sections_can_be_varied(sweep_file):
         ("gird: {optimizer.lr: [1]}", r"sweep.yaml:3: gird is not a key of a sweep. Did you mean grid\?"),
         ("seeds: [1]", r"sweep.yaml: nothing is varied. Give grid, zip or list"),
         ("grid: {optimizer.lr: 1}", r"sweep.yaml:3: grid: optimizer.lr is 1. Give a list of values"),
-        ("grid: {run.seed: [1, 2]}", r"sweep.yaml:3: grid: run.seed is given by the sweep. Use `seeds:`"),
+        ("grid: {run.seed: [1, 2]}", r"sweep.yaml:3: grid: run.seed is set by the sweep. Use `seeds:`"),
         ("seeds: 3\ngrid: {optimizer.lr: [1]}", r"sweep.yaml:3: seeds is 3. Give a list of different whole numbers"),
         ("seeds: [2147483648]\ngrid: {optimizer.lr: [1]}", r":3: seeds is \[2147483648\]. Give a list of different"),
         ("order: random\ngrid: {optimizer.lr: [1]}", r":3: order is 'random'. Give interleaved or by_variant"),
-        ("zip: {optimizer.lr: [1], device: [cpu, mps]}", r":3: zip: the lists are not equally long .*lr 1, d"),
+        ("zip: {optimizer.lr: [1], device: [cpu, mps]}", r":3: zip: the lists differ in length .*lr 1, d"),
         ("grid: {optimizer.lr: [1], device: [cpu, cpu]}", r"two variants are called 'lr=1 device=cpu'"),
         ("list: [{device: cpu}, {name: b, device: auto}]\ngrid: {device: [cpu]}", r"device is varied twice"),
         ("list: [{name: a, device: auto}, {name: b, device: auto}]", r"variants 'a' and 'b' have the same settings"),
@@ -321,8 +321,8 @@ def test_dry_run_of_a_sweep_that_begins_anew(sweep_file, stand_in, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--metric", "f2"], "--metric f2: there is none of this name. Did you mean f1"),
-        (["--baseline", "lr=2"], "--baseline lr=2: there is none of this name. Allowed: lr=0.01."),
+        (["--metric", "f2"], "--metric f2: there is no such name. Did you mean f1"),
+        (["--baseline", "lr=2"], "--baseline lr=2: there is no such name. Allowed: lr=0.01."),
         (["--output", "/nonexistent/x.html"], "--output /nonexistent/x.html: there is no folder /nonexistent."),
     ],
 )

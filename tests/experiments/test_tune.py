@@ -65,7 +65,7 @@ def refusal(over: Any, **section: Any) -> str:
             "search.over.optimizer.lr: choices exclude low, high, log and step.",
         ),
         ({"optimizer.lr": {"choices": ["big"]}}, "search.over: optimizer.lr: Input should be a valid number"),
-        ({"optimizer.lr": {"choices": [[1]]}}, "search.over.optimizer.lr.choices.0: a choice is a number, a word"),
+        ({"optimizer.lr": {"choices": [[1]]}}, "search.over.optimizer.lr.choices.0: a choice is a number, a text"),
         ({"optimizer.name": {"choices": ["adamw", "sgdd"]}}, "search.over: optimizers: there is no 'sgdd'."),
         ({"train.global_batch_size": {"low": 8, "high": 64, "step": 0.5}}, "search.over.train.global_batch_size.step"),
     ],
@@ -278,7 +278,7 @@ def test_no_file_of_a_study_holds_a_secret(tmp_path, fast):
 
 def test_divergence_counts_as_a_bad_trial_and_other_failures_as_none(tmp_path, fast, monkeypatch):
     monkeypatch.setattr(FakeChild, "exit_code", 5)
-    with pytest.raises(IncompleteError, match="no trial gave a score"):
+    with pytest.raises(IncompleteError, match="no trial has a score"):
         tuned(tmp_path / "a", RATES, num_trials=1)
     monkeypatch.setattr(FakeChild, "exit_code", 3)
     with pytest.raises(IncompleteError, match=r"all of 3 trials failed, the last one: step 7: loss nan"):

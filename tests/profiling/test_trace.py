@@ -224,7 +224,7 @@ def test_a_new_run_directory_can_still_be_trained_in_and_keeps_its_trace(tmp_pat
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--steps", "0"], "--steps: 0 is no number of steps"),
+        (["--steps", "0"], "--steps: 0 is not a number of steps"),
         (["--run.dir", "{}/data"], "is not empty and not a run directory"),
         (["--train.batch_siez", "1"], "batch_size"),
     ],

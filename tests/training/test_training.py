@@ -196,7 +196,9 @@ def test_without_training_data(tmp_path, model_folder):
 
 @pytest.mark.parametrize("preflight", [True, False])
 def test_metric_that_is_never_computed_is_refused_before_training(tmp_path, model_folder, preflight):
-    with pytest.raises(ConfigError, match=r"eval.metric 'f2' is no score that chooses.*Did you mean f1\?") as caught:
+    with pytest.raises(
+        ConfigError, match=r"eval.metric 'f2' is not a score that can select.*Did you mean f1\?"
+    ) as caught:
         _train(tmp_path, model_folder, eval__metric="f2", preflight=preflight)
     assert caught.value.exit_code == 2
     assert not (tmp_path / "run" / "steps.jsonl").exists()
