@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import kit
 import pytest
@@ -19,6 +21,7 @@ from fivetune.model.tokenizer import load_tokenizer
 from fivetune.tasks.squad import SQuAD
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
+from fivetune.training.setup import set_up
 from fivetune.types import RawRecord
 
 CONTEXT = " ".join(f"{owner} has a {colour} hat." for owner in kit.OWNERS for colour in kit.COLOURS)
@@ -79,19 +82,24 @@ def test_a_short_context_and_a_long_question_stay_as_they_are(tokenizer):
         assert split_into_windows(tokenizer, [example], LIMITS) == [example]
 
 
-def test_one_answer_per_question(tmp_path, model_folder):
+def windowed(folder: Path, model: Path, *, overlap: int) -> dict[str, Any]:
+    """A recipe that evaluates two questions about one long context."""
     long = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": [
         {"id": "q1", "question": "What has Dan?", "answers": [{"text": "red hat", "answer_start": 6}]},
         {"id": "q2", "question": "What has Zoe?", "answers": [], "is_impossible": True}]}]}]}  # fmt: skip
-    (tmp_path / "long.json").write_text(json.dumps(long))
-    settings = kit.recipe(
-        tmp_path,
-        model_folder,
+    (folder / "long.json").write_text(json.dumps(long))
+    return kit.recipe(
+        folder,
+        model,
         data__overlong="windows",
         data__max_input_tokens=40,
-        data__window_overlap=8,
-        data__eval=str(tmp_path / "long.json"),
+        data__window_overlap=overlap,
+        data__eval=str(folder / "long.json"),
     )
+
+
+def test_one_answer_per_question(tmp_path, model_folder):
+    settings = windowed(tmp_path, model_folder, overlap=8)
     run = train(settings)
     assert run.evals[-1].num_examples == run.evals[-1].scores["total"] == 2
     lines = rundir.read_run(settings["run"]["dir"]).predictions["eval-6"]
@@ -103,3 +111,10 @@ def test_window_overlap_decides_how_much_two_windows_share():
     """Part D: nothing noticed when window_overlap was ignored."""
     assert [len(compute_window_starts(100, 20, overlap)) for overlap in (0, 5, 10)] == [5, 7, 9]
     assert compute_window_starts(100, 20, 5)[:2] == [0, 15]
+
+
+def test_the_recipe_decides_the_overlap(tmp_path, model_folder):
+    """Windows of the same size: the more of a window is shared, the more windows a context takes."""
+    setups = [set_up(load_config(windowed(tmp_path, model_folder, overlap=overlap))) for overlap in (0, 2, 8)]
+    numbers = [len(setup.data.evaluator.store) for setup in setups]
+    assert numbers == sorted({*numbers})

@@ -97,6 +97,27 @@ def test_a_setting_acts(tmp_path, model_folder, base, setting):
     assert differs(base, observe(set_up(load_config(recipe, {setting: ACTING[setting]}))))
 
 
+ADAFACTOR = {"optimizer": {"name": "adafactor", "lr": 1e-2}}
+OPTIONS: list[tuple[dict[str, Any], str, Any]] = [
+    (ADAFACTOR, "optimizer.clip_threshold", 0.1),
+    (ADAFACTOR, "optimizer.decay_rate", -0.1),
+    (ADAFACTOR, "optimizer.beta1", 0.5),
+    (ADAFACTOR, "optimizer.weight_decay", 0.5),
+    (ADAFACTOR, "optimizer.preset", "hf"),
+    ({"optimizer": {"name": "adafactor", "relative_step": True}}, "optimizer.warmup_init", True),
+    ({"schedule": {"name": "cosine"}}, "schedule.warmup_steps", 2),
+    ({"schedule": {"name": "constant"}}, "schedule.warmup_fraction", 0.5),
+]
+
+
+@pytest.mark.parametrize(("base", "setting", "value"), OPTIONS, ids=lambda part: part if isinstance(part, str) else "")
+def test_an_option_of_a_plugin_acts(tmp_path, model_folder, base, setting, value):
+    """From the recipe on: the optimizer alone heeded its options, and its plugin could have dropped them."""
+    recipe = kit.recipe(tmp_path, model_folder, **base)
+    usual, changed = (observe(set_up(load_config(recipe, options))) for options in ({}, {setting: value}))
+    assert differs(usual, changed)
+
+
 # --- one fault each that no other test would notice ---
 
 
@@ -145,8 +166,10 @@ def test_adafactor_options_change_its_steps(option):
 
 def test_adafactor_moves_a_tensor_of_zeros_by_its_least_scale():
     """A step is the rate times max(RMS of the tensor, eps2): without eps2, zeros would stay zeros."""
-    moved = _steps(_adafactor(torch.zeros(4, 6), scale_parameter=True), [torch.ones(4, 6)])
+    optimizer = _adafactor(torch.zeros(4, 6), scale_parameter=True)
+    moved = _steps(optimizer, [torch.ones(4, 6)])
     assert torch.allclose(moved, torch.full((4, 6), -0.1 * 1e-3))
+    assert optimizer.compute_mean_rate() == pytest.approx(0.1 * 1e-3)
 
 
 def test_the_relative_step_falls_after_step_10_000():
