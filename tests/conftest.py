@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -54,3 +55,9 @@ def normal_floats():
     """What a set-up leaves on for the process would make other tests' small floats 0."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def cpu_clock(monkeypatch: pytest.MonkeyPatch):
+    """Steps and phases are timed by the CPU seconds of their thread, which other programs on the cores hardly change."""
+    monkeypatch.setattr(time, "perf_counter", time.thread_time)

@@ -76,7 +76,7 @@ def slowed(work: Any, *args: Any, seconds: float = SLOW, **kwargs: Any) -> Any:
     ],
     ids=["with evaluations", "in two passes", "without evaluation", "padded forward, sorted by length"],
 )
-def test_healthy_runs_get_no_verdict(trained, settings):
+def test_healthy_runs_get_no_verdict(trained, settings, cpu_clock):
     assert diagnose_run(trained("t5-nano", **settings)) == ()
 
 
@@ -108,7 +108,7 @@ def test_housekeeping_in_every_step(trained, monkeypatch):
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "host_bound"
 
 
-def test_tiny_batches(trained):
+def test_tiny_batches(trained, cpu_clock):
     run = trained(
         data__eval=[],
         data__bucket_pool=32,
@@ -121,19 +121,19 @@ def test_tiny_batches(trained):
     assert first.gain and first.gain > 2
 
 
-def test_tiny_batches_with_an_update_after_each(trained):
+def test_tiny_batches_with_an_update_after_each(trained, cpu_clock):
     run = trained(data__eval=[], train__batch_size=1, train__global_batch_size=None, train__num_steps=80)
     first = diagnose_run(run)[0]
     assert (first.rule, first.change) == ("launch_bound", {"train.batch_size": 4, "train.global_batch_size": 4})
     assert first.gain and first.gain > 1.5
 
 
-def test_no_bucketing(trained):
+def test_no_bucketing(trained, cpu_clock):
     first = diagnose_run(trained(train__forward="padded", data__bucket_pool=1, data__eval=[]))[0]
     assert (first.rule, first.change) == ("padding_bound", {"train.forward": "flat"})
 
 
-def test_heavy_evaluation(trained):
+def test_heavy_evaluation(trained, cpu_clock):
     verdicts = diagnose_run(trained(eval__every_steps=1, train__num_steps=16, checkpoint__every_steps=16))
     (heavy,) = [verdict for verdict in verdicts if verdict.rule == "evaluation_bound"]  # it may be silent too
     assert heavy.change["eval.every_steps"] > 1

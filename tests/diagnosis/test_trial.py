@@ -53,7 +53,7 @@ def tiny_run(folder, model, **settings):
     )
 
 
-def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here):
+def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here, cpu_clock):
     run = tiny_run(tmp_path, model_folder, train__batch_size=1, train__num_steps=40, data__eval=[])
     evidence = collect_run_stats(run)
     first = diagnose(evidence)[0]
@@ -67,7 +67,7 @@ def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here):
     assert not list(tmp_path.glob("fivetune-trial-*"))
 
 
-def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder, here):
+def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder, here, cpu_clock):
     others = questions(tmp_path / "others.json", num=96, offset=300)
     run = tiny_run(
         tmp_path,
