@@ -16,7 +16,11 @@ FOLDERS = [name for name in ("fivetune", "tests", "benchmarks") if (ROOT / name)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [["ruff", "check", *FOLDERS], ["ruff", "format", "--check", *FOLDERS], ["pyright", "--pythonpath", sys.executable, "fivetune"]],
+    [
+        ["ruff", "check", *FOLDERS],
+        ["ruff", "format", "--check", *FOLDERS],
+        ["pyright", "--pythonpath", sys.executable, "fivetune"],
+    ],
     ids=lambda words: " ".join(words[:2]),
 )
 def test_nothing_to_say(words):

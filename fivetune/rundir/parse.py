@@ -6,15 +6,16 @@ Out: a frozen record whose fields hold what their types say, so that no reader h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fivetune.values import as_finite_number
 
 T = TypeVar("T")
+Converter = Callable[[Any], Any]  # a value as the type of a field, or _INVALID
 
 _INVALID = object()  # of no use as a value of the field
 
@@ -34,8 +35,8 @@ def parse_record(kind: type[T], table: object) -> T | None:
     if not isinstance(table, Mapping):
         return None
     values: dict[str, Any] = {}
-    for name, hint, required in _describe_fields(kind):
-        value = _convert(table[name], hint) if name in table else _INVALID
+    for name, convert, required in _describe_fields(kind):
+        value = convert(table[name]) if name in table else _INVALID
         if value is not _INVALID:
             values[name] = value
         elif required:
@@ -49,38 +50,47 @@ def parse_records(kind: type[T], tables: Iterable[object]) -> list[T]:
 
 
 @cache
-def _describe_fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
-    """Name, type and whether it is required, of each field that JSON can give."""
+def _describe_fields(kind: type) -> tuple[tuple[str, Converter, bool], ...]:
+    """Name, converter and whether it is required, of each field that JSON can give."""
     hints = get_type_hints(kind)
     return tuple(
-        (field.name, hints[field.name], field.default is MISSING and field.default_factory is MISSING)
+        (field.name, _make_converter(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
         for field in fields(kind)  # type: ignore[arg-type]
     )
 
 
-def _convert(value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`, or _INVALID."""
+@cache
+def _make_converter(hint: Any) -> Converter:
+    """The converter to a type; types are looked at once, because a long run has 100,000 lines of 30 fields."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return value
+        return lambda value: value
     if origin in (Union, UnionType):
-        if value is None:
-            return None if NoneType in arguments else _INVALID
-        converted = (_convert(value, each) for each in arguments if each is not NoneType)
-        return next((each for each in converted if each is not _INVALID), _INVALID)
+        others = [_make_converter(each) for each in arguments if each is not NoneType]
+        return partial(_convert_union, others, None if NoneType in arguments else _INVALID)
     if origin is tuple:
-        return _convert_sequence(value, arguments)
+        if arguments[1:] == (Ellipsis,):
+            return partial(_convert_list, _make_converter(arguments[0]), is_dataclass(arguments[0]))
+        return partial(_convert_tuple, [_make_converter(each) for each in arguments])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            return _INVALID
-        items = ((str(key), _convert(each, arguments[1])) for key, each in value.items())
-        return {key: each for key, each in items if each is not _INVALID}
+        return partial(_convert_mapping, _make_converter(arguments[1]))
     if is_dataclass(hint) and isinstance(hint, type):
-        return found if (found := parse_record(hint, value)) is not None else _INVALID
-    return _convert_scalar(value, hint)
+        return partial(_convert_record, hint)
+    return {bool: partial(_convert_instance, bool), str: partial(_convert_instance, str), int: _convert_int}.get(
+        hint, _convert_float
+    )
 
 
-def _convert_sequence(value: Any, arguments: tuple[Any, ...]) -> Any:
+def _convert_union(converters: list[Converter], none: Any, value: Any) -> Any:
+    if value is None:
+        return none
+    for convert in converters:
+        if (converted := convert(value)) is not _INVALID:
+            return converted
+    return _INVALID
+
+
+def _convert_list(convert: Converter, of_records: bool, value: Any) -> Any:
     """A list as a tuple.
 
     Elements of another kind are left out of records, each of which stands for itself, and invalidate a list of values
@@ -88,22 +98,37 @@ def _convert_sequence(value: Any, arguments: tuple[Any, ...]) -> Any:
     """
     if not isinstance(value, list | tuple):
         return _INVALID
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        if is_dataclass(arguments[0]):
-            return tuple(each for one in value if (each := _convert(one, arguments[0])) is not _INVALID)
-        arguments = (arguments[0],) * len(value)
-    if len(arguments) != len(value):
-        return _INVALID
-    converted = tuple(_convert(each, hint) for each, hint in zip(value, arguments, strict=True))
-    return _INVALID if any(each is _INVALID for each in converted) else converted
+    converted = tuple(map(convert, value))
+    if of_records:
+        return tuple(each for each in converted if each is not _INVALID)
+    return _INVALID if _INVALID in converted else converted
 
 
-def _convert_scalar(value: Any, hint: Any) -> Any:
-    if hint is bool or hint is str:
-        return value if isinstance(value, hint) else _INVALID
-    number = as_finite_number(value)
-    if number is None or hint not in (int, float):
+def _convert_tuple(converters: list[Converter], value: Any) -> Any:
+    if not isinstance(value, list | tuple) or len(value) != len(converters):
         return _INVALID
-    if hint is float:
-        return number
-    return int(value) if value == int(value) else _INVALID
+    converted = tuple(convert(each) for convert, each in zip(converters, value, strict=True))
+    return _INVALID if _INVALID in converted else converted
+
+
+def _convert_mapping(convert: Converter, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _INVALID
+    items = ((str(key), convert(each)) for key, each in value.items())
+    return {key: each for key, each in items if each is not _INVALID}
+
+
+def _convert_record(kind: type, value: Any) -> Any:
+    return found if (found := parse_record(kind, value)) is not None else _INVALID
+
+
+def _convert_instance(kind: type, value: Any) -> Any:
+    return value if isinstance(value, kind) else _INVALID
+
+
+def _convert_float(value: Any) -> Any:
+    return number if (number := as_finite_number(value)) is not None else _INVALID
+
+
+def _convert_int(value: Any) -> Any:
+    return int(value) if (number := as_finite_number(value)) is not None and number == int(number) else _INVALID
