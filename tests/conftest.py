@@ -59,5 +59,5 @@ def normal_floats():
 
 @pytest.fixture
 def cpu_clock(monkeypatch: pytest.MonkeyPatch):
-    """Steps and phases are timed by the CPU seconds of their thread, which other programs on the cores hardly change."""
+    """Steps and phases are timed by the CPU seconds of their thread, which other programs hardly change."""
     monkeypatch.setattr(time, "perf_counter", time.thread_time)
