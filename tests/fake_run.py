@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fivetune.rundir.parse import parse_record
+from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import (
     BestEval,
     DataSummary,
@@ -43,6 +44,7 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
         "machine": _machine(),
         "status": _status(evals),
         "data": {"train": make_data(4000, 3), "eval": make_data(640, 1)},
+        "plan": Plan(32, NUM_STEPS, EVERY, EVERY),
         "steps": _steps(seed),
         "evals": evals,
         "predictions": {f"eval-{record['step']}": _predictions(record) for record in evals},
@@ -128,9 +130,8 @@ def write_run(folder: Path, run: Run) -> Path:
         ("status", replace(run.status, warnings=tuple(RunWarning(text) for text in run.warnings))),
     ):
         (folder / f"{name}.json").write_text(json.dumps(asdict(table)), encoding="utf-8")
-    if num_steps := run.status.num_steps:
-        plan = {"batch_size": 32, "num_steps": num_steps, "eval_every_steps": EVERY, "checkpoint_every_steps": EVERY}
-        (folder / "plan.json").write_text(json.dumps({**plan, "max_new_tokens": None, "lr": None}), encoding="utf-8")
+    if run.plan:
+        (folder / "plan.json").write_text(json.dumps(run.plan.as_dict()), encoding="utf-8")
     files = {
         "steps": run.steps,
         "evals": run.evals,
@@ -205,7 +206,6 @@ def _status(evals: list[dict[str, Any]]) -> dict[str, Any]:
         "state": "finished",
         "why": None,
         "step": NUM_STEPS,
-        "num_steps": NUM_STEPS,
         "best": best,
         "started": "2026-11-21T02:10:24+00:00",
         "seconds": 161.4,

@@ -20,7 +20,6 @@ from fivetune.compare.measures import (
     compute_seconds_to_score,
     find_best_metric_eval,
     find_best_score,
-    is_higher_better,
 )
 from fivetune.compare.records import Comparison, Measure, Variant
 from fivetune.compare.same_work import check_same_work, find_disturbed_runs
@@ -30,6 +29,7 @@ from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import RunDirError, suggest_names
 from fivetune.rundir import read_run
 from fivetune.rundir.records import Run
+from fivetune.tasks import is_higher_better
 from fivetune.types import Verdict
 
 __all__ = [
@@ -80,7 +80,7 @@ def compare(
     first = next(variant for variant in variants if variant.name == baseline)
     tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     measured = [_measure_variant(variant, first, tables, metric) for variant in variants]
-    better = is_higher_better(runs, metric)
+    better = is_higher_better((run.config for run in runs), metric)
     disturbed = find_disturbed_runs(variants)
     front: set[str] = set() if disturbed else find_pareto_front(measured, higher_is_better=better)
     return Comparison(
@@ -139,7 +139,7 @@ def measure_runs(
     }
     targets = {get_seed(run): find_best_score(run, metric) for run in baseline.runs}
     typical = _compute_median(targets.values())
-    higher = is_higher_better(baseline.runs, metric)
+    higher = is_higher_better((run.config for run in baseline.runs), metric)
     for variant in variants:
         for run, (seed, table) in zip(variant.runs, tables[variant.name], strict=True):
             target = targets.get(seed, typical)

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from fivetune.analysis.bootstrap import compare_paired
 from fivetune.compare.measures import find_best_metric_eval, get_score
 from fivetune.compare.records import Measure
-from fivetune.diagnosis.stats import load_run_task
 from fivetune.metrics import build_mean_resampler, collect_details, score_all
 from fivetune.rundir.records import Prediction, Run
-from fivetune.tasks import Task
+from fivetune.tasks import Task, load_run_task
 from fivetune.types import Scores
 
 RIGHT = 1.0  # score of an example that is wholly right

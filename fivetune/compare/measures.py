@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fivetune.diagnosis.stats import load_run_task
-from fivetune.metrics import is_maximized, list_score_names
 from fivetune.rundir import figures
 from fivetune.rundir.figures import DeviceSeries, select_comparable_evals
 from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.tasks import is_higher_better
 
 MAX_GAP_SECONDS = 60.0  # between two samples of a device; the energy of a longer gap is unknown
 
@@ -106,15 +105,9 @@ def get_score(record: EvalRecord | None, metric: str) -> float | None:
     return record.scores.get(metric) if record else None
 
 
-def is_higher_better(runs: Iterable[Run], metric: str) -> bool:
-    """Whether more is better of a score, by the first task that has it; True where no task can be loaded."""
-    tasks = (task for run in runs if (task := load_run_task(run.config)))
-    return next((is_maximized(t.metrics, metric) for t in tasks if metric in list_score_names(t.metrics)), True)
-
-
 def find_best_score(run: Run, metric: str) -> float | None:
     """The best score among comparable evaluations, in points."""
-    best = max if is_higher_better([run], metric) else min
+    best = max if is_higher_better([run.config], metric) else min
     scores = (get_score(record, metric) for record in select_comparable_evals(run.evals))
     return best((score for score in scores if score is not None), default=None)
 
@@ -125,7 +118,7 @@ def find_best_metric_eval(run: Run, metric: str) -> EvalRecord | None:
     return figures.find_best_eval(
         run.evals,
         metric=metric,
-        higher_is_better=is_higher_better([run], metric),
+        higher_is_better=is_higher_better([run.config], metric),
         chosen_step=best.step if best and best.metric == metric else None,
     )
 
@@ -135,7 +128,7 @@ def compute_seconds_to_score(run: Run, metric: str, target: float) -> float | No
 
     Seconds of evaluations and checkpoints are not counted.
     """
-    sign = 1 if is_higher_better([run], metric) else -1
+    sign = 1 if is_higher_better([run.config], metric) else -1
     for record in select_comparable_evals(run.evals):
         score = get_score(record, metric)
         if score is not None and sign * score >= sign * target:

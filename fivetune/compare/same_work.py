@@ -229,7 +229,7 @@ def _check_world_sizes(variants: Sequence[Variant]) -> list[str]:
 def _check_unfinished(variants: Sequence[Variant]) -> list[str]:
     return [
         f"{run.name} is {run.status.state or 'in an unknown state'} after {_format_value(_count_updates(run) or 0)} of "
-        f"{_format_value(run.status.num_steps)} steps: its figures end there."
+        f"{_format_value(run.num_steps)} steps: its figures end there."
         for variant in variants
         for run in variant.runs
         if run.status.state != "finished"

@@ -13,11 +13,8 @@ from itertools import accumulate
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
 from fivetune.diagnosis.device_use import MIN_SAMPLES, DeviceUse, summarise_devices
-from fivetune.errors import ConfigError
-from fivetune.metrics import is_maximized, list_score_names
 from fivetune.rundir.figures import (
     HostLoad,
     compute_host_load,
@@ -35,6 +32,7 @@ from fivetune.rundir.figures import (
     select_training_samples,
 )
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.tasks import is_higher_better
 
 MIN_STEPS = 10
 """Steady steps below which times are no evidence: one delayed step would be a tenth of them."""
@@ -254,7 +252,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         evals=select_comparable_evals(run.evals),
         best_eval=exported if exported and metric in exported.scores else None,
         metric=metric,
-        higher_is_better=metric is None or is_metric_maximized(run.config, metric),
+        higher_is_better=metric is None or is_higher_better([run.config], metric),
         train_loss={step.step: step.loss for step in steps if step.loss is not None},
         grad_norms=norms,
         peak_bytes=compute_peak_bytes(steps),
@@ -385,7 +383,7 @@ def _measure_evaluations(run: Run) -> Interruption | None:
     `run_step` decides: the evaluation of the exported weights on all examples carries the best step's number, but is
     made after the last step.
     """
-    last = run.status.num_steps or math.inf
+    last = run.num_steps or math.inf
     between = [record for record in run.evals if record.run_step is not None and 0 < record.run_step < last]
     if not between:
         return None
@@ -410,23 +408,12 @@ def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, e
     return Interruption(num * seconds / (num * seconds + training), every_steps, seconds, num / len(steps))
 
 
-def load_run_task(config: Mapping[str, Any]) -> Any:
-    """The task of a run with its options; None if this version does not understand them."""
-    table: dict[str, Any] = dict(config.get("task") or {})
-    try:
-        return plugins.load_plugin("tasks", table.pop("name", "")).model_validate(table)
-    except (ValueError, ConfigError):
-        return None
-
-
-def is_metric_maximized(config: Mapping[str, Any], metric: str) -> bool:
-    """Whether a higher value of a score is better, by the metrics of the run's task; True where that is unknown."""
-    task = load_run_task(config)
-    return is_maximized(task.metrics, metric) if task and metric in list_score_names(task.metrics) else True
-
-
 def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float]:
-    """95 % interval of a score in points: the recorded bootstrap interval, else Wilson's of a share."""
+    """95 % interval of a score in points: the recorded bootstrap interval, else Wilson's of a share of all examples.
+
+    Every score has one, so that a change of it can be judged: unlike the report's `compute_score_interval`, which shows
+    Wilson's interval of means only, over the examples that they average.
+    """
     if metric in record.intervals:
         return record.intervals[metric]
     share = min(1.0, max(0.0, record.scores[metric] / 100))

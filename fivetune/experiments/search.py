@@ -24,6 +24,7 @@ from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
 from fivetune.rundir.figures import find_own_eval, select_evals_by_step
+from fivetune.rundir.plan import read_plan
 from fivetune.rundir.reader import read_json
 from fivetune.types import Search
 
@@ -116,7 +117,8 @@ def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool
         if len(scores) > num_reported:
             num_reported = len(scores)
             trial.set_user_attr("curve", scores)
-            is_last = scores[-1][0] == rundir.read_status(run).num_steps
+            plan = read_plan(run)
+            is_last = plan is not None and scores[-1][0] == plan.num_steps
             if running and not is_last and trial.should_prune():
                 job.stop()
                 return True

@@ -33,7 +33,7 @@ from fivetune.report.page.wording import (
 )
 from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.parse import parse_records
-from fivetune.rundir.plan import read_plan
+from fivetune.rundir.plan import Plan, read_plan
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
 
 TAIL_BYTES = 64 * 2**10  # about 150 steps
@@ -144,13 +144,13 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     tokens = fmean(count_tokens(step) for step in recent) if recent else None
     state, step = status.state or "preparing", steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
-    best = status.best
+    best, plan = status.best, read_plan(path)
     return View(
         name=name,
         state=state,
         why=status.why,
         step=step,
-        num_steps=status.num_steps,
+        num_steps=plan.num_steps if plan else None,
         loss=steps[-1].loss if steps else None,
         losses=tuple(_sample_losses(path / rundir.STEPS)),
         metric=best.metric if best else "",
@@ -159,7 +159,7 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
         utilisation=utilisation if state in ACTIVE else None,
         on_gpu=on_gpu,
         tokens_per_second=tokens / seconds if seconds and tokens else None,
-        seconds_left=_estimate_seconds_left(path, step, status.num_steps, seconds) if state in ACTIVE else None,
+        seconds_left=_estimate_seconds_left(path, plan, step, seconds) if state in ACTIVE else None,
         seconds=status.seconds,
         verdict=verdict,
     )
@@ -213,14 +213,11 @@ def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
             yield fmean(losses)
 
 
-def _estimate_seconds_left(path: Path, step: int | None, num_steps: int | None, seconds: float | None) -> float | None:
+def _estimate_seconds_left(path: Path, plan: Plan | None, step: int | None, seconds: float | None) -> float | None:
     """Time of the remaining steps and evaluations, at the speed of the last ones."""
-    if step is None or num_steps is None or seconds is None:
+    if plan is None or step is None or seconds is None:
         return None
-    plan = read_plan(path)
-    if plan is None:
-        return None
-    every = plan.eval_every_steps
+    num_steps, every = plan.num_steps, plan.eval_every_steps
     evals = parse_records(EvalRecord, read_last_records(path / rundir.EVALS))
     each = evals[-1].seconds if evals else 0.0
     return (num_steps - step) * seconds + each * (ceil(num_steps / every) - step // every)

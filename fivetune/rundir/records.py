@@ -172,7 +172,6 @@ class RunStatus:
         why: the error that ended the run.
         started: ISO 8601 with offset.
         begun: at least one step was queued, so that the run can be resumed.
-        batch_size: examples per forward pass of one process, as lowered after running out of memory.
         nonfinite_step: the step whose loss or gradient was not finite, so that the run failed.
         incomplete: what was requested and is missing from a finished run.
         seconds: of all parts, without the time between; seconds_by_phase: prepare, train, evaluate, checkpoint.
@@ -182,9 +181,7 @@ class RunStatus:
     why: str = ""
     started: str | None = None
     warnings: tuple[RunWarning, ...] = ()
-    num_steps: int | None = None
     begun: bool = False
-    batch_size: int | None = None
     step: int = 0
     best: BestEval | None = None
     seconds: float | None = None
@@ -455,6 +452,11 @@ class Run:
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
     plan: Plan | None = None
 
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the whole run; None if it ended before its plan was made."""
+        return self.plan.num_steps if self.plan else None
+
     def __repr__(self) -> str:
         status = self.status
-        return f"Run({self.name!r}, {status.state or 'unknown'}, step {status.step} of {status.num_steps})"
+        return f"Run({self.name!r}, {status.state or 'unknown'}, step {status.step} of {self.num_steps})"

@@ -375,7 +375,7 @@ def _parse_warnings(status: dict[str, Any]) -> list[RunWarning]:
 
 def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
     """A status without the values that are of the wrong kind, so that a resume can rely on the rest."""
-    counts = ("step", "num_steps", "batch_size", "num_resumes", "num_starved_steps")
+    counts = ("step", "num_resumes", "num_starved_steps")
     kinds: dict[str, type] = {
         **dict.fromkeys(counts, int),
         **dict.fromkeys(("state", "why", "started"), str),
@@ -383,12 +383,10 @@ def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
         "warnings": list,
         "seconds_by_phase": dict,
     }
-    smallest = {"num_steps": 1, "batch_size": 1}
     return {
         key: value
         for key, value in status.items()
-        if key not in kinds
-        or (type(value) is kinds[key] and (key not in counts or smallest.get(key, 0) <= value < 2**53))
+        if key not in kinds or (type(value) is kinds[key] and (key not in counts or 0 <= value < 2**53))
     }
 
 

@@ -32,10 +32,10 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fivetune.config.layers import parse_table
-from fivetune.errors import DataError, MissingLabelError, RecordError
-from fivetune.metrics import MetricSpec, list_selectable_scores
+from fivetune.errors import ConfigError, DataError, MissingLabelError, RecordError
+from fivetune.metrics import MetricSpec, is_maximized, list_score_names, list_selectable_scores
 from fivetune.metrics.mlqa import detect_script_language
-from fivetune.plugins import Options
+from fivetune.plugins import Options, load_plugin
 from fivetune.types import JsonTable, RawRecord, TextExample
 
 Head = Literal["generate", "extractive"]
@@ -195,6 +195,25 @@ class LabelOptions(_DefaultOptions):
     def _find_label(self, text: str) -> str | None:
         """Return the label that a text spells, else None."""
         return {normalize_label(own): own for own in self.labels if own.strip()}.get(normalize_label(text))
+
+
+def load_run_task(config: Mapping[str, Any]) -> Task | None:
+    """The task of a run with its options, from its config.yaml; None if this version does not understand them."""
+    table: dict[str, Any] = dict(config.get("task") or {})
+    try:
+        return load_plugin("tasks", table.pop("name", "")).model_validate(table)
+    except (ValueError, ConfigError):
+        return None
+
+
+def is_higher_better(configs: Iterable[Mapping[str, Any]], score: str) -> bool:
+    """Whether more is better of a score, by the first task of these runs that has it; True where that is unknown.
+
+    >>> is_higher_better([{"task": {"name": "squad"}}], "f1"), is_higher_better([], "error")
+    (True, True)
+    """
+    tasks = (task for config in configs if (task := load_run_task(config)))
+    return next((is_maximized(t.metrics, score) for t in tasks if score in list_score_names(t.metrics)), True)
 
 
 def suggest_language(task: Task, references: Iterable[Sequence[str]]) -> str | None:

@@ -206,14 +206,14 @@ def _prepare(
         _warn(run, progress, message)
     graphs_before = read_graph_decision(run.path) if resume else None
     run.write(DATA, {name: store.summary for name, store in setup.data.stores})
-    run.update_status(num_steps=plan.num_steps)
+    run.write(PLAN, plan.as_dict())
     if preflight and not resume:
         plan = check_before_training(setup, progress, run)
+        run.write(PLAN, plan.as_dict())
     learner, decision = decide_graphs(setup, resumed_decision=graphs_before)
     if decision:
         progress.log(f"steps are {decision}")
     setup = replace(setup, learner=learner)
-    run.write(PLAN, plan.as_dict())
     state = _load_progress(setup, run, progress, resume=resume)
     graphs = {"capture": asdict(decision)} if decision else {}
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}

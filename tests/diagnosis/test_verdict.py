@@ -491,7 +491,8 @@ def passes(*, fixed: float, num: int = 60, noise: float = 0.1, batch_size: int =
                 phase_seconds={"host": 0.0, "forward": 0.4 * seconds, "backward": 0.6 * seconds},
             )
         )
-    return fake_run(steps=steps, config={"train": {"batch_size": batch_size, "global_batch_size": 16}}, evals=[])
+    config = {"train": {"batch_size": batch_size, "global_batch_size": 16}}
+    return fake_run(steps=steps, config=config, evals=[], plan=None)
 
 
 @pytest.mark.parametrize("fixed", [0.2, 0.8])

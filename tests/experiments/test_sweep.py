@@ -47,7 +47,7 @@ if "--overwrite" in sys.argv:
 else:
     run = rundir.RunDir.resume(folder) if "--resume" in sys.argv else rundir.RunDir.create(folder)
 rundir.write_text(folder / "config.yaml", config.as_yaml())
-run.update_status(state="running", begun=True, num_steps=4)
+run.update_status(state="running", begun=True)
 if lr == 0.25 and not (folder.parent / "crashed").exists():
     (folder.parent / "crashed").touch()
     os.kill(os.getpid(), signal.SIGKILL)

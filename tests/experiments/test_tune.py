@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ from fivetune.launch import jobs
 from fivetune.report.page.render import render_html
 from fivetune.report.search import build_search_page
 from fivetune.rundir import EVALS, STATUS, read_status, write_json
+from fivetune.rundir.layout import PLAN
+from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord
 from fivetune.types import Search, Trial
 
@@ -216,7 +219,8 @@ class FakeChild:
         self.looks, self.code_now = 0, None
         score = recipe.optimizer.lr * 1000  # type: ignore[attr-defined]
         self.run.mkdir()
-        write_json(self.run / STATUS, {"best": {"step": 2, "metric": "f1", "score": score}, "num_steps": 3})
+        write_json(self.run / STATUS, {"best": {"step": 2, "metric": "f1", "score": score}})
+        write_json(self.run / PLAN, Plan(2, 3, 1, 1).as_dict())
         evals = [
             EvalRecord(step, "squad_v2", 1, "eval", 2, 0, {"f1": score + step / 100}, 1.0, {}, 16, 1.0)
             for step in (0, 1, 2)
@@ -294,9 +298,7 @@ def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):
         with pytest.raises(InterruptedRunError, match="Resume with the same command") as caught:
             tuned(tmp_path / "s", RATES, num_trials=2)
     assert caught.value.exit_code == 130
-    (tmp_path / "s" / "trial-000" / STATUS).unlink()
-    (tmp_path / "s" / "trial-000" / EVALS).unlink()
-    (tmp_path / "s" / "trial-000").rmdir()
+    shutil.rmtree(tmp_path / "s" / "trial-000")
     found, _ = tuned(tmp_path / "s", RATES, num_trials=2)
     assert sorted(one.state for one in found.trials) == ["failed", "finished", "finished"]
     assert [one.run for one in found.trials] == ["", "trial-001", "trial-002"]

@@ -535,7 +535,7 @@ def odd_runs() -> dict[str, Run]:
         "no files but null": make_run("null", config=None, machine=None, status=None, data=None),
         "killed": change_run(
             whole,
-            status={"state": "running", "step": 120, "num_steps": 300},
+            status={"state": "running", "step": 120},
             steps=whole.steps[:120],
             evals=[],
         ),

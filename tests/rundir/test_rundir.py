@@ -331,10 +331,9 @@ def test_a_damaged_status_is_set_aside(tmp_path, content):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"batch_size": 0},
-        {"batch_size": -4},
         {"step": "x"},
-        {"num_steps": 1.5},
+        {"num_resumes": -4},
+        {"num_starved_steps": 1.5},
         {"begun": 1},
         {"warnings": 3},
         {"seconds_by_phase": []},

@@ -159,7 +159,7 @@ def build_figures_section(run: Run) -> Section:
     epochs = compute_share(seen, count_examples(run.data.train))
     training = compute_share(status.seconds_by_phase.get("train"), status.seconds)
     figures = [
-        Figure("Steps", format_count(status.step), _format_if_known("of {} planned", format_count(status.num_steps))),
+        Figure("Steps", format_count(status.step), _format_if_known("of {} planned", format_count(run.num_steps))),
         Figure(
             "Examples seen",
             format_count(seen),
@@ -252,7 +252,7 @@ def _describe_comparison(run: Run, reference_runs: Sequence[Run]) -> list[str]:
 
 
 def _describe_ending(run: Run) -> str:
-    state, why, step, planned = run.status.state, run.status.why, run.status.step, run.status.num_steps
+    state, why, step, planned = run.status.state, run.status.why, run.status.step, run.num_steps
     done = (
         f"{format_plural(step, 'step')} of {format_count(planned)}" if step != planned else format_plural(step, "step")
     )

@@ -5,15 +5,14 @@ In: a Run. Out: its evaluations, and labels for their scores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
-from fivetune.compare.measures import is_higher_better
 from fivetune.report.page.wording import format_decimal
 from fivetune.rundir.figures import find_best_eval, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Prediction, Run
+from fivetune.tasks import is_higher_better, load_run_task
 from fivetune.values import get_nested
 
 LABELS = {
@@ -86,7 +85,7 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
     if key is None:
         return next(reversed(select_main_evals(run)), None)
     chosen_step = best.step if best and best.metric == key else None
-    higher = is_higher_better([run], key)
+    higher = is_higher_better([run.config], key)
     return find_best_eval(run.evals, metric=key, higher_is_better=higher, chosen_step=chosen_step)
 
 
@@ -107,19 +106,15 @@ def list_score_keys(records: Sequence[EvalRecord]) -> list[str]:
 
 def select_headline_scores(run: Run, keys: Sequence[str]) -> list[str]:
     """Scores of the key figures: of a mixture the mean and each part's main score, else the first six."""
-    mains = ["mean", *(f"{part}_{main}" for part, main in _read_main_scores(get_nested(run.config, "task")).items())]
+    mains = ["mean", *(f"{part}_{main}" for part, main in _read_main_scores(run.config).items())]
     return [key for key in mains if len(mains) > 1 and key in keys] or list(keys[:6])
 
 
-def _read_main_scores(task: Any) -> dict[str, str]:
+def _read_main_scores(config: Mapping[str, Any]) -> dict[str, str]:
     """Main score of each part of a mixture; {} for other tasks, and for settings that this version refuses."""
-    if get_nested(task, "name") != "mixture":
-        return {}
-    try:
-        options = plugins.load_plugin("tasks", "mixture").model_validate({k: v for k, v in task.items() if k != "name"})
-    except ValueError:
-        return {}
-    return options.metrics[0]["mains"]
+    task = load_run_task(config) if get_nested(config, "task", "name") == "mixture" else None
+    metric = task.metrics[0] if task else ""
+    return metric["mains"] if isinstance(metric, Mapping) else {}
 
 
 def is_mean(key: str) -> bool:
@@ -153,7 +148,10 @@ def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
 
 
 def compute_score_interval(record: EvalRecord, key: str) -> tuple[float, float] | None:
-    """95 % interval of a score in points: the evaluation's bootstrap interval, else Wilson's for a mean."""
+    """95 % interval of a score in points: the evaluation's bootstrap interval, else Wilson's for a mean.
+
+    None for scores that are no means: unlike the diagnosis's `compute_eval_interval`, which needs one of every score.
+    """
     if (written := record.intervals.get(key)) is not None:
         return written
     value, num = read_score(record, key), count_scored_examples(record, key)
