@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     with world.report_errors_once():
         config = load_config(args.recipe, parse_overrides(args.settings))
     if launch.is_needed(config.launch.nproc):
-        return launch.start_processes(_rebuild_words(args), nproc=config.launch.nproc)
+        return launch.start_processes(
+            _rebuild_words(args), nproc=config.launch.nproc, timeout_minutes=config.launch.timeout_minutes
+        )
     from fivetune.training import train
 
     done = train(

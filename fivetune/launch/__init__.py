@@ -21,6 +21,7 @@ from fivetune.errors import ConfigError
 from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, SignalHandler, handle_signals
 
 LAUNCH_ID = "FIVETUNE_LAUNCH_ID"  # environment variable that all processes of one launch share
+HUNG_RANK_SECONDS = 30.0  # for the other ranks to end after rank 0
 ORPHAN_SAVE_SECONDS = 900  # for ranks that lost torchrun to write a checkpoint
 
 
@@ -43,14 +44,17 @@ def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-def start_processes(words: Sequence[str], *, nproc: int) -> int:
+def start_processes(words: Sequence[str], *, nproc: int, timeout_minutes: float) -> int:
     """Run `fivetune WORDS` in `nproc` connected ranks; returns the exit code, 128 + n after signal n.
 
+    A rank that still runs HUNG_RANK_SECONDS after rank 0 has ended is killed; earlier if `timeout_minutes`, the longest
+    time that a rank waits for another, is shorter.
     If torchrun itself is killed, the ranks are stopped too: as orphans they would continue to train.
     """
     launch_id = uuid.uuid4().hex
+    grace_seconds = min(HUNG_RANK_SECONDS, 60 * timeout_minutes)
     agent = subprocess.Popen(
-        [sys.executable, "-m", "fivetune.launch", str(nproc), *words],
+        [sys.executable, "-m", "fivetune.launch", str(nproc), str(grace_seconds), *words],
         stdin=subprocess.PIPE,
         start_new_session=True,
         env={**os.environ, LAUNCH_ID: launch_id},

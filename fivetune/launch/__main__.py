@@ -1,6 +1,6 @@
 """torchrun in a child process of `fivetune.launch`: starts the ranks; exits with the code of the first failed rank.
 
-In: the number of ranks and the words of the command. When its parent ends, it stops all ranks and itself.
+In: the number of ranks, the seconds that the others may outlive rank 0, and the words of the command. When its parent ends, it stops all ranks and itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # for a step and a checkpoint after a signal
-HUNG_RANK_SECONDS = 30  # for the other ranks to end after rank 0
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 
-def run_torchrun(nproc: int, words: list[str]) -> int:
-    """Run `fivetune WORDS` in `nproc` ranks."""
+def run_torchrun(nproc: int, grace_seconds: float, words: list[str]) -> int:
+    """Run `fivetune WORDS` in `nproc` ranks; those that outlive rank 0 by `grace_seconds` are killed."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -35,7 +34,7 @@ def run_torchrun(nproc: int, words: list[str]) -> int:
     logging.disable()  # the ranks report their errors themselves
     os.environ["OMP_NUM_THREADS"] = str(max(1, count_cores() // nproc))
     threading.Thread(target=_stop_when_orphaned, daemon=True).start()
-    threading.Thread(target=_kill_hung_ranks, daemon=True).start()
+    threading.Thread(target=_kill_hung_ranks, args=(grace_seconds,), daemon=True).start()
     options = ["--standalone", "--nproc-per-node", str(nproc), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS)]
     options += ["--signals-to-handle", HANDLED_SIGNALS]
     try:
@@ -68,8 +67,8 @@ def describe_killed_ranks(error: ChildFailedError) -> list[str]:
     return lines
 
 
-def _kill_hung_ranks() -> None:
-    """SIGKILL every rank that still runs HUNG_RANK_SECONDS after rank 0 ended: a hung rank ignores SIGTERM.
+def _kill_hung_ranks(grace_seconds: float) -> None:
+    """SIGKILL every rank that still runs `grace_seconds` after rank 0 ended: a hung rank ignores SIGTERM.
 
     Rank 0 writes the checkpoints and the report, so in a healthy run the others end before it or right after.
     """
@@ -87,7 +86,7 @@ def _kill_hung_ranks() -> None:
             if "0" not in ranks.values() or any(ranks[rank] == "0" for rank in running):
                 continue
             first_ended = first_ended or time.monotonic()
-            if time.monotonic() - first_ended > HUNG_RANK_SECONDS:
+            if time.monotonic() - first_ended > grace_seconds:
                 for rank in running:
                     rank.kill()
 
@@ -100,4 +99,4 @@ def _stop_when_orphaned() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_torchrun(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(run_torchrun(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
