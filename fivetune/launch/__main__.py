@@ -1,6 +1,7 @@
 """torchrun in a child process of `fivetune.launch`: starts the ranks; exits with the code of the first failed rank.
 
-In: the number of ranks, the seconds that the others may outlive rank 0, and the words of the command. When its parent ends, it stops all ranks and itself.
+In: the number of ranks, the seconds that the others may outlive rank 0, and the words of the command. When its parent
+ends, it stops all ranks and itself.
 """
 
 from __future__ import annotations
