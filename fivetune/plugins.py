@@ -46,8 +46,8 @@ def list_plugins(kind: str) -> list[str]:
 
 
 def import_plugin(kind: str, name: str) -> ModuleType:
-    """Import one plugin's module. Raises UnknownPluginError with the nearest names, ConfigError with file and line for
-    what the import of a file outside the package raises."""
+    """Import one plugin's module. Raises UnknownPluginError with the nearest names; ConfigError with file and line if
+    importing a file outside the package fails."""
     known = list_plugins(kind)
     if name not in known:
         raise UnknownPluginError(f"{kind}: there is no {name!r}. {suggest_names(name, known)}")

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 PHASES = ("data", "host", "copy", "forward", "backward", "exchange", "optimizer")
-"""What a step's seconds go into: waiting for the batch, work of the host between, copy to the device, ..."""
+"""Phases of a step's time: waiting for the batch, work of the host, copy to the device, ..., all-reduce, update."""
 
 PhaseTimer = Callable[[str], None]
 """Called with the phase (of PHASES) that starts; `Meter.enter` is one."""
 
 JsonTable = dict[str, Any]
-"""A table whose values are whatever JSON or YAML holds; read with isinstance, or passed on to a typed record."""
+"""A table with any values of JSON or YAML; read with isinstance, or converted to a typed record."""
 
 TorchState = dict[str, Any]
 """A state dict or a parameter group, as torch.optim types them: tensors, numbers, and lists and tables of these."""
@@ -60,16 +60,16 @@ class RawRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextExample:
-    """One example in words.
+    """One example as text.
 
     Args:
         id: unique in its data set.
-        inputs: what the encoder reads.
-        targets: what the decoder learns to write.
-        references: all answers that count as right; () only where nothing is known (prediction).
-        clippable: character span [start, end) of `inputs` that may be cut when the text is too long.
+        inputs: text for the encoder.
+        targets: text that the decoder learns to generate.
+        references: all gold answers; () only if they are unknown (prediction).
+        clippable: character span [start, end) of `inputs` that may be clipped if the text is too long.
         meta: further facts for reports and metrics.
-        group: id of the question, where several examples (snippets, windows) are asked it; "" stands for `id`.
+        group: id of the question, shared by its examples (snippets, windows); "" means `id`.
     """
 
     id: str
@@ -130,8 +130,8 @@ class Batch:
 class Scores:
     """The result of a metric: one dict for the whole corpus and one per example, in input order.
 
-    `resample(rows)` gives the corpus scores of the examples `rows` ([n] ints, repeats allowed): what a bootstrap needs.
-    Without it every corpus score is 100 times the mean of each example's score of the same name.
+    `resample(rows)` returns the corpus scores of the examples `rows` ([n] ints, repeats allowed), for a bootstrap.
+    Without it, a corpus score is 100 times the mean of the examples' scores of the same name.
     """
 
     corpus: dict[str, float]
@@ -141,16 +141,16 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One thing that limits or spoils a run, in plain words.
+    """The finding of a rule: a cause that limits or invalidates a run.
 
     Args:
-        rule: name of the rule that found it: `check_input_bound`.
+        rule: name of the rule: `input_bound`.
         message: a sentence with the evidence in figures.
-        figure, threshold: what was measured, and from where on the rule speaks; None for a plain fact.
+        figure, threshold: the measured value, and the value at which the rule reports; None for a plain fact.
         confidence: 0-1.
-        change: settings that fix it, by dotted key; {} where no setting does.
-        advice: what to do, in a sentence.
-        gain: predicted speed-up of the training (1.3 = 1.3 times as fast); None where it is not a matter of speed.
+        change: settings that fix it, by dotted key; {} if no setting does.
+        advice: the remedy, in a sentence.
+        gain: predicted speed-up of the training (1.3 = 1.3 times as fast); None if speed is not affected.
     """
 
     rule: str
@@ -170,9 +170,9 @@ class Trial:
     Args:
         state: finished, pruned, failed, running or waiting.
         settings: the searched keys with the values of this trial; {} before it began.
-        score: of the best evaluation, over all examples where the trial finished; None before the first.
+        score: score of the best evaluation, over all examples if the trial finished; None before the first.
         curve: (step, score) of each evaluation.
-        why: what became of a trial that failed or was stopped.
+        why: the reason why a trial failed or was stopped.
         run: name of its run directory in the study's folder.
     """
 
@@ -188,7 +188,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A study as it stands: its trials by number, and how much each setting mattered (shares of 1; {} if unknown)."""
+    """The state of a study: its trials by number, and the importance of each setting (shares of 1; {} if unknown)."""
 
     name: str
     metric: str

@@ -114,7 +114,7 @@ class BatchedAdafactor(Optimizer):
 
 
 def _gather_parameter(parameter: Tensor) -> Tensor:
-    """Gather a sharded parameter and its gradient; an unsharded one is returned as it is."""
+    """Gather a sharded parameter and its gradient; an unsharded one is returned unchanged."""
     full = gather_tensor(parameter)
     if full is not parameter:
         assert parameter.grad is not None

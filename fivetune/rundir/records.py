@@ -52,7 +52,7 @@ class StepRecord:
 class EvalRecord:
     """One evaluation, as written to evals.jsonl.
 
-    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (`evaluate.RATES`);
+    `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (evaluation/tally.py);
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     `step` is that of the weights, `run_step` that of the run when it evaluated them; None outside a training run.
     """

@@ -40,8 +40,8 @@ def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: 
     """Build the card in Markdown: base model, task, scores, usage and the settings of the run.
 
     Args:
-        evaluation: of the exported weights; None where nothing was evaluated.
-        name: of the run, the title.
+        evaluation: evaluation of the exported weights; None without evaluations.
+        name: name of the run, the title.
         model_type: the family in config.json: t5, mt5 or umt5.
     """
     base = config.model.path or f"random weights ({config.model.config})"

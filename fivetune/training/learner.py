@@ -105,5 +105,5 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 
 
 def get_peak_lr(optimizer: torch.optim.Optimizer) -> float | None:
-    """The learning rate that a schedule scales; None where the optimizer computes its own."""
+    """The learning rate that a schedule scales; None if the optimizer computes its own."""
     return optimizer.param_groups[0]["initial_lr"]

@@ -69,7 +69,7 @@ def profile_steps(
     Args:
         num_steps, num_warm_up: at least 1.
 
-    Raises ConfigError for a strategy of several processes, RunDirError where the trace cannot be written.
+    Raises ConfigError for a strategy of several processes, RunDirError if the trace cannot be written.
     """
     if config.strategy.plugin_name() != "single":
         raise ConfigError(
