@@ -1,6 +1,6 @@
 """Values of JSON and YAML files, in which anything may be missing, null or of another kind.
 
-In: tables and values. Out: finite numbers, the value under a path of keys, dotted keys.
+In: tables and values. Out: finite numbers, quotients, the value under a path of keys, dotted keys.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ def as_finite_number(value: Any) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:  # an integer beyond the range of floats
         return None
+
+
+def divide(numerator: Any, denominator: Any) -> float | None:
+    """The quotient; None where one of them is no finite number or the denominator is 0.
+
+    >>> divide(1, 4), divide(None, 4), divide(1, 0)
+    (0.25, None, None)
+    """
+    top, bottom = as_finite_number(numerator), as_finite_number(denominator)
+    return None if top is None or not bottom else top / bottom
 
 
 def select_finite(values: Iterable[Any]) -> list[float]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,22 +159,14 @@ def _build_counts(predicted: Sequence[PredictedRow], path: str, step: int) -> di
 
 
 def _write(path: Path, text: str) -> None:
-    """Write under a temporary name and rename, so that the file exists whole or not at all."""
+    """Write the output whole or not at all."""
     from fivetune.errors import FiveTuneEnvironmentError
-    from fivetune.rundir import fsync_folder
+    from fivetune.rundir import replace_file
 
-    staging = path.with_name(f".{path.name}.tmp")
     try:
-        with staging.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
-        fsync_folder(path.parent)
+        with replace_file(path) as file:
+            file.write(text.encode())
     except OSError as error:
         raise FiveTuneEnvironmentError(
             f"{path}: cannot be written: {error.strerror}. Choose another --output."
         ) from None
-    finally:
-        with suppress(OSError):
-            staging.unlink(missing_ok=True)

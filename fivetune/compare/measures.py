@@ -16,6 +16,7 @@ from fivetune.rundir import figures
 from fivetune.rundir.figures import DeviceSeries, select_comparable_evals
 from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.tasks import is_higher_better
+from fivetune.values import divide
 
 MAX_GAP_SECONDS = 60.0  # between two samples of a device; the energy of a longer gap is unknown
 
@@ -87,14 +88,10 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
         **_compute_step_measures(run.steps),
         **_compute_device_measures(run.telemetry),
         "energy_joules": energy,
-        "energy_per_point": _divide(energy, score),
+        "energy_per_point": divide(energy, score),
         "cost": cost,
-        "cost_per_point": _divide(cost, score),
+        "cost_per_point": divide(cost, score),
     }
-
-
-def _divide(numerator: float | None, denominator: float | None) -> float | None:
-    return None if numerator is None or not denominator else numerator / denominator
 
 
 # --- scores ---

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.rundir import fsync_folder
+from fivetune.rundir import lock_file, replace_file
 from fivetune.types import JsonTable
 
 LOCK, PROGRESS = ".lock", ".progress.npz"
@@ -21,12 +21,9 @@ LOCK, PROGRESS = ".lock", ".progress.npz"
 
 def lock_build_folder(folder: Path) -> IO[bytes] | None:
     """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished."""
-    import fcntl
-
     file = (folder / LOCK).open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
+        if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
             return file
     except OSError:
         pass
@@ -36,13 +33,8 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
 
 def save_progress(folder: Path, facts: JsonTable, **arrays: Any) -> None:
     """Save the progress of a build atomically. The data that it describes must be synced before."""
-    staging = folder / f"{PROGRESS}.new"
-    with staging.open("wb") as file:
+    with replace_file(folder / PROGRESS) as file:
         np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(folder / PROGRESS)
-    fsync_folder(folder)
 
 
 def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
@@ -56,5 +48,5 @@ def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | N
 
 def remove_progress(folder: Path) -> None:
     """Delete the progress and the lock of a finished build."""
-    for name in (PROGRESS, f"{PROGRESS}.new", LOCK):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / PROGRESS, folder / LOCK, *folder.glob(".*.tmp")):
+        path.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.split import hash_text
 from fivetune.data.windows import select_window_targets, split_into_windows
 from fivetune.errors import DataError, FiveTuneEnvironmentError
-from fivetune.rundir import fsync_folder
+from fivetune.rundir import fsync_folder, replace_file
 from fivetune.tasks import Task, head_of
 from fivetune.types import JsonTable, TextExample, TokenExample
 
@@ -214,10 +214,8 @@ def _build_store(
     try:
         summary = {"fingerprint": fingerprint, **_write_examples(staging, source, tokenizer, on_progress)}
         with _translate_disk_errors(folder.parent):
-            with (staging / "summary.json").open("w", encoding="utf-8") as file:
-                json.dump(summary, file, ensure_ascii=False, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
+            with replace_file(staging / "summary.json") as file:
+                file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode())
             remove_progress(staging)
             fsync_folder(staging)
             if not folder.exists():
@@ -303,10 +301,8 @@ class _RowFacts:
         return cls(read, target, group, clipped, lost, groups, named)
 
     def save(self, folder: Path) -> None:
-        with (folder / FACTS).open("wb") as file:
+        with replace_file(folder / FACTS) as file:
             np.save(file, np.array([self.group, self.clipped, self.lost], dtype=np.int32))
-            file.flush()
-            os.fsync(file.fileno())
 
 
 class _StoreWriter:

@@ -6,7 +6,6 @@ A lock on the folder serialises the operations that two processes must not do at
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from fivetune.experiments.space import build_grid, get_task, select_recipe_value
 from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
 from fivetune.redaction import redact_json
+from fivetune.rundir import lock_file
 from fivetune.types import Search, Trial
 from fivetune.values import flatten_table
 
@@ -241,7 +241,7 @@ class Study:
     @contextmanager
     def _lock_folder(self) -> Generator[None]:
         with (self.folder / ".study.lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file, wait=True)
             yield
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from fivetune.report.page import charts
 from fivetune.report.page.parts import Page, Part, Section, Table, Text
 from fivetune.report.page.wording import (
-    compute_share,
     format_count,
     format_decimal,
     format_percent,
@@ -21,6 +20,7 @@ from fivetune.report.page.wording import (
 )
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import Histogram
+from fivetune.values import divide
 
 PARTS = {"inputs": "input", "contexts": "context", "targets": "target"}
 MAX_TEXT_CHARS = 240  # characters of a text from the data
@@ -90,7 +90,7 @@ def _iter_findings(facts: Facts) -> Iterator[tuple[str, str]]:
         if num:
             found.append(
                 f"eval shares the {kind} with train in {format_plural(num, 'example')} "
-                f"({format_percent(compute_share(num, leak['of']))}): "
+                f"({format_percent(divide(num, leak['of']))}): "
                 f"{format_count(leak['num_exact'])} exactly, {format_count(leak['num_near'] or 0)} nearly."
             )
     yield from (("warning", text) for text in found)
@@ -154,7 +154,7 @@ def _iter_set_findings(name: str, one: Facts, limits: Facts) -> Iterator[str]:
         yield f"{name}: no context holds an answer to {format_plural(num, 'question')}."
     hit = one["characters"]["num"]
     if hit:
-        part = format_percent(compute_share(hit, one["characters"]["of"]))
+        part = format_percent(divide(hit, one["characters"]["of"]))
         yield f"{name}: the tokenizer does not keep all characters of {format_plural(hit, 'example')} ({part})."
 
 
@@ -165,7 +165,7 @@ def _build_counts_parts(name: str, one: Facts) -> Iterator[Part]:
     yield Text(f"Examples of {name}", "heading")
     for kind, found in one["counts"].items():
         rows = tuple(
-            (_shorten(str(value)), format_count(num), format_percent(compute_share(num, found["num"])))
+            (_shorten(str(value)), format_count(num), format_percent(divide(num, found["num"])))
             for value, num in found["common"]
         )
         rest = found["num_values"] - len(rows)
@@ -221,9 +221,9 @@ def _build_limits_section(facts: Facts) -> Section:
             (
                 format_count(row["limit"]),
                 format_count(row["num_cut"]),
-                format_percent(compute_share(row["num_cut"], num)),
+                format_percent(divide(row["num_cut"], num)),
                 format_count(row["num_answers_lost"]),
-                format_percent(compute_share(row["num_answers_lost"], num), 2),
+                format_percent(divide(row["num_answers_lost"], num), 2),
                 format_decimal(row["cost"]),
             )
             for row in one["input_limits"]
@@ -235,7 +235,7 @@ def _build_limits_section(facts: Facts) -> Section:
             (
                 format_count(row["limit"]),
                 format_count(row["num_cut"]),
-                format_percent(compute_share(row["num_cut"], one["num_targets"])),
+                format_percent(divide(row["num_cut"], one["num_targets"])),
             )
             for row in one["target_limits"]
         )
@@ -292,7 +292,7 @@ def _build_share_header(first: str, sets: Facts) -> tuple[str, ...]:
 
 
 def _format_count_and_share(found: Facts) -> tuple[str, str]:
-    return format_count(found["num"]), format_percent(compute_share(found["num"], found["of"]), 2)
+    return format_count(found["num"]), format_percent(divide(found["num"], found["of"]), 2)
 
 
 def _format_pair(one: Facts) -> tuple[str, str, str]:
@@ -309,7 +309,7 @@ def _build_leakage_section(facts: Facts) -> Section:
             format_count(one["num_exact"]),
             format_count(one["num_near"]),
             format_count(one["of"]),
-            format_percent(compute_share(one["num_exact"] + (one["num_near"] or 0), one["of"])),
+            format_percent(divide(one["num_exact"] + (one["num_near"] or 0), one["of"])),
         )
         for kind, one in leakage.items()
     )
@@ -337,12 +337,12 @@ def _build_answers_section(sets: Facts) -> Section:
             (
                 "it holds one in other case only",
                 format_count(found["num_other_case"]),
-                format_percent(compute_share(found["num_other_case"], found["of"]), 2),
+                format_percent(divide(found["num_other_case"], found["of"]), 2),
             ),
             (
                 "questions that no context answers",
                 format_count(found["num_questions"]),
-                format_percent(compute_share(found["num_questions"], found["of_questions"]), 2),
+                format_percent(divide(found["num_questions"], found["of_questions"]), 2),
             ),
         )
         parts.append(Table(f"{name}: answers in their contexts.", ("count", name, "share"), rows))
@@ -367,7 +367,7 @@ def _build_characters_section(facts: Facts) -> Section:
                 _format_character(row["becomes"]),
                 format_count(row["num_times"]),
                 format_count(row["num_texts"]),
-                format_percent(compute_share(row["num_texts"], found["of"])),
+                format_percent(divide(row["num_texts"], found["of"])),
             )
             for row in found["common"]
         )

@@ -5,6 +5,7 @@ layout.py names its files, writer.py writes them, reader.py reads them back as t
 
 from __future__ import annotations
 
+from fivetune.rundir.files import fsync_folder, lock_file, replace_file
 from fivetune.rundir.layout import (
     CONFIG,
     DATA,
@@ -38,7 +39,6 @@ from fivetune.rundir.writer import (
     NullRunDir,
     RunDir,
     find_conflict,
-    fsync_folder,
     lock_folder,
     write_bytes,
     write_json,
@@ -66,6 +66,7 @@ __all__ = [
     "build_sibling_path",
     "find_conflict",
     "fsync_folder",
+    "lock_file",
     "lock_folder",
     "read_data",
     "read_evals",
@@ -76,6 +77,7 @@ __all__ = [
     "read_status",
     "read_telemetry",
     "refuse_foreign",
+    "replace_file",
     "write_bytes",
     "write_json",
     "write_text",

@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from fivetune.rundir.layout import OWN_SPLITS
 from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.values import divide
 
 FROZEN_STEPS = 10
 """Steps with exactly the same loss: batches differ, so even two equal float losses are a coincidence."""
@@ -134,14 +135,14 @@ def compute_train_seconds(steps: Sequence[StepRecord]) -> float | None:
 def compute_tokens_per_second(steps: Sequence[StepRecord]) -> float | None:
     """Tokens of the steady steps by their seconds, padding not counted."""
     steady = select_steady_steps(steps)
-    return _divide(sum(map(count_tokens, steady)), math.fsum(step.step_seconds for step in steady))
+    return divide(sum(map(count_tokens, steady)), math.fsum(step.step_seconds for step in steady))
 
 
 def compute_examples_per_second(steps: Sequence[StepRecord]) -> float | None:
     """Examples of the steady steps by their seconds; a step's examples are the growth of `num_examples_seen`."""
     steady = [(a, b) for a, b in pairwise(steps) if not b.warm_up]
     examples = sum(b.num_examples_seen - a.num_examples_seen for a, b in steady)
-    return _divide(examples, math.fsum(b.step_seconds for _, b in steady))
+    return divide(examples, math.fsum(b.step_seconds for _, b in steady))
 
 
 def compute_median_step_seconds(steps: Sequence[StepRecord]) -> float | None:
@@ -155,7 +156,7 @@ def compute_padding_share(steps: Sequence[StepRecord]) -> float | None:
     if not steps or any(step.padding_fraction >= 1 for step in steps):
         return None
     positions = math.fsum(map(count_positions, steps))
-    return _divide(positions - sum(map(count_tokens, steps)), positions)
+    return divide(positions - sum(map(count_tokens, steps)), positions)
 
 
 def compute_mfu(steps: Sequence[StepRecord]) -> float | None:
@@ -250,7 +251,7 @@ def find_divergence(
     norm_ratio = None
     if len(norms) >= 2 * window:
         lowest_norm = min(median(norms[i : i + window]) for i in range(len(norms) - window + 1))
-        norm_ratio = _divide(median(norms[-window:]), lowest_norm)
+        norm_ratio = divide(median(norms[-window:]), lowest_norm)
     rises = last > DIVERGED_RATIO * bound and last > bound + DIVERGED_NATS
     above_guessing = guessing is not None and last > guessing and last > ABOVE_GUESSING * bound
     explodes = norm_ratio is not None and norm_ratio >= NORM_RATIO and last > NORM_LOSS_RATIO * bound
@@ -359,8 +360,3 @@ def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
         return None
     whole, mine = fmean(map(math.fsum, busy)), math.fsum(own.values())
     return HostLoad(mine, max(0.0, whole - mine), len(busy[0]))
-
-
-def _divide(numerator: float | None, denominator: float | None) -> float | None:
-    """The quotient; None where a value is unknown or the denominator is 0."""
-    return None if numerator is None or not denominator else numerator / denominator

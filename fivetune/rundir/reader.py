@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.files import lock_file
 from fivetune.rundir.layout import (
     CONFIG,
     DATA,
@@ -223,11 +224,8 @@ def _get_advice(name: str) -> str:
 
 def _find_dead_owner(path: Path) -> str | None:
     """Who locked the directory last, if it is not locked any more; None if it is, or never was (as in a copy)."""
-    import fcntl
-
     try:
         with (path / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return file.read().strip() or "its process"
+            return (file.read().strip() or "its process") if lock_file(file, shared=True) else None
     except OSError:
         return None

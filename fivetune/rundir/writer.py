@@ -21,6 +21,7 @@ import psutil
 
 from fivetune.errors import RunDirError, format_size
 from fivetune.redaction import redact_json, redact_secrets
+from fivetune.rundir.files import lock_file, replace_file
 from fivetune.rundir.layout import (
     CONFIG,
     EVALS,
@@ -40,18 +41,11 @@ PROBE = ".probe"
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all, also after a power cut."""
-    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with staging.open("wb") as file:
+        with replace_file(path) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        staging.replace(path)
-        fsync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):
-            staging.unlink()
         raise RunDirError(
             f"{path}: cannot be written: {error.strerror}. {_advise_on_write(path, error, len(content))}"
         ) from None
@@ -83,15 +77,6 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a rename inside a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager
@@ -214,16 +199,11 @@ class RunDir:
     def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
         """Stream the predictions of one evaluation; the file has its name only once it is whole."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
-        staging = path.with_suffix(".tmp")
         self.refuse_moved()
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
-            with staging.open("w", encoding="utf-8") as file:
-                for line in lines:
-                    file.write(format_json_line(line))
-                file.flush()
-                os.fsync(file.fileno())
-            staging.replace(path)
+            with replace_file(path) as file:
+                file.writelines(format_json_line(line).encode() for line in lines)
         return path
 
     def update_status(self, **changes: Any) -> None:
@@ -391,19 +371,12 @@ def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def lock_folder(path: Path) -> IO[bytes]:
-    """Lock the directory for this process. Raises RunDirError naming the owner if another process holds the lock.
-
-    The system releases the lock when the process ends, however it ends.
-    """
-    import fcntl
-
+    """Lock the directory for this process. Raises RunDirError naming the owner if another process holds the lock."""
     try:
         file = open_for_append(path / LOCK)
     except OSError as error:
         raise RunDirError(f"{path / LOCK}: cannot be written: {error.strerror}. Choose another run.dir.") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not lock_file(file):
         file.seek(0)
         owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
         file.close()

@@ -726,8 +726,8 @@ def test_a_series_of_zeros_takes_a_line_and_no_chart_and_each_chart_its_own_lege
 
 def test_no_padding_and_a_single_evaluation_take_a_sentence_and_no_chart() -> None:
     run = fake_run()
-    steps = [{**step, "padding_fraction": 0.0} for step in run.raw_steps]
-    pages = [build_page(one) for one in (run, change_run(run, steps=steps, evals=run.raw_evals[-1:]))]
+    steps = [replace(step, padding_fraction=0.0) for step in run.steps]
+    pages = [build_page(one) for one in (run, change_run(run, steps=steps, evals=run.evals[-1:]))]
     text = render_html(pages[1])
     assert "Padding: none." in text and "One evaluation was made, so its scores have no curve" in text
     whole, bare = (sum(isinstance(one, Chart) for s in page.sections for one in s.parts) for page in pages)

@@ -298,7 +298,7 @@ def test_a_log_with_content_is_kept(tmp_path):
 def test_resuming_removes_what_killed_exports_left(tmp_path):
     started(tmp_path).close()
     (tmp_path / "predictions").mkdir()
-    for name in (".status.json.1.tmp", ".report.html.99999999.tmp", ".best.3", "predictions/eval-3.tmp"):
+    for name in (".status.json.1.tmp", ".report.html.99999999.tmp", ".best.3", "predictions/.eval-3.jsonl.1.tmp"):
         (tmp_path / name).write_text("half")
     for name in (".model.4.tmp", ".model.old"):
         (tmp_path / name).mkdir()

@@ -6,6 +6,7 @@ In: a Comparison, whose runs may lack any record. Out: a Page whose sections fol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from fivetune.compare import MEASURES
@@ -125,43 +126,20 @@ def build_run_curves_section(comparison: Comparison) -> Section:
     """Losses and scores of all runs over the steps and over time; scores that are all 0 as a sentence."""
     variants, metric = comparison.variants, comparison.metric
     name, nats = get_score_label(metric), "nats per target token"
-    eval_loss = charts.build_run_curves_chart(
-        variants,
-        charts.get_eval_losses,
-        "Loss on the evaluation data, of every run. (evals.jsonl)",
-        x="step",
-        y=nats,
-        group="step",
-        log=True,
-    )
-    train_loss = charts.build_run_curves_chart(
-        variants,
-        charts.get_training_losses,
-        "Loss on the training data, of every run, smoothed. (steps.jsonl)",
-        x="step",
-        y=nats,
-        group="step",
-        log=True,
-    )
+    draw = partial(charts.build_run_curves_chart, variants)
+    caption = "Loss on the evaluation data, of every run. (evals.jsonl)"
+    eval_loss = draw(charts.get_eval_losses, caption, x="step", y=nats, group="step", log=True)
+    caption = "Loss on the training data, of every run, smoothed. (steps.jsonl)"
+    train_loss = draw(charts.get_training_losses, caption, x="step", y=nats, group="step", log=True)
     if not has_nonzero_scores(comparison):
         scored = any(get_measure(variant, SCORE).value is not None for variant in variants)
         zero = Text(f"{name} is 0 in every evaluation of every run, so it is not drawn.") if scored else None
         return Section("Curves", tuple(part for part in (eval_loss, train_loss, zero) if part))
-    score = charts.build_run_curves_chart(
-        variants,
-        lambda run: charts.get_eval_scores(run, metric),
-        f"{name} on the evaluation data, of every run. (evals.jsonl)",
-        x="step",
-        y=name,
-        group="step",
-    )
-    score_over_time = charts.build_run_curves_chart(
-        variants,
-        lambda run: charts.get_scores_over_time(run, metric),
-        f"{name} over the time spent in training steps: which run reaches a score first.",
-        x="minutes",
-        y=name,
-        group="trained",
+    caption = f"{name} on the evaluation data, of every run. (evals.jsonl)"
+    score = draw(lambda run: charts.get_eval_scores(run, metric), caption, x="step", y=name, group="step")
+    caption = f"{name} over the time spent in training steps: which run reaches a score first."
+    score_over_time = draw(
+        lambda run: charts.get_scores_over_time(run, metric), caption, x="minutes", y=name, group="trained"
     )
     return Section("Curves", tuple(chart for chart in (eval_loss, score, train_loss, score_over_time) if chart))
 

@@ -70,12 +70,6 @@ def format_percent(fraction: Any, digits: int = 1) -> str:
     return UNKNOWN if known is None else f"{format_decimal(100 * known, digits)} %"
 
 
-def compute_share(part: Any, total: Any) -> float | None:
-    """part / total; None where one is missing or the total is 0."""
-    top, bottom = as_finite_number(part), as_finite_number(total)
-    return None if top is None or not bottom else top / bottom
-
-
 def format_duration(seconds: Any) -> str:
     """A time span in at most two units, or n/a."""
     known = as_finite_number(seconds)

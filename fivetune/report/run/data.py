@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from fivetune.report.page import charts
 from fivetune.report.page.parts import Part, Section, Table, Text
 from fivetune.report.page.wording import (
-    compute_share,
     format_count,
     format_decimal,
     format_percent,
@@ -19,6 +18,7 @@ from fivetune.report.page.wording import (
     shorten_home,
 )
 from fivetune.rundir.records import Histogram, Run, SplitSummary
+from fivetune.values import divide
 
 
 def build_data_section(run: Run) -> Section:
@@ -99,7 +99,7 @@ _DATA_ROWS: tuple[tuple[str, Count, Count | None], ...] = (
 
 def _format_count_and_share(num: int | None, base: Count | None, facts: SplitSummary) -> tuple[str, str]:
     """A count and its share of another count."""
-    return format_count(num), "" if base is None else format_percent(compute_share(num, base(facts)), 2)
+    return format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)
 
 
 def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
@@ -110,7 +110,7 @@ def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
             continue
         cost = (
             f"truncation shortened {format_plural(clipped, 'input')} "
-            f"({format_percent(compute_share(clipped, count_examples(facts)))})"
+            f"({format_percent(divide(clipped, count_examples(facts)))})"
         )
         loss = "and cut no answer away" if lost == 0 else f"and cut the answer away in {format_count(lost)}"
         questions, cut = facts.num_cut_into_windows, facts.num_windows

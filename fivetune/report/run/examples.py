@@ -13,7 +13,6 @@ from hashlib import sha256
 from fivetune.analysis.slices import DIMENSIONS
 from fivetune.report.page.parts import Example, Section, Table, Text
 from fivetune.report.page.wording import (
-    compute_share,
     format_count,
     format_decimal,
     format_percent,
@@ -22,6 +21,7 @@ from fivetune.report.page.wording import (
 )
 from fivetune.report.run.scores import choose_best_eval, find_baseline_eval, get_predictions
 from fivetune.rundir.records import Prediction, Run
+from fivetune.values import divide
 
 NUM_WORST, NUM_RANDOM = 200, 100
 MAX_INPUT_CHARS = 2000
@@ -136,8 +136,7 @@ def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
     if not scored:
         return None
     rows = tuple(
-        (words, format_count(counts[key]), format_percent(compute_share(counts[key], scored)))
-        for key, words in OUTCOMES
+        (words, format_count(counts[key]), format_percent(divide(counts[key], scored))) for key, words in OUTCOMES
     )
     return Table("Predictions of the best evaluation by outcome.", ("outcome", "examples", "share"), rows)
 
@@ -160,8 +159,7 @@ def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction
     }
     everything = sum(moves.values())
     rows = tuple(
-        (text, format_count(moves[key]), format_percent(compute_share(moves[key], everything)))
-        for key, text in words.items()
+        (text, format_count(moves[key]), format_percent(divide(moves[key], everything))) for key, text in words.items()
     )
     return Table(
         "The same examples before fine-tuning and at the best evaluation.", ("change", "examples", "share"), rows

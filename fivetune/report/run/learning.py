@@ -18,7 +18,6 @@ from fivetune.report.page.series import (
     smooth_series,
 )
 from fivetune.report.page.wording import (
-    compute_share,
     format_count,
     format_decimal,
     format_duration,
@@ -37,7 +36,7 @@ from fivetune.report.run.scores import (
     select_main_evals,
 )
 from fivetune.rundir.records import Run, StepRecord
-from fivetune.values import as_finite_number, get_nested, select_finite
+from fivetune.values import as_finite_number, divide, get_nested, select_finite
 
 NUM_VALUES = 13
 
@@ -117,7 +116,7 @@ def _draw_rate_and_norm_charts(run: Run, steps: Sequence[StepRecord]) -> list[Pa
         ""
         if limit is None
         else (
-            f" {format_percent(compute_share(len(clipped), len(select_finite(norms))))} of the steps were "
+            f" {format_percent(divide(len(clipped), len(select_finite(norms))))} of the steps were "
             f"clipped at {format_significant(limit)}."
         )
     )

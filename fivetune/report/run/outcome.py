@@ -18,7 +18,6 @@ from fivetune.report.page.series import (
 )
 from fivetune.report.page.wording import (
     UNKNOWN,
-    compute_share,
     format_bytes,
     format_count,
     format_decimal,
@@ -49,7 +48,7 @@ from fivetune.report.run.scores import (
 )
 from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second
 from fivetune.rundir.records import Prediction, Run
-from fivetune.values import get_nested, select_finite, select_numbers
+from fivetune.values import divide, get_nested, select_finite, select_numbers
 
 BASELINE = "before fine-tuning"
 MAJORITY = "most frequent label"
@@ -156,8 +155,8 @@ def build_figures_section(run: Run) -> Section:
     level = select_finite(smooth_series(losses, choose_smoothing_span(len(losses))))
     first_loss = next(iter(select_finite(losses)), None)
     seen = steps[-1].num_examples_seen if steps else None
-    epochs = compute_share(seen, count_examples(run.data.train))
-    training = compute_share(status.seconds_by_phase.get("train"), status.seconds)
+    epochs = divide(seen, count_examples(run.data.train))
+    training = divide(status.seconds_by_phase.get("train"), status.seconds)
     figures = [
         Figure("Steps", format_count(status.step), _format_if_known("of {} planned", format_count(run.num_steps))),
         Figure(

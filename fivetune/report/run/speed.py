@@ -18,7 +18,6 @@ from fivetune.report.page.series import (
     select_latest_by_step,
 )
 from fivetune.report.page.wording import (
-    compute_share,
     format_duration,
     format_percent,
     format_plural,
@@ -28,7 +27,7 @@ from fivetune.report.run.load_charts import round_values
 from fivetune.rundir.figures import count_tokens
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.types import PHASES
-from fivetune.values import select_finite
+from fivetune.values import divide, select_finite
 
 STEP_PARTS = (*PHASES, "other")
 STEP_PART_COLORS: dict[str, str] = dict(
@@ -69,7 +68,7 @@ def build_speed_section(run: Run) -> Section:
     seconds: Series = [record.step_seconds for record in steps]
     waits: Series = [record.data_seconds for record in steps]
     rates, padding = list_tokens_per_second(steps), [record.padding_fraction for record in steps]
-    waiting = compute_share(sum(select_finite(waits)), sum(select_finite(seconds)))
+    waiting = divide(sum(select_finite(waits)), sum(select_finite(seconds)))
     no_padding = " Padding: none." if padding and not any(padding) else ""
     parts: list[Part] = [Text(_describe_speed(run, phases, waiting) + no_padding)]
     if phases:
@@ -101,7 +100,7 @@ def _compute_phase_seconds(run: Run) -> dict[str, float]:
 def _describe_speed(run: Run, phases: Mapping[str, float], waiting: float | None) -> str:
     everything = sum(phases.values())
     ordered = sorted(phases, key=lambda name: -phases[name])
-    listed = ", ".join(f"{name} {format_percent(compute_share(phases[name], everything), 0)}" for name in ordered)
+    listed = ", ".join(f"{name} {format_percent(divide(phases[name], everything), 0)}" for name in ordered)
     shares = f"Of {format_duration(run.status.seconds)}: {listed}. " if phases else ""
     return f"{shares}Waiting for data took {format_percent(waiting)} of the steps' time."
 

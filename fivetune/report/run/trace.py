@@ -13,7 +13,6 @@ from fivetune.report.page import charts
 from fivetune.report.page.parts import Chart, Page, Part, Section, Table, Text
 from fivetune.report.page.wording import (
     UNKNOWN,
-    compute_share,
     format_bytes,
     format_count,
     format_decimal,
@@ -21,7 +20,7 @@ from fivetune.report.page.wording import (
     format_plain,
     format_plural,
 )
-from fivetune.values import as_finite_number, get_nested
+from fivetune.values import as_finite_number, divide, get_nested
 
 TITLE = "Trace"
 MEBI = 2**20
@@ -94,7 +93,7 @@ def _describe_trace(summary: Mapping[str, Any]) -> str:
 
 def _build_facts_table(summary: Mapping[str, Any]) -> Table:
     plain_step, profiled = summary.get("plain_step_seconds"), summary.get("profiled_step_seconds")
-    slower = compute_share(profiled, plain_step)
+    slower = divide(profiled, plain_step)
     remark = "" if slower is None else f"{format_decimal(slower)} times as long: overhead of the profiler"
     window, wait = summary.get("window_seconds"), summary.get("synchronisation_seconds")
     rows = [
@@ -131,7 +130,7 @@ def _build_facts_table(summary: Mapping[str, Any]) -> Table:
         rows.append(
             (
                 "outside operators",
-                format_percent(compute_share(outside, window)),
+                format_percent(divide(outside, window)),
                 "of the window: Python, waiting for data",
             )
         )
@@ -179,9 +178,9 @@ def _build_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
         (
             one["name"],
             format_milliseconds(one["seconds"]),
-            format_milliseconds(compute_share(one["seconds"], steps)),
+            format_milliseconds(divide(one["seconds"], steps)),
             format_count(one["num"]),
-            format_milliseconds(compute_share(one["seconds"], one["num"]), 4),
+            format_milliseconds(divide(one["seconds"], one["num"]), 4),
             format_percent(one["share"]),
         )
         for one in classes
@@ -201,7 +200,7 @@ def _build_phases_table(summary: Mapping[str, Any]) -> Iterator[Part]:
             one["name"],
             format_count(one["num"]),
             format_milliseconds(one["host_seconds"]),
-            format_percent(compute_share(one["host_seconds"], window)),
+            format_percent(divide(one["host_seconds"], window)),
         ]
         for one in found
     ]
@@ -230,7 +229,7 @@ def _build_gaps_table(summary: Mapping[str, Any]) -> Iterator[Part]:
                     words,
                     format_count(num),
                     format_milliseconds(seconds),
-                    format_percent(compute_share(seconds, summary.get("window_seconds"))),
+                    format_percent(divide(seconds, summary.get("window_seconds"))),
                 )
             )
             lower = bound
@@ -241,7 +240,7 @@ def _build_gaps_table(summary: Mapping[str, Any]) -> Iterator[Part]:
                 "of all: host-bound",
                 "",
                 format_milliseconds(late),
-                format_percent(compute_share(late, summary.get("window_seconds"))),
+                format_percent(divide(late, summary.get("window_seconds"))),
             )
         )
         rows.append((name, "longest", "1", format_milliseconds(device["longest_gap_seconds"]), ""))
@@ -288,7 +287,7 @@ def _build_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
                 one["kind"],
                 format_milliseconds(one["seconds"]),
                 format_count(one["num"]),
-                format_milliseconds(compute_share(one["seconds"], one["num"]), 4),
+                format_milliseconds(divide(one["seconds"], one["num"]), 4),
                 format_percent(one["share"]),
                 one["name"],
             )

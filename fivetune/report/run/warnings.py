@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from fivetune.report.page.parts import Section, Text
 from fivetune.report.page.wording import (
-    compute_share,
     format_count,
     format_percent,
     format_plural,
@@ -26,6 +25,7 @@ from fivetune.report.run.scores import (
     select_main_evals,
 )
 from fivetune.rundir.records import DataSummary, Run
+from fivetune.values import divide
 
 UNKNOWN_LIMIT = 0.001
 
@@ -64,7 +64,7 @@ def _find_data_warnings(data: DataSummary) -> list[str]:
             continue
         lost, bad, clipped = facts.num_answers_lost, facts.num_skipped_bad, facts.num_clipped_targets
         if lost:
-            part = format_percent(compute_share(lost, count_examples(facts)))
+            part = format_percent(divide(lost, count_examples(facts)))
             sentences.append(
                 f"{split}: in {format_plural(lost, 'example')} ({part}) truncation cut the answer out of the input. "
                 "Raise data.max_input_tokens."
@@ -81,7 +81,7 @@ def _find_data_warnings(data: DataSummary) -> list[str]:
         if bad:
             read = format_plural(facts.num_read, "record")
             sentences.append(f"{split}: {format_count(bad)} of {read} could not be used and were left out.")
-        unknown = compute_share(facts.num_unknown_tokens, facts.num_input_tokens)
+        unknown = divide(facts.num_unknown_tokens, facts.num_input_tokens)
         if unknown is not None and unknown > UNKNOWN_LIMIT:
             sentences.append(f"{split}: {format_percent(unknown, 2)} of the input tokens are unknown to the tokenizer.")
     return sentences

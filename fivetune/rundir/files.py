@@ -1,0 +1,60 @@
+"""Files that are written whole or not at all, and locks that end with their process.
+
+In: paths and open files. Out: files that survive a kill or a power cut at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def replace_file(path: Path) -> Generator[IO[bytes]]:
+    """Open a file that takes the name `path` when the block ends; if the block raises, nothing of it remains.
+
+    What the block wrote is on the disk before the file has its name, so that a power cut leaves the old file or the new
+    one. Raises OSError.
+    """
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with staging.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        staging.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            staging.unlink()
+        raise
+    fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def lock_file(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file until it is closed or the process ends, however it ends; False if another process holds it.
+
+    Args:
+        shared: several processes may hold the lock at once, if all of them share it.
+        wait: until the lock is free. Raises OSError where files cannot be locked.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        if wait:
+            raise
+        return False
+    return True
