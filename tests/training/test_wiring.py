@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from transformers import T5ForConditionalGeneration
 
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
+from fivetune.model import files
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
 from fivetune.training import loop, train
 from fivetune.training.setup import Setup, set_up
@@ -98,6 +101,14 @@ def test_a_setting_acts(tmp_path, model_folder, base, setting):
 
 
 ADAFACTOR = {"optimizer": {"name": "adafactor", "lr": 1e-2}}
+SPLIT = {
+    "task": {"name": "gsm8k", "target": "number"},
+    "data": {"train": "sums.jsonl", "eval_share": 0.25, "cache_dir": "cache"},
+}
+LABELS = {
+    "task": {"name": "classification", "inputs": "{question}", "label": "label"},
+    "data": {"train": "asked.jsonl", "eval": "asked.jsonl", "cache_dir": "cache"},
+}
 OPTIONS: list[tuple[dict[str, Any], str, Any]] = [
     (ADAFACTOR, "optimizer.clip_threshold", 0.1),
     (ADAFACTOR, "optimizer.decay_rate", -0.1),
@@ -107,15 +118,53 @@ OPTIONS: list[tuple[dict[str, Any], str, Any]] = [
     ({"optimizer": {"name": "adafactor", "relative_step": True}}, "optimizer.warmup_init", True),
     ({"schedule": {"name": "cosine"}}, "schedule.warmup_steps", 2),
     ({"schedule": {"name": "constant"}}, "schedule.warmup_fraction", 0.5),
+    ({"train": {"num_epochs": 1, "batch_size": 4, "num_threads": 1}}, "train.num_epochs", 2),
+    (SPLIT, "data.eval_share", 0.5),
+    (SPLIT, "data.eval_seed", 7),
+    (SPLIT, "data.group_column", "book"),
+    (LABELS, "eval.score_labels", False),
 ]
 
 
 @pytest.mark.parametrize(("base", "setting", "value"), OPTIONS, ids=lambda part: part if isinstance(part, str) else "")
-def test_an_option_of_a_plugin_acts(tmp_path, model_folder, base, setting, value):
-    """From the recipe on: the optimizer alone heeded its options, and its plugin could have dropped them."""
+def test_a_setting_acts_beside_others(tmp_path, model_folder, monkeypatch, base, setting, value):
+    """From the recipe on: an optimizer heeded its options, and no test saw that its plugin could drop them."""
+    monkeypatch.chdir(tmp_path)
+    sums = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}", "book": i // 6} for i in range(24)]
+    asked = [{"question": "Has Ann a hat?", "label": ("no", "yes")[i % 2]} for i in range(8)]
+    for name, rows in (("sums", sums), ("asked", asked)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = kit.recipe(tmp_path, model_folder, **base)
     usual, changed = (observe(set_up(load_config(recipe, options))) for options in ({}, {setting: value}))
     assert differs(usual, changed)
+
+
+@pytest.mark.parametrize(("keep", "every", "at_start"), [(2, 3, False), (3, 2, True)])
+def test_settings_of_the_loop_act(tmp_path, model_folder, keep, every, at_start):
+    options: dict[str, Any] = {
+        "checkpoint": {"keep": keep, "every_steps": 1},
+        "train__log_every_steps": every,
+        "eval__at_start": at_start,
+        "eval__every_steps": 6,
+    }
+    run = train(kit.recipe(tmp_path, model_folder, **options), preflight=False)
+    kept = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == list(range(7 - keep, 7))
+    assert [record.step for record in run.evals] == [0] * at_start + [6]
+    logged = re.findall(r"step +(\d+)/6", (tmp_path / "run" / "log.txt").read_text())
+    assert [int(step) for step in logged] == list(range(every, 7, every))
+
+
+def test_the_revision_of_a_model_is_the_one_that_is_fetched(tmp_path, model_folder, monkeypatch):
+    asked: list[str | None] = []
+
+    def fetch(name: str, revision: str | None) -> Path:
+        asked.append(revision)
+        return model_folder
+
+    monkeypatch.setattr(files, "_fetch_snapshot", fetch)
+    setup = kit.ready(tmp_path, Path("owner/name"), model__revision="v2")
+    assert setup.config.model.revision == "v2" and set(asked) == {"v2"}
 
 
 # --- one fault each that no other test would notice ---
