@@ -16,12 +16,13 @@ import fivetune.cli
 from fivetune import plugins, rundir
 from fivetune.commands import list as list_command
 from fivetune.commands.list import _parse_docstring_line
-from fivetune.config import load_config, load_task
+from fivetune.config import load_config
 from fivetune.data.records import read_records
 from fivetune.decode import labels as decode_labels
 from fivetune.errors import ConfigError, DataError, FiveTuneError, RunDirError
 from fivetune.model.files import find_folder
 from fivetune.rundir import CONFIG, RunDir
+from fivetune.tasks import load_task
 from fivetune.tasks.squad import SQuAD
 from fivetune.training.inference import open_run
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fivetune.commands import print_json
-from fivetune.config import load_task
 from fivetune.config.layers import Layers, parse_overrides
 from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
@@ -23,7 +22,7 @@ from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
 from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.gsm8k import describe_lenient_gap
-from fivetune.tasks import DROPPED_SYNONYMS, Task, suggest_language
+from fivetune.tasks import DROPPED_SYNONYMS, Task, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
 from fivetune.types import Scores, TextExample
 
@@ -77,14 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     columns, options, skips = _split_settings(parse_overrides(args.settings))
     task = load_task(args.task, options)
-    part = task.part if isinstance(task, Mixture) else None
-    if part:
+    part = None
+    if isinstance(task, Mixture) and (part := task.part):
         task = task.parts[part].task
     if args.no_answer_scores and task.no_answer_text is None:
         raise ConfigError(f"--no-answer-scores: {args.task} has no unanswerable questions. Drop it, or score squad_v2.")
     gold = _read_references(task, args.references, columns, skips=skips)
     questions = gold.questions
-    _warn_about_golds(task, gold, args.references)  # type: ignore[arg-type]
+    _warn_about_golds(task, gold, args.references)
     leanings: dict[str, float] = {}
     if args.no_answer_scores:
         leanings = read_no_answer_scores(args.no_answer_scores)
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     theirs = _score_rankings(task, questions, others, {}) if others else None
     if words := describe_lenient_gap(ours.corpus):
         _warn(words)
-    labels = _build_confusion(task, questions, ranked, args.predictions)  # type: ignore[arg-type]
+    labels = _build_confusion(task, questions, ranked, args.predictions)
     without_blanks = _score_without_blanks(task, questions, ranked, leanings)
     if args.json:
         table = _build_result(args.task, len(questions), ours, theirs) | (build_label_table(labels) if labels else {})
@@ -279,7 +278,7 @@ def _split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
     return columns, options.to_dict().get("task", {}), skips
 
 
-def _read_references(task: Any, source: str, columns: Mapping[str, str], *, skips: bool) -> GoldSet:
+def _read_references(task: Task, source: str, columns: Mapping[str, str], *, skips: bool) -> GoldSet:
     """Read the questions of a file with their gold answers. Raises DataError at a bad record unless `skips`."""
     from fivetune.data.records import (  # readers of many formats, not for --help
         as_bad_record,

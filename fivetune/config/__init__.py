@@ -22,7 +22,7 @@ from fivetune.config.search import SearchDimension
 from fivetune.config.sections import RunConfig
 from fivetune.errors import ConfigError, suggest_names
 
-__all__ = ["RunConfig", "describe_error", "load_config", "load_layers", "load_task"]
+__all__ = ["RunConfig", "describe_error", "load_config", "load_layers"]
 
 
 def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None = None) -> RunConfig:
@@ -78,18 +78,6 @@ def _validate_layers(layers: Layers) -> RunConfig:
         return RunConfig.model_validate(layers.to_dict())
     except ValidationError as error:
         raise ConfigError("\n".join(describe_error(e, layers) for e in error.errors())) from None
-
-
-def load_task(name: str, options: Mapping[str, object]) -> Any:
-    """Load a task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
-    plugin = plugins.load_plugin("tasks", name)
-    try:
-        return plugin.model_validate(dict(options))
-    except ValidationError as error:
-        layers = Layers()
-        layers.add_table({"task": {"name": name, **options}}, where="task")
-        located = [{**e, "loc": ("task", *e["loc"])} for e in error.errors()]
-        raise ConfigError("\n".join(describe_error(e, layers) for e in located)) from None
 
 
 def describe_error(error: Any, layers: Layers) -> str:

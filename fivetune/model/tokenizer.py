@@ -129,7 +129,8 @@ def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerB
     if _is_byte_level(settings):
         return ByT5Tokenizer.from_pretrained(folder)
     if kind not in (None, "Unigram"):
-        return PreTrainedTokenizerFast.from_pretrained(folder, **_infer_special_tokens(folder, settings))  # type: ignore[arg-type]
+        tokens: JsonTable = _infer_special_tokens(folder, settings)
+        return PreTrainedTokenizerFast.from_pretrained(folder, **tokens)
     if not settings:
         return T5Tokenizer.from_pretrained(folder)
     loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -14,6 +14,8 @@ from typing import Any
 from fivetune.errors import RunDirError
 from fivetune.rundir.layout import PLAN
 
+COUNTS = ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -53,16 +55,16 @@ def read_plan(folder: str | Path) -> Plan | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        counts = [found[name] for name in ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")]
+        counts = {name: found[name] for name in COUNTS}
         max_new_tokens, lr = found["max_new_tokens"], found["lr"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _build_damage_error(path, f"{type(error).__name__}: {error}") from None
     optional = [] if max_new_tokens is None else [max_new_tokens]
-    if not all(type(count) is int and count >= 1 for count in (*counts, *optional)):
+    if not all(type(count) is int and count >= 1 for count in (*counts.values(), *optional)):
         raise _build_damage_error(path, "a count is not a whole number from 1 on")
     if lr is not None and not isinstance(lr, int | float):
         raise _build_damage_error(path, f"lr is {lr!r}")
-    return Plan(*counts, max_new_tokens, lr)  # type: ignore[call-arg]
+    return Plan(**counts, max_new_tokens=max_new_tokens, lr=lr)
 
 
 def _build_damage_error(path: Path, reason: str) -> RunDirError:

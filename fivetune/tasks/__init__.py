@@ -29,9 +29,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from fivetune.config.layers import parse_table
+from fivetune.config import describe_error
+from fivetune.config.layers import Layers, parse_table
 from fivetune.errors import ConfigError, DataError, MissingLabelError, RecordError
 from fivetune.metrics import MetricSpec, is_maximized, list_score_names, list_selectable_scores
 from fivetune.metrics.mlqa import detect_script_language
@@ -48,8 +49,6 @@ class Task(Protocol):
     """Interface of the options class in every file of this folder."""
 
     version: ClassVar[int]
-
-    model_fields: ClassVar[dict[str, Any]]
 
     @classmethod
     def plugin_name(cls) -> str: ...
@@ -197,6 +196,18 @@ class LabelOptions(_DefaultOptions):
         return {normalize_label(own): own for own in self.labels if own.strip()}.get(normalize_label(text))
 
 
+def load_task(name: str, options: Mapping[str, object]) -> Task:
+    """Load a task by name with its options, outside a recipe. Raises ConfigError as `load_config` does."""
+    plugin = load_plugin("tasks", name)
+    try:
+        return plugin.model_validate(dict(options))
+    except ValidationError as error:
+        layers = Layers()
+        layers.add_table({"task": {"name": name, **options}}, where="task")
+        located = [{**e, "loc": ("task", *e["loc"])} for e in error.errors()]
+        raise ConfigError("\n".join(describe_error(e, layers) for e in located)) from None
+
+
 def load_run_task(config: Mapping[str, Any]) -> Task | None:
     """The task of a run with its options, from its config.yaml; None if this version does not understand them."""
     table: dict[str, Any] = dict(config.get("task") or {})
@@ -218,7 +229,7 @@ def is_higher_better(configs: Iterable[Mapping[str, Any]], score: str) -> bool:
 
 def suggest_language(task: Task, references: Iterable[Sequence[str]]) -> str | None:
     """Return the `task.language` that scoring these gold answers needs; None if it is set or not an option."""
-    if "language" not in type(task).model_fields or getattr(task, "language", None):
+    if getattr(task, "language", "no setting"):
         return None
     return detect_script_language([golds[0] for golds in references if golds and golds[0].strip()])
 

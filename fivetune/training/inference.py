@@ -99,7 +99,7 @@ class TrainedRun:
             path = Path(folder) / "inputs.jsonl"
             if texts:
                 write_texts(path, texts)
-                return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]  # type: ignore[arg-type]
+                return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]
             write_records(path, records, self.config.data.columns)
             return [one.prediction for one in self.predict_file(path, on_progress=on_progress)]
 

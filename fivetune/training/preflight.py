@@ -115,15 +115,16 @@ def run_checks(setup: Setup) -> Iterator[Check]:
         trial = replace(setup, learner=learner)
         for name, check in checks.items():
             try:
-                yield Check(name, *check(trial))  # type: ignore[arg-type]
+                outcome = check(trial)
+                batch_size = outcome[2] if len(outcome) == 3 else None
+                yield Check(name, outcome[0], outcome[1], batch_size=batch_size)
             except FiveTuneError as error:
                 yield Check(name, "fail", str(error), type(error))
 
 
-Outcome = (
-    tuple[Literal["pass", "warn", "fail"], str] | tuple[Literal["pass", "warn", "fail"], str, type[FiveTuneError], int]
-)
-"""State and detail of a check, optionally with the error class and a smaller batch size."""
+State = Literal["pass", "warn", "fail"]
+Outcome = tuple[State, str] | tuple[State, str, int]
+"""State and detail of a check, optionally with a smaller batch size."""
 
 
 def _check_data(setup: Setup) -> Outcome:
@@ -293,7 +294,7 @@ def _check_train_step(setup: Setup) -> Outcome:
         return "warn", "the first step overflowed in fp16 and was skipped; the loss scale is lowered until steps fit"
     if update.batch_size < len(rows):
         detail = f"memory ran out with {len(rows)} examples in a forward pass; the run uses {update.batch_size}"
-        return "warn", detail, FiveTuneEnvironmentError, update.batch_size
+        return "warn", detail, update.batch_size
     if torch.equal(before, gather_tensor(probe.detach())):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (

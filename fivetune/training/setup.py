@@ -243,15 +243,15 @@ def prepare_split(
             },
             split,
         )
-    is_split = data.eval_share is not None and not data.eval and labelled
-    paths = find_sources(config, "train" if training or is_split else "eval")
+    share = data.eval_share if labelled and not data.eval else None
+    paths = find_sources(config, "train" if training or share is not None else "eval")
     if not paths:
         return None
     max_examples = data.max_train_examples if training else data.max_eval_examples
     division = None
-    if is_split:
+    if share is not None:
         side = "train" if training else "eval"
-        division = EvalSplit(side, data.eval_share, data.eval_seed, data.group_column, data.max_train_examples)  # type: ignore[arg-type]
+        division = EvalSplit(side, share, data.eval_seed, data.group_column, data.max_train_examples)
     source = Source(
         paths=paths,
         task=config.task,
