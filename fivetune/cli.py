@@ -1,4 +1,4 @@
-"""The command line: finds the command's file, runs it, turns errors into one line and an exit code.
+"""The command line: dispatches to the command's module, converts errors to one line and an exit code.
 
 In: the words after `fivetune`. Out: the exit code (see errors.py).
 """
@@ -89,10 +89,10 @@ def _dispatch(words: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports wrong arguments as a ConfigError: in one line."""
+    """Raises ConfigError for invalid arguments, so that they are reported in one line."""
 
     def refuse_early_settings(self, words: list[str], args: argparse.Namespace) -> None:
-        """Raise ConfigError where a setting is before the recipe, whose place its value would take."""
+        """Raise ConfigError for a setting before the recipe: its value would be parsed as the recipe."""
         first = next((action for action in self._actions if not action.option_strings), None)
         given = getattr(args, first.dest, None) if first else None
         given = given[0] if isinstance(given, list) and given else given
@@ -119,6 +119,6 @@ def _format_help(names: list[str]) -> str:
 
 
 def _read_docstring_line(path: Path) -> str:
-    """Read the help without importing the command."""
+    """Read the first docstring line of a command without importing it, because some import torch."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.strip('"')

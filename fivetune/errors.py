@@ -1,4 +1,4 @@
-"""The errors that a user of FiveTune can meet, each with the exit code of its kind.
+"""The errors that FiveTune reports to its users, each with the exit code of its kind.
 
     FiveTuneError                     1   (never raised itself)
     |-- ConfigError                   2   a setting is wrong
@@ -51,8 +51,8 @@ class RecordError(DataError):
 
     Args:
         where: file and line (or record number): `train.jsonl:17`.
-        reason: what is wrong, with which value, what is allowed, what to do.
-        skippable: false where the cause concerns all records, so that skipping would leave none.
+        reason: fault and value, allowed values, advice.
+        skippable: False for a cause that all records share: skipping would leave no record.
     """
 
     def __init__(self, where: str, reason: str, *, skippable: bool = True) -> None:
@@ -61,7 +61,7 @@ class RecordError(DataError):
 
 
 class MissingLabelError(RecordError):
-    """One record has no label: training and evaluation leave it out and count it."""
+    """One record has no label: training and evaluation exclude and count it."""
 
 
 class FiveTuneEnvironmentError(FiveTuneError):
@@ -119,7 +119,7 @@ class ReportedByOtherRankError(FiveTuneError):
 
 
 def suggest_names(name: str, allowed: Iterable[str]) -> str:
-    """A sentence that lists the allowed names, the nearest one first if there is one.
+    """Return a sentence with the allowed names, after the nearest one if any is similar.
 
     >>> suggest_names("lrr", ["lr", "weight_decay"])
     'Did you mean lr? Allowed: lr, weight_decay.'
@@ -134,7 +134,7 @@ def suggest_names(name: str, allowed: Iterable[str]) -> str:
 
 
 def format_size(num_bytes: float) -> str:
-    """A size in the binary unit that suits it.
+    """Format a size in the largest binary unit in which it is at least 1.
 
     >>> format_size(512), format_size(21_000_000), format_size(3 * 2**30)
     ('512 B', '20.0 MiB', '3.0 GiB')

@@ -1,10 +1,10 @@
-"""The folder is the registry: a plugin is one file in `fivetune/<kind>/`, its name is the file's name.
+"""The plugin registry is the file system: one file in `fivetune/<kind>/` is one plugin, named like the file.
 
 In: a kind ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "commands") and a name.
 Out: the module, or the one options class that it exports.
 
-A folder of one's own joins in through the environment variable FIVETUNE_PLUGINS: a file
-`<folder>/tasks/my_task.py` is then the task `my_task`. Nothing else is edited. A folder without any is a ConfigError.
+The environment variable FIVETUNE_PLUGINS adds the user's own folders: the file `<folder>/tasks/my_task.py` is the task
+`my_task`. No other file is edited. A folder that contains no folder of plugins raises ConfigError.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def import_plugin(kind: str, name: str) -> ModuleType:
 
 
 def load_plugin(kind: str, name: str) -> Any:
-    """The options class of one plugin: the only subclass of Options that its file defines."""
+    """Return the only subclass of Options in a plugin's file; ConfigError for none or several."""
     plugin = import_plugin(kind, name)
     found = [
         value
@@ -86,7 +86,7 @@ def load_plugin(kind: str, name: str) -> Any:
 
 
 def _is_own_file(filename: str, kind: str, name: str) -> bool:
-    """Whether a file is that of a plugin in a folder of FIVETUNE_PLUGINS."""
+    """Whether a file is the source of this plugin in a folder of FIVETUNE_PLUGINS."""
     folders = filter(None, os.environ.get("FIVETUNE_PLUGINS", "").split(os.pathsep))
     return any(Path(filename) == Path(folder) / kind / f"{name}.py" for folder in folders)
 
@@ -103,7 +103,7 @@ def _build_search_path(kind: str) -> list[str]:
 
 
 def _refuse_empty_folder(folder: Path) -> None:
-    """Raise ConfigError for a folder of FIVETUNE_PLUGINS that can hold no plugin."""
+    """Raise ConfigError for a folder of FIVETUNE_PLUGINS without a folder of any plugin kind."""
     if not any((folder / kind).is_dir() for kind in KINDS):
         wrong = f"has no folder of plugins ({', '.join(KINDS)})" if folder.is_dir() else "no such folder"
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Secrets in texts: access tokens, passwords in URLs, values of settings named like a secret.
+"""Redaction of secrets: access tokens, passwords in URLs, values of settings named like a secret.
 
 In: any text or JSON value that FiveTune writes or prints. Out: the same with `(hidden)` in place of each secret.
-Applied where text leaves the process: errors, the terminal and log.txt, config.yaml, machine.json, status.json, pages,
-model cards, trackers. Data is never changed: predictions are written as the model gave them.
+Applied to all output: errors, the terminal and log.txt, config.yaml, machine.json, status.json, pages, model cards,
+trackers. Data is exempt: predictions are written as the model generated them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
 
 
 def redact_secrets(text: str) -> str:
-    """The text with `(hidden)` in place of tokens, passwords in URLs, and values that are assigned to a secret's name.
+    """Replace tokens, passwords in URLs, and values assigned to the name of a secret by `(hidden)`.
 
     >>> redact_secrets("https://me:pw@host/x.json with hf_abcdefghijklmnopqrstuvwx")
     'https://(hidden)@host/x.json with (hidden)'
@@ -45,7 +45,7 @@ def redact_secrets(text: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting of this dotted name holds a secret.
+    """Whether a dotted setting name denotes a secret.
 
     >>> is_secret_name("sinks.wandb.api_key"), is_secret_name("eval.max_new_tokens")
     (True, False)
@@ -54,7 +54,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_json(value: Any) -> Any:
-    """A JSON value with `redact_secrets` applied to each text, and each text under a secret's name hidden.
+    """Apply `redact_secrets` to every string of a JSON value; hide strings under the name of a secret entirely.
 
     >>> redact_json({"api_key": "1234", "command": ["curl", "hf_abcdefghijklmnopqrstuvwx"], "seed": 1})
     {'api_key': '(hidden)', 'command': ['curl', '(hidden)'], 'seed': 1}

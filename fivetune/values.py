@@ -1,6 +1,6 @@
-"""Values of JSON and YAML files, in which anything may be missing, null or of another kind.
+"""Tolerant access to values of JSON and YAML files, which may be missing, null or of the wrong type.
 
-In: tables and values. Out: finite numbers, quotients, the value under a path of keys, dotted keys.
+In: tables and values. Out: finite numbers, quotients, nested values, dotted keys.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def as_finite_number(value: Any) -> float | None:
-    """A finite number, or None for everything else.
+    """Return a finite number as float; None for any other value, booleans and strings included.
 
     >>> as_finite_number(3), as_finite_number(True), as_finite_number("3"), as_finite_number(float("nan"))
     (3.0, None, None, None)
@@ -25,7 +25,7 @@ def as_finite_number(value: Any) -> float | None:
 
 
 def divide(numerator: Any, denominator: Any) -> float | None:
-    """The quotient; None where one of them is no finite number or the denominator is 0.
+    """Return the quotient; None if an operand is not a finite number or the denominator is 0.
 
     >>> divide(1, 4), divide(None, 4), divide(1, 0)
     (0.25, None, None)
@@ -35,12 +35,12 @@ def divide(numerator: Any, denominator: Any) -> float | None:
 
 
 def select_finite(values: Iterable[Any]) -> list[float]:
-    """The finite numbers among values."""
+    """Return the finite numbers among values, as floats in their order."""
     return [found for value in values if (found := as_finite_number(value)) is not None]
 
 
 def select_numbers(table: Any) -> dict[str, float]:
-    """The finite numbers of a table by their keys; {} for any other value.
+    """Return the entries of a table that are finite numbers; {} if the value is not a table.
 
     >>> select_numbers({"f1": 92, "note": "dev"}), select_numbers(None)
     ({'f1': 92.0}, {})
@@ -57,7 +57,7 @@ def get_nested(table: Any, *path: str) -> Any:
 
 
 def flatten_table(table: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, in their order; {} for any other value.
+    """Flatten nested tables to dotted keys, in their order; {} if the value is not a table.
 
     >>> flatten_table({"optimizer": {"name": "adamw", "lr": 0.1}, "device": "cpu"})
     {'optimizer.name': 'adamw', 'optimizer.lr': 0.1, 'device': 'cpu'}

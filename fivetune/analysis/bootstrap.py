@@ -1,4 +1,4 @@
-"""How sure a score is: intervals from resampled examples, of one set of predictions or of two on the same examples.
+"""Bootstrap confidence intervals over examples: of a score, and of the paired difference of two scores.
 
 In: Scores. Out: 95 % intervals and differences in the units of the corpus scores (points of 0-100).
 """
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fivetune.metrics import build_mean_resampler
 from fivetune.types import Scores
 
-EDGES = (2.5, 97.5)  # percentiles between which 95 % lie
+EDGES = (2.5, 97.5)  # percentiles that bound a 95 % interval
 Z = 1.959963984540054  # the normal distribution's 97.5th percentile
 
 
 class Difference(NamedTuple):
-    """How much higher the first of two scores is, in points, with its 95 % interval and two-sided p-value."""
+    """Difference of two scores, first minus second, in points, with its 95 % interval and two-sided p-value."""
 
     difference: float
     low: float
@@ -33,11 +33,11 @@ def compute_intervals(
 ) -> dict[str, tuple[float, float]]:
     """95 % percentile interval of corpus scores (Efron and Tibshirani 1993, chapter 13).
 
-    Where all examples are right, or all wrong, every resample is like the others. A score that is the mean of its
-    0 or 1 of each example then gets Wilson's interval: 31 of 31 right is 89 to 100, not 100 to 100.
+    If all examples are right, or all wrong, all resamples are equal. A score that is the mean of 0 or 1 per example
+    then gets Wilson's interval: 31 of 31 right is 89 to 100, not 100 to 100.
 
     Args:
-        names: which scores; None for all. A score that cannot be resampled is left out, a count always is.
+        names: scores to include; None for all. Counts and scores that cannot be resampled are omitted.
 
     >>> low, high = compute_intervals(Scores({"exact": 50.0}, [{"exact": i % 2} for i in range(400)]))["exact"]
     >>> 44 < low < 46, 54 < high < 56  # 50 -+ 1.96 * 2.5
@@ -49,7 +49,7 @@ def compute_intervals(
 
 
 def _widen_interval(scores: Scores, name: str) -> tuple[float, float] | None:
-    """Wilson's interval of a score that is 0 for all examples or 1 for all; None for any other."""
+    """Return Wilson's interval of a score that is 0 for all examples or 1 for all; None for any other."""
     values = {own.get(name) for own in scores.each}
     for value in (0, 1):
         if values == {value} and math.isclose(scores.corpus[name], 100 * value):
@@ -61,10 +61,10 @@ def _widen_interval(scores: Scores, name: str) -> tuple[float, float] | None:
 def compare_paired(
     a: Scores, b: Scores, *, names: Sequence[str] | None = None, num_samples: int = 1000, seed: int = 0
 ) -> dict[str, Difference]:
-    """a - b on the same examples in the same order; each resample draws the same examples for both.
+    """Compute a - b by a paired bootstrap: both score the same examples in the same order, and share every resample.
 
     p = (1 + number of resamples with |d* - d| >= |d|) / (1 + resamples): how often resampling alone moves the
-    difference d* as far from the one observed, d, as that is from 0 (Efron and Tibshirani 1993, section 16.4).
+    difference d* as far from the observed d as d is from 0 (Efron and Tibshirani 1993, section 16.4).
     """
     assert len(a.each) == len(b.each), "both must score the same examples"
     found, others = _resample_scores([a, b], names, num_samples, seed)
@@ -76,7 +76,7 @@ def compare_paired(
 
 
 def format_p_value(p_value: float) -> str:
-    """A p-value with three decimals; below 0.001, where a thousand resamples cannot resolve values, its bound.
+    """Format a p-value with three decimals; "< 0.001" below, because 1,000 resamples resolve no smaller value.
 
     >>> format_p_value(0.0304), format_p_value(1 / 1001)
     ('0.030', '< 0.001')
@@ -85,9 +85,9 @@ def format_p_value(p_value: float) -> str:
 
 
 def compute_wilson_interval(fraction: float, num: float) -> tuple[float, float]:
-    """95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
+    """Compute the 95 % score interval of a mean of `num` values in [0, 1] (Wilson 1927).
 
-    Exact match is 0 or 1 per example; F1 lies between, for which this interval is on the wide side.
+    Exact for values of 0 or 1, such as exact match; conservative (too wide) for values between, such as F1.
 
     >>> [round(edge, 4) for edge in compute_wilson_interval(0.5, 100)]
     [0.4038, 0.5962]
@@ -100,7 +100,7 @@ def compute_wilson_interval(fraction: float, num: float) -> tuple[float, float]:
 def _resample_scores(
     all_scores: Sequence[Scores], names: Sequence[str] | None, num_samples: int, seed: int
 ) -> list[dict[str, NDArray[np.float64]]]:
-    """[num_samples] values of each score, for each of `several`; NaN where none of a score's examples was drawn."""
+    """Return [num_samples] values of each score, for each of `several`; NaN if a resample has none of its examples."""
     num_examples = len(all_scores[0].each)
     if not num_examples:
         return [{} for _ in all_scores]

@@ -1,4 +1,4 @@
-"""Whether confidence means anything: does accuracy equal confidence, and are the surest answers the best?
+"""Calibration of confidence: reliability bins, expected calibration error, risk-coverage curve.
 
 In: one confidence (0-1) and one score (0-1) per prediction. Out: calibration error and curves.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Bin(NamedTuple):
-    """Predictions whose confidence lies in (low, high]: their number, mean confidence and share of right ones."""
+    """Predictions with a confidence in (low, high]: their number, mean confidence and accuracy (0-1)."""
 
     low: float
     high: float
@@ -23,13 +23,13 @@ class Bin(NamedTuple):
 
 
 class RiskCoverage(NamedTuple):
-    """The mean loss of the surest predictions, for each share of them that is answered.
+    """Risk-coverage curve: mean risk of the most confident predictions, by the share that is answered.
 
     Args:
         coverage: [n] share of all predictions that are answered, 1/n to 1.
-        risk: [n] mean of 1 - score over these.
-        least_confidence: [n] confidence of the least sure of these.
-        area: mean risk over all coverages (AURC), 0 if everything is right.
+        risk: [n] mean of 1 - score over the answered predictions.
+        least_confidence: [n] lowest confidence among the answered predictions.
+        area: mean risk over all coverages (AURC); 0 if all predictions are right.
     """
 
     coverage: NDArray[np.float64]
@@ -39,7 +39,7 @@ class RiskCoverage(NamedTuple):
 
 
 def compute_reliability(confidence: Sequence[float], correct: Sequence[bool], *, num_bins: int = 10) -> list[Bin]:
-    """Equal-width bins over (0, 1] that hold predictions; a confidence of 0 belongs to the first.
+    """Return the non-empty equal-width bins over (0, 1]; a confidence of 0 belongs to the first.
 
     >>> compute_reliability([0.95, 0.92, 0.3], [True, False, False])[1]
     Bin(low=0.9, high=1.0, num=2, confidence=0.935, accuracy=0.5)
@@ -54,7 +54,7 @@ def compute_reliability(confidence: Sequence[float], correct: Sequence[bool], *,
 
 
 def compute_calibration_error(bins: Sequence[Bin]) -> float:
-    """Expected calibration error: sum over bins of num / total * |accuracy - confidence| (Guo et al. 2017).
+    """Compute the expected calibration error: sum over bins of num / total * |accuracy - confidence| (Guo et al. 2017).
 
     >>> # 2/3 * 0.435 + 1/3 * 0.3
     >>> round(compute_calibration_error(compute_reliability([0.95, 0.92, 0.3], [True, False, False])), 4)
@@ -65,7 +65,7 @@ def compute_calibration_error(bins: Sequence[Bin]) -> float:
 
 
 def compute_risk_coverage(confidence: Sequence[float], score: Sequence[float]) -> RiskCoverage:
-    """Answer the surest first (Geifman and El-Yaniv 2017); equally sure ones count as in random order.
+    """Compute the risk-coverage curve (Geifman and El-Yaniv 2017); ties in confidence are averaged over their order.
 
     >>> curve = compute_risk_coverage([0.9, 0.2, 0.5, 0.5], [1, 0, 1, 0])
     >>> curve.risk.round(4).tolist(), round(curve.area, 4)  # of the two at 0.5, half an error each

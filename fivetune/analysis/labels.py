@@ -1,6 +1,6 @@
-"""Which labels a model mixes up: confusion matrix, and precision, recall and F1 of each label.
+"""Confusion matrix of a label task, with precision, recall and F1 of each label.
 
-In: prediction lines of a label task. Out: a Confusion.
+In: prediction lines of a label task. Out: a ConfusionMatrix.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fivetune.rundir.records import Prediction
 
 
 def build_confusion(lines: Sequence[Prediction]) -> ConfusionMatrix | None:
-    """Right label against prediction, of lines of a label task, the most frequent gold label first; None without any.
+    """Count gold label against prediction, the most frequent gold label first; None without lines of a label task.
 
-    A line is one of a label task if its `meta` has the label set, or if it records whether the model left it.
+    A line belongs to a label task if its `meta` has the label set, or if it has a value of `left_label_set`.
 
     >>> pairs = [("a", "a"), ("a", "b"), ("b", "b")]
     >>> found = build_confusion([Prediction(id="", references=(a,), prediction=b, meta={"labels": ["a", "b"]})

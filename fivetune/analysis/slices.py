@@ -1,6 +1,6 @@
-"""For whom a model works: scores by kind of question, length, truncation, language and source.
+"""Scores by slice of the data: question word, length, truncation, language and source.
 
-In: predictions, and which of their scores counts. Out: one Slice per value, with a 95 % interval.
+In: predictions, and the name of a score. Out: one Slice per value, with a 95 % interval.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class Slice(NamedTuple):
-    """Predictions that have one thing in common: mean score and 95 % interval in points of 0-100."""
+    """Predictions with one property in common: mean score and 95 % interval in points of 0-100."""
 
     name: str
     value: str
@@ -54,9 +54,9 @@ class Slice(NamedTuple):
 
 
 def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) -> dict[str, list[Slice]]:
-    """The scored lines by everything that is known of them; a name without slices is known of none.
+    """Group the scored lines by each property; a property that no line has gets an empty list.
 
-    Values are in their natural order, free ones by number of predictions, from the 13th on together as "other".
+    Values keep their natural order; free values are sorted by number of predictions, from the 13th on pooled as "other".
 
     >>> found = compute_slices([Prediction(id="1", references=("a b",), scores={"f1": 1.0}),
     ...     Prediction(id="2", references=("c",), scores={"f1": 0.0})], "f1")
@@ -100,15 +100,15 @@ def _build_slice(name: str, value: str, numbers: Sequence[float], seed: int) -> 
     return Slice(name, value, len(numbers), 100 * mean, low, high)
 
 
-# --- what a line belongs to; None where nothing is known ---
+# --- the slice of a line; None if unknown ---
 
 
 def find_question_word(question: str, language: str = "") -> str:
-    """The first question word of the last interrogative sentence, in its own language; else "other".
+    """Return the first question word of the last interrogative sentence, in its language; "other" if there is none.
 
-    The language decides, because one language's question word is another one's auxiliary or conjunction: German "was",
-    Portuguese "que" and "como". `language` is used where QUESTION_WORDS has it; else the language of which the sentence
-    holds the most function and question words, the first in QUESTION_WORDS of equals.
+    Question words depend on the language: German "was" is an English auxiliary, Portuguese "que" and "como" are Spanish
+    conjunctions. If QUESTION_WORDS lacks `language`, the language is detected: the one with the most function and
+    question words in the sentence, of equals the first in QUESTION_WORDS.
 
     >>> [find_question_word(q) for q in ("In what year?", "How many people came?", "¿Por qué vino?", "Name one.")]
     ['what', 'how many', 'por qué', 'other']
@@ -134,7 +134,7 @@ def _get_question_word(line: Prediction) -> str | None:
 
 
 def format_bucket(number: int, edges: Sequence[int], unit: str) -> str:
-    """The bucket of a count, each up to and including its edge.
+    """Return the label of the bucket of a count; an edge belongs to the bucket below it.
 
     >>> format_bucket(1, (1, 2, 5), "word"), format_bucket(4, (1, 2, 5), "word"), format_bucket(9, (1, 2, 5), "word")
     ('1 word', '3-5 words', 'over 5 words')
@@ -175,7 +175,7 @@ def _get_truncation(line: Prediction) -> str | None:
 
 
 def _get_answerable(line: Prediction) -> str | None:
-    """Whether a question has an answer; None for what is no question (the rows of a classification)."""
+    """Whether a question has an answer; None for tasks without questions, such as classification."""
     known = _get_meta(line, "answerable")
     if known is None and line.references and (_get_meta(line, "question") or not any(line.references)):
         known = any(line.references)
@@ -183,7 +183,7 @@ def _get_answerable(line: Prediction) -> str | None:
 
 
 def _is_merged(line: Prediction) -> bool:
-    """Whether the line is the answer out of several inputs; its length is that of one of them only."""
+    """Whether the answer was merged from several inputs; the recorded input length is that of one of them."""
     return (line.num_passages or 1) > 1
 
 

@@ -1,7 +1,7 @@
-"""What a no-answer threshold is worth: tuned on one half of the questions, reported on the other.
+"""Gain of a no-answer threshold, tuned on one half of the questions and reported on the other.
 
 In: prediction lines with `no_answer_score`. Out: the threshold and the scores with and without it.
-A threshold reported on the questions that it was tuned on flatters: squad_v2's best_* do that.
+A score on the questions that chose the threshold is optimistic; best_* of squad_v2 are such scores.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fivetune.types import Scores
 class TunedThreshold(NamedTuple):
     """A threshold on `no_answer_score` above which a prediction becomes no answer.
 
-    `tuned` is the score (points) at the threshold on the `num_tuned` questions that chose it; `plain` without and
-    `held_out` with the threshold on the `num_held_out` others, `gain` their difference, paired.
+    Scores are in points: `tuned` with the threshold on the `num_tuned` questions that chose it; `plain` without and
+    `held_out` with the threshold on the `num_held_out` other questions; `gain` is held_out - plain, paired.
     """
 
     name: str
@@ -34,12 +34,12 @@ class TunedThreshold(NamedTuple):
 
 
 def tune_threshold(lines: Sequence[Prediction], name: str) -> TunedThreshold | None:
-    """Tune on the half that a hash of the id draws, so that the split never depends on the order of the lines.
+    """Tune on a half drawn by a hash of the id, so that the split does not depend on the order of the lines.
 
     Args:
         name: the score per question (0-1) to maximise: "exact" or "f1".
 
-    Returns None unless both halves hold questions with and without answers.
+    Returns None unless both halves contain questions with and without answers.
     """
     usable = sorted((line for line in lines if _is_usable(line, name)), key=lambda line: line.id)
     chosen = [line for line in usable if _is_drawn(line.id)]
