@@ -56,7 +56,7 @@ class Slice(NamedTuple):
 def compute_slices(lines: Sequence[Prediction], score: str, *, seed: int = 0) -> dict[str, list[Slice]]:
     """Group the scored lines by each property; a property that no line has gets an empty list.
 
-    Values keep their natural order; free values are sorted by number of predictions, from the 13th on pooled as "other".
+    Values keep their natural order; free ones are sorted by number of predictions, from the 13th on pooled as "other".
 
     >>> found = compute_slices([Prediction(id="1", references=("a b",), scores={"f1": 1.0}),
     ...     Prediction(id="2", references=("c",), scores={"f1": 0.0})], "f1")
