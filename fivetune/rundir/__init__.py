@@ -1,4 +1,4 @@
-"""The run directory: the only bridge between training and analysis.
+"""The run directory: the only interface between training and analysis.
 
 layout.py names its files, writer.py writes them, reader.py reads them back as the records of records.py.
 """

@@ -2,8 +2,8 @@
 
     manifest.json    {"format_version": 1, "files": {"model.safetensors": {"size": 1234, "crc32": 987654321}, ...}}
 
-In: a folder. Out: its manifest, or the first file that differs from it. CRC-32 finds every damage that a disk or an
-incomplete copy causes; it runs at about 1 GB/s, and it is no protection against an attacker.
+In: a folder. Out: its manifest, or the first file that differs from it. CRC-32 detects accidental
+damage by disks and incomplete copies at about 1 GB/s; it does not protect against an attacker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fivetune.rundir import fsync_folder, write_json
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
-EDITABLE_FILES = ("README.md",)  # a model card may be edited without making the model damaged
+EDITABLE_FILES = ("README.md",)  # not checked: users edit model cards
 
 
 def write_checksums(folder: Path) -> None:
@@ -43,7 +43,7 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
     """Describe the first file of a folder that is missing or differs from manifest.json; None if all are whole.
 
     Args:
-        names: check these files only; all that the manifest lists if None.
+        names: files to check; None for all files of the manifest.
     """
     try:
         listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def verify_checksums(folder: Path, *, advice: str = "Copy its files again.") -> 
     Folders that FiveTune did not write, such as a published model, have no manifest.
 
     Args:
-        advice: last sentence of the error: what to do.
+        advice: last sentence of the error message.
     """
     if (folder / MANIFEST).exists() and (damage := find_damage(folder)):
         raise RunDirError(f"{folder}: {damage}. {advice}")

@@ -1,6 +1,6 @@
-"""Figures of a run, each computed in one place: reports, comparisons, diagnosis, searches and the live view use these.
+"""Figures of a run, defined once for reports, comparisons, diagnosis, searches and the live view.
 
-In: the typed records of a run directory. Out: records that count, and numbers; None where the records hold none.
+In: the typed records of a run directory. Out: selected records, and numbers; None where data is missing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ FROZEN_STEPS = 10
 DIVERGENCE_WINDOW = 10
 """Steps whose median loss is compared; of runs below 30 steps a third of the steps, 3 at least."""
 DIVERGED_RATIO, DIVERGED_NATS = 2.0, 1.0
-"""A loss that is this many times its minimum, and this much above it, has diverged: the loss of a healthy run is noisy,
-but does not double."""
+"""Ratio of a loss to its minimum, and excess over it in nats, from which it has diverged: the loss of a healthy run is
+noisy, but does not double."""
 ABOVE_GUESSING = 1.1
-"""A loss above that of guessing counts from this ratio to its minimum on: an untrained model is above guessing too."""
+"""Ratio of a loss to its minimum that divergence above the loss of guessing also requires: an untrained model is above
+guessing too."""
 FIRST_LOSS_MARGIN = 1.5
-"""The loss of the first batch counts as the minimum if even this many times it is below all later medians."""
+"""The loss of the first batch counts as the minimum if this multiple of it is below all later medians."""
 NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
 """A gradient norm of NORM_RATIO times its minimum has exploded if the loss is NORM_LOSS_RATIO times its minimum: near a
 loss of 0, norms vary by more than that without harm."""
@@ -39,10 +40,10 @@ the driver itself uses a few; a device that trains is far above, even while it w
 
 
 def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
-    """The run's evaluations of its own data, one per step, in order of the steps.
+    """Return the evaluations of data.eval, one per step, in order of the steps.
 
-    Other files than data.eval are left out. The whole set replaces a subset of the same step; of a step that was
-    repeated after a resume, the last evaluation counts.
+    The evaluation of the whole set replaces that of a subset at the same step; if a resume repeated a step, the last
+    evaluation counts.
     """
     evals = list(evals)
     by_step: dict[int, EvalRecord] = {}
@@ -52,21 +53,21 @@ def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
 
 
 def find_own_eval(evals: Iterable[EvalRecord], step: int) -> EvalRecord | None:
-    """The run's evaluation of its own data at a step; None if there is none."""
+    """Return the evaluation of data.eval at a step; None if there is none."""
     return next((record for record in select_evals_by_step(evals) if record.step == step), None)
 
 
 def find_exported_eval(run: Run) -> EvalRecord | None:
-    """The run's evaluation at the step that status.json names as the best, whose weights are in model/."""
+    """Return the evaluation at the best step of status.json, whose weights are exported to model/."""
     best = run.status.best
     return find_own_eval(run.evals, best.step) if best else None
 
 
 def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
-    """The run's evaluations of the same examples, one per step, in order: the only ones whose values form a curve.
+    """Return the evaluations of the same examples, one per step, in order; only these are comparable.
 
-    With eval.max_examples a run evaluates a subset while it trains, and all examples before the first step and for the
-    exported weights. Of the sets that were evaluated, the one with the most steps counts; of two, the subset.
+    With eval.max_examples a run evaluates a subset during training, and all examples before the first step and for the
+    exported weights. The set with the most evaluated steps counts; on a tie, the subset.
     """
     by_set: dict[tuple[str, int], dict[int, EvalRecord]] = {}
     for record in evals:
@@ -79,10 +80,11 @@ def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
 def find_best_eval(
     evals: Iterable[EvalRecord], *, metric: str, higher_is_better: bool, chosen_step: int | None = None
 ) -> EvalRecord | None:
-    """The evaluation of the exported weights, at `chosen_step` (status.best of this metric), else the best by `metric`.
+    """Return the evaluation of the exported weights, at `chosen_step` (status.best of this metric), else the best by
+    `metric`.
 
-    The best is taken after step 0 and among evaluations of all examples, where there are any: a subset's score is not
-    compared with the whole set's. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
+    Candidates are evaluations after step 0, of all examples if there are any: scores of a subset and of the whole set
+    are not comparable. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
     """
     records = [record for record in select_evals_by_step(evals) if metric in record.scores]
     if chosen_step is not None and (named := [record for record in records if record.step == chosen_step]):
@@ -97,9 +99,9 @@ def find_best_eval(
 
 
 def is_better_eval(later: EvalRecord, earlier: EvalRecord, *, metric: str, higher_is_better: bool) -> bool:
-    """Whether a later evaluation replaces an earlier one as the best: by score, of equal scores by the lower loss.
+    """Whether a later evaluation replaces an earlier one as the best: the better score, then the lower loss.
 
-    Of equal losses, or where a loss is unknown, the later step wins: its weights have seen more data.
+    If the losses are equal or one is unknown, the later step wins, because its weights have seen more data.
     """
     new, old = later.scores[metric], earlier.scores[metric]
     if new != old:
@@ -113,7 +115,7 @@ def is_better_eval(later: EvalRecord, earlier: EvalRecord, *, metric: str, highe
 
 
 def select_steady_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps whose times describe the run: those after the first that are not marked as warm-up."""
+    """Return the steady steps, whose times represent the run: all after the first that are not marked as warm-up."""
     return [step for step in steps[1:] if not step.warm_up]
 
 
@@ -133,13 +135,13 @@ def compute_train_seconds(steps: Sequence[StepRecord]) -> float | None:
 
 
 def compute_tokens_per_second(steps: Sequence[StepRecord]) -> float | None:
-    """Tokens of the steady steps by their seconds, padding not counted."""
+    """Tokens of the steady steps divided by their seconds, without padding."""
     steady = select_steady_steps(steps)
     return divide(sum(map(count_tokens, steady)), math.fsum(step.step_seconds for step in steady))
 
 
 def compute_examples_per_second(steps: Sequence[StepRecord]) -> float | None:
-    """Examples of the steady steps by their seconds; a step's examples are the growth of `num_examples_seen`."""
+    """Examples of the steady steps divided by their seconds; num_examples_seen grows by a step's examples."""
     steady = [(a, b) for a, b in pairwise(steps) if not b.warm_up]
     examples = sum(b.num_examples_seen - a.num_examples_seen for a, b in steady)
     return divide(examples, math.fsum(b.step_seconds for _, b in steady))
@@ -166,12 +168,12 @@ def compute_mfu(steps: Sequence[StepRecord]) -> float | None:
 
 
 def compute_peak_bytes(steps: Sequence[StepRecord]) -> int | None:
-    """Most memory in use at any step."""
+    """Peak memory in bytes over all steps."""
     return max((step.peak_bytes for step in steps if step.peak_bytes), default=None)
 
 
 def compute_phase_shares(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Share (0-1) of the steady steps' time by phase, those of PHASES that were measured; "data" always is.
+    """Share (0-1) of the steady steps' time by phase, for the measured ones of PHASES; "data" is always measured.
 
     {} without steady steps.
     """
@@ -187,7 +189,7 @@ def compute_phase_shares(steps: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def is_frozen(losses: Sequence[float | None]) -> bool:
-    """Whether the last FROZEN_STEPS losses are exactly equal: the weights do not move.
+    """Whether the last FROZEN_STEPS losses are exactly equal: the weights do not change.
 
     >>> is_frozen([2.5, *[1.5] * 9]), is_frozen([2.5, *[1.5] * 10]), is_frozen([None] * 10)
     (False, True, False)
@@ -210,9 +212,9 @@ class Divergence:
     """A training that diverged; losses and norms are medians over a window of steps.
 
     Args:
-        step: the last one at which the loss was still near its minimum.
+        step: last step at which the loss was near its minimum.
         guessing_loss: of uniform guessing over the vocabulary, ln(V); None where V is unknown.
-        norm_ratio: last gradient norm by its minimum; None where norms are unknown.
+        norm_ratio: last gradient norm divided by its minimum; None where norms are unknown.
     """
 
     step: int
@@ -225,10 +227,10 @@ class Divergence:
 def find_divergence(
     losses: Mapping[int, float], grad_norms: Mapping[int, float], *, vocab_size: int | None = None
 ) -> Divergence | None:
-    """Whether the loss at the end has left its minimum for good; None if not, or if fewer than 9 steps are known.
+    """Find a divergence that lasts to the end of the run; None without one, or with fewer than 9 known steps.
 
-    It has if it is above guessing and rising, or DIVERGED_RATIO times its minimum, or NORM_LOSS_RATIO times its minimum
-    with an exploded gradient norm.
+    The loss has diverged if it is above guessing and ABOVE_GUESSING times its minimum, or DIVERGED_RATIO times its
+    minimum, or NORM_LOSS_RATIO times its minimum with an exploded gradient norm.
 
     Args:
         losses, grad_norms: by step, in order; finite values only.
@@ -243,7 +245,7 @@ def find_divergence(
     steps, values = list(losses), list(losses.values())
     medians = [median(values[i : i + window]) for i in range(len(values) - window + 1)]
     last, first = medians[-1], values[0]
-    # A rate that is far too high ruins the weights at once: then only the loss of the first batch, a noisy one, is low.
+    # A learning rate far too high ruins the weights at once: only the noisy loss of the first batch is then low.
     is_early = FIRST_LOSS_MARGIN * first < min(medians)
     lowest, bound = (first, FIRST_LOSS_MARGIN * first) if is_early else (min(medians), min(medians))
     guessing = math.log(vocab_size) if vocab_size else None
@@ -271,7 +273,7 @@ class DeviceSeries:
 
     Args:
         mig: number of a MIG instance; None for the whole device.
-        is_used: a process of the run uses it, or no process list says that none does.
+        is_used: a process of the run uses it, or the process lists do not exclude that.
         seconds: wall-clock times of `samples`.
     """
 
@@ -288,10 +290,10 @@ class DeviceSeries:
 
 
 def list_device_series(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSeries]:
-    """Every accelerator of the nodes of a run, by host, index and MIG instance; `is_used` marks the run's own.
+    """List every accelerator of a run's nodes, by host, index and MIG instance; `is_used` marks the run's own devices.
 
-    Each device is counted once: where several processes of a node sampled it, the samples of the lowest rank count.
-    A device is the run's own unless every sample says that another program alone uses it.
+    Each device is counted once: if several processes of a node sampled it, the samples of the lowest rank count.
+    A device is the run's own unless every sample attributes it to other programs only.
     """
     by_device: dict[tuple[str | None, int, int | None], dict[int, list[tuple[float, DeviceSample]]]] = {}
     for record in telemetry:
@@ -312,10 +314,10 @@ def _order_device(item: tuple[tuple[str | None, int, int | None], object]) -> tu
 
 
 def select_training_samples(telemetry: Iterable[TelemetryRecord]) -> list[TelemetryRecord]:
-    """The samples taken while the run trained: those of the phase "train".
+    """Return the samples of the phase "train".
 
-    Where no sample has a phase (another tool's log), those in which a device was active: a log starts before the
-    training and ends after it. All samples where none was.
+    If no sample has a phase (another tool's log), return the samples in which a device was active, because a log starts
+    before the training and ends after it; all samples if no device was ever active.
     """
     telemetry = list(telemetry)
     if any(record.phase for record in telemetry):
@@ -325,14 +327,14 @@ def select_training_samples(telemetry: Iterable[TelemetryRecord]) -> list[Teleme
 
 
 def compute_utilisation(telemetry: Iterable[TelemetryRecord]) -> float | None:
-    """Mean utilisation (0-1) of the run's own accelerators while it trained; None without one that reports it."""
+    """Mean utilisation (0-1) of the run's own accelerators during training; None if none reports it."""
     series = list_device_series(select_training_samples(telemetry))
     known = [s.utilisation for device in series if device.is_used for s in device.samples if s.utilisation is not None]
     return fmean(known) if known else None
 
 
 def compute_process_cores(telemetry: Iterable[TelemetryRecord]) -> dict[int, float]:
-    """Mean number of cores that each rank and its children kept busy while the run trained, by rank."""
+    """Mean number of busy cores of each rank and its children during training, by rank."""
     cores: dict[int, list[float]] = {}
     for record in select_training_samples(telemetry):
         if record.process_cores is not None:
@@ -342,7 +344,7 @@ def compute_process_cores(telemetry: Iterable[TelemetryRecord]) -> dict[int, flo
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """Cores of a host, kept busy while a run trained: by its own processes, by other programs; and all cores."""
+    """Mean busy cores of a host during training, of the run's own processes and of other programs; and all cores."""
 
     own_cores: float
     other_cores: float
@@ -350,7 +352,7 @@ class HostLoad:
 
 
 def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
-    """Busy cores of the run's host, the mean; None where it is not known, or the run has several hosts."""
+    """Mean busy cores of the run's host; None if unknown or if the run has several hosts."""
     training = select_training_samples(telemetry)
     own = compute_process_cores(training)
     lowest = min((record.rank for record in training), default=0)

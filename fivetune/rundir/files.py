@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and locks that end with their process.
+"""Atomic file replacement, and locks that end with their process.
 
-In: paths and open files. Out: files that survive a kill or a power cut at any moment.
+In: paths and open files. Out: files that stay whole after a kill or a power cut.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import IO, Any
 
 @contextmanager
 def replace_file(path: Path) -> Generator[IO[bytes]]:
-    """Open a file that takes the name `path` when the block ends; if the block raises, nothing of it remains.
+    """Open a temporary file that is renamed to `path` when the block ends, and removed if the block raises.
 
-    What the block wrote is on the disk before the file has its name, so that a power cut leaves the old file or the new
-    one. Raises OSError.
+    The content is synced to disk before the rename, so that a power cut leaves the old file or the new one. Raises
+    OSError.
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -43,11 +43,13 @@ def fsync_folder(folder: Path) -> None:
 
 
 def lock_file(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until it is closed or the process ends, however it ends; False if another process holds it.
+    """Lock an open file until it is closed or its process ends; return False if another process holds the lock.
 
     Args:
-        shared: several processes may hold the lock at once, if all of them share it.
-        wait: until the lock is free. Raises OSError where files cannot be locked.
+        shared: take a shared lock, which several processes can hold at once.
+        wait: block until the lock is free.
+
+    Raises OSError where files cannot be locked.
     """
     import fcntl
 

@@ -2,12 +2,12 @@
 
     config.yaml      resolved, re-runnable as is          machine.json   device, versions, commit
     plan.json        numbers resolved at the start
-    data.json        counts, lengths, what was lost       status.json    running, finished, failed: why
+    data.json        counts, lengths, truncation          status.json    running, finished, failed: why
     steps.jsonl      one StepRecord a line                evals.jsonl    one EvalRecord a line
     telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
-    predictions/<split>-<step>.jsonl                      log.txt        what the terminal showed
+    predictions/<split>-<step>.jsonl                      log.txt        the terminal's output
     checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
-    report.html                                           trace/         what `fivetune profile` wrote
+    report.html                                           trace/         output of `fivetune profile`
 
 Every whole file is written to a temporary name, fsynced and renamed; JSONL files are appended line by
 line, and a torn last line is dropped on reading. One process owns a directory, by a lock on `.lock`.
@@ -25,12 +25,12 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
 TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
-FINDERS = ("find-lr", "find-batch")  # their results stand beside the run: <run>.find-lr.json
+FINDERS = ("find-lr", "find-batch")  # their results are files beside the run: <run>.find-lr.json
 LOG = "log.txt"
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 
 
 def build_sibling_path(folder: str | Path, name: str) -> Path:
-    """A file that belongs to a run but is there before it: runs/squad.find-lr.json of runs/squad."""
+    """Return the path of a file beside a run directory, for results that precede the run: runs/squad.find-lr.json."""
     folder = Path(folder).resolve()
     return folder.with_name(f"{folder.name}.{name}")

@@ -1,7 +1,7 @@
-"""Files that are appended to line by line: steps, evaluations, telemetry, the log.
+"""Append-only files, line by line: steps, evaluations, telemetry, the log.
 
 In: a path inside a run directory. Out: a file in which every line is whole or absent, also after a kill or on a full
-disk. Nothing is written through a symbolic link, because a run directory may come from somebody else.
+disk. Symbolic links are refused, because a run directory may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCK = 2**16
 
 
 def open_for_append(path: Path) -> FileIO:
-    """Open a regular file for reading and appending, unbuffered; it is created where it is missing.
+    """Open a regular file for reading and appending, unbuffered; create it if it is missing.
 
     Raises OSError, also for a symbolic link, a folder, or a device.
     """
@@ -38,14 +38,14 @@ def open_for_append(path: Path) -> FileIO:
 
 
 class JsonlFile:
-    """A JSONL file that is appended to; a torn last line, as a killed process leaves it, is cut first."""
+    """An append-only JSONL file; a partial last line of a killed process is truncated before the first append."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: FileIO | None = None
 
     def append(self, record: dict[str, Any]) -> None:
-        """Raises OSError if the line cannot be written, ValueError if the record holds what JSON cannot express."""
+        """Append one line. Raises OSError if it cannot be written, ValueError for values that JSON cannot express."""
         line = format_json_line(record).encode()
         if self._file is None:
             self._file = open_for_append(self._path)
@@ -66,7 +66,7 @@ class JsonlFile:
 
 
 def format_json_line(record: dict[str, Any]) -> str:
-    """One line of a JSONL file. Raises ValueError for values that are not finite.
+    """Format one line of a JSONL file. Raises ValueError for values that are not finite.
 
     >>> format_json_line({"step": 1, "word": "é"})
     '{"step": 1, "word": "é"}\\n'
@@ -75,7 +75,7 @@ def format_json_line(record: dict[str, Any]) -> str:
 
 
 def truncate_partial_line(file: FileIO) -> None:
-    """Cut the last line if it has no end, however long it is."""
+    """Truncate a last line of any length that has no line end."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - BLOCK)

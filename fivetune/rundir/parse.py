@@ -1,7 +1,7 @@
-"""JSON tables -> typed records; whatever is missing or of another kind is None or the field's default.
+"""Tolerant conversion of JSON tables to typed records: missing and invalid values become the field's default.
 
-In: a table that was read back from a run directory, in which anything may be missing, null or of another kind.
-Out: a frozen record whose fields hold what their types say, so that no reader has to check them again.
+In: a table of a run directory, whose values may be missing, null or of the wrong type.
+Out: a frozen record whose fields have the declared types, so that readers need no checks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fivetune.values import as_finite_number
 T = TypeVar("T")
 Converter = Callable[[Any], Any]  # a value as the type of a field, or _INVALID
 
-_INVALID = object()  # of no use as a value of the field
+_INVALID = object()  # marks a value that a field's type does not accept
 
 
 def parse_record(kind: type[T], table: object) -> T | None:
     """Build a dataclass from a JSON object.
 
-    Unknown keys are ignored. A value of the wrong kind, or a number that is not finite, counts as missing: the field
-    takes its default. Returns None where `table` is no object or lacks a field without a default.
+    Unknown keys are ignored. A value of the wrong type, or a number that is not finite, counts as missing: the field
+    takes its default. Returns None if `table` is not an object or lacks a field without a default.
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
@@ -45,13 +45,13 @@ def parse_record(kind: type[T], table: object) -> T | None:
 
 
 def parse_records(kind: type[T], tables: Iterable[object]) -> list[T]:
-    """The tables that are records of a kind; the others are left out."""
+    """Convert tables to records; tables that `parse_record` refuses are omitted."""
     return [record for table in tables if (record := parse_record(kind, table)) is not None]
 
 
 @cache
 def _describe_fields(kind: type) -> tuple[tuple[str, Converter, bool], ...]:
-    """Name, converter and whether it is required, of each field that JSON can give."""
+    """Return (name, converter, required) of each field that is read from JSON."""
     hints = get_type_hints(kind)
     return tuple(
         (field.name, _make_converter(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
@@ -61,7 +61,7 @@ def _describe_fields(kind: type) -> tuple[tuple[str, Converter, bool], ...]:
 
 @cache
 def _make_converter(hint: Any) -> Converter:
-    """The converter to a type; types are looked at once, because a long run has 100,000 lines of 30 fields."""
+    """Build the converter to a type, once per type: a long run has 100,000 lines of 30 fields."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
@@ -91,10 +91,10 @@ def _convert_union(converters: list[Converter], none: Any, value: Any) -> Any:
 
 
 def _convert_list(convert: Converter, of_records: bool, value: Any) -> Any:
-    """A list as a tuple.
+    """Convert a list to a tuple.
 
-    Elements of another kind are left out of records, each of which stands for itself, and invalidate a list of values
-    as a whole, because its positions have meanings.
+    An invalid element is omitted from a list of records, which are independent, but invalidates a list of values, whose
+    positions have meanings.
     """
     if not isinstance(value, list | tuple):
         return _INVALID

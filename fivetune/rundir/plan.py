@@ -1,7 +1,7 @@
-"""plan.json: the numbers that a run decides at its start, and the one place where they are kept.
+"""plan.json: the numbers that a run resolves at its start, and their only home.
 
-config.yaml holds every setting as given or defaulted; plan.json holds what follows from settings, data and machine
-together: how many steps, how often an evaluation comes, how many examples fit into one forward pass.
+config.yaml holds the settings as given or defaulted; plan.json holds the numbers derived from settings, data and
+machine: optimizer steps, evaluation interval, micro-batch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Plan:
     """The resolved numbers of a run.
 
     Args:
-        batch_size: examples per forward pass; smaller than config.yaml's after memory ran out in a step.
+        batch_size: examples per forward pass; below the one in config.yaml if memory ran out in a step.
         num_steps: optimizer steps of the whole run.
-        eval_every_steps, checkpoint_every_steps: at least 1; the last step has both anyway.
-        max_new_tokens: longest generated answer; None without evaluation data.
+        eval_every_steps, checkpoint_every_steps: at least 1; the last step always has both.
+        max_new_tokens: generation cap; None without evaluation data.
         lr: peak learning rate; None where the optimizer computes its own.
     """
 
@@ -37,7 +37,7 @@ class Plan:
     lr: float | None = None
 
     def with_batch_size(self, batch_size: int) -> Plan:
-        """The plan with another micro-batch: the only number of a plan that may change.
+        """Return the plan with another micro-batch, the only number that may change during a run.
 
         >>> Plan(8, 100, 10, 10).with_batch_size(4).batch_size
         4
@@ -49,7 +49,7 @@ class Plan:
 
 
 def read_plan(folder: str | Path) -> Plan | None:
-    """plan.json of a run directory; None if the run did not get that far. Raises RunDirError if it is damaged."""
+    """Read plan.json; None if the run ended before it was written. Raises RunDirError if it is damaged."""
     path = Path(folder) / PLAN
     if not path.is_file():
         return None

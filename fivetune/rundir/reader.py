@@ -1,4 +1,4 @@
-"""Reading a run directory back, as typed records.
+"""Reader of run directories: files to typed records.
 
 In: a folder. Out: a Run; damaged files raise RunDirError.
 """
@@ -44,17 +44,17 @@ from fivetune.values import as_finite_number
 
 REWRITTEN = (STATUS, MACHINE, DATA)
 TORN = "no whole JSON value"
-LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger ones overflow wherever they are shown
+LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
 
 
 def read_jsonl(
     path: Path, *, required: str | None = None, on_damage: Callable[[str], Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; a torn last line is dropped, a missing file is an empty one.
+    """Read the objects of a JSONL file; a partial last line is dropped, a missing file counts as empty.
 
     Args:
-        required: key that each object must have, with a finite number that is not out of range.
-        on_damage: called with a sentence for each damaged line, which is left out.
+        required: key that each object must have, with a finite number in the plausible range.
+        on_damage: called with a sentence for each damaged line, which is then omitted.
 
     Raises RunDirError for a damaged line if `on_damage` is None.
     """
@@ -71,7 +71,7 @@ def read_jsonl(
         record, reason = _parse_line(line, required)
         if record is not None:
             records.append(record)
-        elif number < len(lines) or reason != TORN:  # what a killed process left has no line end
+        elif number < len(lines) or reason != TORN:  # the partial line of a killed process has no line end
             text = f"{path}:{number}: damaged line{f' ({reason})' if reason != TORN else ' in the middle of the file'}."
             if on_damage is None:
                 raise RunDirError(f"{text} Delete that line.")
@@ -80,7 +80,7 @@ def read_jsonl(
 
 
 def _parse_line(line: bytes, required: str | None) -> tuple[dict[str, Any] | None, str]:
-    """The object of a line, or what is wrong with it."""
+    """Parse the object of a line; return it, or None and the reason why the line is invalid."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):  # JSONDecodeError and UnicodeDecodeError are ValueErrors
@@ -95,7 +95,7 @@ def _parse_line(line: bytes, required: str | None) -> tuple[dict[str, Any] | Non
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run directory back. Raises RunDirError if it is none."""
+    """Read a run directory. Raises RunDirError for any other folder."""
     folder = Path(folder)
     refuse_foreign(folder)
     status = read_status(folder)
@@ -121,12 +121,12 @@ def read_run(folder: str | Path) -> Run:
 
 
 def read_evals(folder: str | Path) -> list[EvalRecord]:
-    """evals.jsonl of a run directory. Raises RunDirError for a damaged line."""
+    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line."""
     return parse_records(EvalRecord, read_jsonl(Path(folder) / EVALS, required="step"))
 
 
 def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = None) -> list[TelemetryRecord]:
-    """The telemetry of all processes of a run, in the order of time; damaged lines are reported and left out."""
+    """Read the telemetry of all processes of a run, in order of time; damaged lines go to `on_damage`."""
     report = on_damage or (lambda text: None)
     paths = sorted(folder.glob("telemetry*.jsonl"))
     lines = [line for path in paths for line in read_jsonl(path, required="seconds", on_damage=report)]
@@ -134,24 +134,24 @@ def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = Non
 
 
 def read_status(folder: str | Path) -> RunStatus:
-    """status.json of a run directory. What a killed process left running is "interrupted"."""
+    """Read status.json of a run directory; an unfinished state becomes "interrupted" if the run's process is gone."""
     status = parse_record(RunStatus, read_json(Path(folder) / STATUS)) or RunStatus()
     owner = _find_dead_owner(Path(folder)) if status.state in ("preparing", "running") else None
     return replace(status, state="interrupted", why=f"killed ({owner} is gone)") if owner else status
 
 
 def read_machine(folder: str | Path) -> MachineRecord:
-    """machine.json of a run directory."""
+    """Read machine.json of a run directory."""
     return parse_record(MachineRecord, read_json(Path(folder) / MACHINE)) or MachineRecord()
 
 
 def read_data(folder: str | Path) -> DataSummary:
-    """data.json of a run directory."""
+    """Read data.json of a run directory."""
     return parse_record(DataSummary, read_json(Path(folder) / DATA)) or DataSummary()
 
 
 class PredictionFiles(Mapping[str, list[Prediction]]):
-    """The predictions of a run by name (`eval-300`), each file read when it is asked for."""
+    """The predictions of a run by name (`eval-300`); each file is read on access."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
@@ -183,7 +183,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def read_run_config(folder: str | Path) -> dict[str, Any]:
-    """config.yaml of a run directory. Raises RunDirError if it is damaged."""
+    """Read config.yaml of a run directory. Raises RunDirError if it is damaged."""
     path = Path(folder) / CONFIG
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run directory; {} where the file is missing. Raises RunDirError for anything else."""
+    """Read a JSON object of a run directory; {} if the file is missing. Raises RunDirError for any other content."""
     if not path.is_file():
         return {}
     try:
@@ -218,12 +218,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _get_advice(name: str) -> str:
-    """What to do about a damaged file: those that a resume writes again may be deleted."""
+    """Return the advice for a damaged file; one that a resume rewrites can be deleted."""
     return "Delete the file: a resume writes it again." if name in REWRITTEN else "Restore the file."
 
 
 def _find_dead_owner(path: Path) -> str | None:
-    """Who locked the directory last, if it is not locked any more; None if it is, or never was (as in a copy)."""
+    """Return the last owner of a lock that is now free; None if the lock is held or was never taken (as in a copy)."""
     try:
         with (path / LOCK).open() as file:
             return (file.read().strip() or "its process") if lock_file(file, shared=True) else None

@@ -1,7 +1,7 @@
-"""The records of a run directory: what its files hold, line by line and table by table.
+"""The records in the files of a run directory, line by line and table by table.
 
-Written by training, evaluation and telemetry; read back as the same types by reader.py, where whatever is missing or
-of another kind is None or the default.
+Written by training, evaluation and telemetry; read back by reader.py as the same types, with None or the default in
+place of missing and invalid values.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fivetune.rundir.plan import Plan
 class StepRecord:
     """One optimizer step, as written to steps.jsonl.
 
-    `loss` is in nats per scored token of the whole global batch, None where it was not finite. `effective_lr` is the
+    `loss` is in nats per scored token of the whole global batch, None if it was not finite. `effective_lr` is the
     rate that the optimizer applied (parameter scaling included). `padding_fraction` is the share of padded positions
     (0-1). `step_seconds` is the whole step, `data_seconds` its wait for the batch, `phase_seconds` its PHASES.
-    `warm_up` marks steps whose times do not count, `starved` a step whose batch was not ready. `encoder_flops` and
+    `warm_up` marks steps that timings exclude, `starved` a step that waited for its batch. `encoder_flops` and
     `decoder_flops` count real tokens only (`model/flops.py`); `mfu` is their share of the devices' peak.
     """
 
@@ -54,7 +54,7 @@ class EvalRecord:
 
     `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (evaluation/tally.py);
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
-    `step` is that of the weights, `run_step` that of the run when it evaluated them; None outside a training run.
+    `step` is the step of the weights, `run_step` the run's step at the evaluation; None outside a training run.
     """
 
     step: int
@@ -77,14 +77,14 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """One accelerator at one moment; what its driver does not report is None, never 0.
+    """One accelerator at one moment; values that its driver does not report are None, never 0.
 
     Args:
         index: number of the device on its node, in the order of the PCI bus.
         mig: number of a MIG instance on that device; None for the whole device.
-        cuda_index: number under which this process's CUDA knows it; None where it does not see it, or it is unknown.
+        cuda_index: CUDA device index in this process; None if the device is invisible to it or the index is unknown.
         utilisation, memory_busy: shares of the time (0-1) in which a kernel ran, in which memory was read or written.
-        throttle_reasons: why the clocks are held down; () where they are not. energy_joules: since the driver loaded.
+        throttle_reasons: causes of lowered clocks; () without any. energy_joules: since the driver was loaded.
         ours: whether a process of this run uses the device.
     """
 
@@ -110,15 +110,15 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryRecord:
-    """One node and its devices at one moment, as written to telemetry.jsonl; what cannot be read is None.
+    """One node and its devices at one moment, as written to telemetry.jsonl; unreadable values are None.
 
     Args:
         seconds: wall-clock time, since 1970.
-        phase: what the run did: prepare, train, evaluate, checkpoint; None where that is unknown.
-        core_utilisation: of each core of the host, 0-1; cpu_utilisation: of all of them together.
-        ram_share, swap_share: what is used of the host's, 0-1.
-        process_cores: cores that the process and its children kept busy (1.5 = one and a half).
-        *_per_second: since the sample before; None in the first.
+        phase: phase of the run (prepare, train, evaluate, checkpoint); None if unknown.
+        core_utilisation: of each core of the host, 0-1; cpu_utilisation: mean over the cores.
+        ram_share, swap_share: used share of the host's memory and swap, 0-1.
+        process_cores: mean busy cores of the process and its children (1.5 = one and a half).
+        *_per_second: rates since the previous sample; None in the first.
     """
 
     seconds: float
@@ -157,7 +157,7 @@ class BestEval:
 
 @dataclass(frozen=True, slots=True)
 class RunWarning:
-    """A warning; `kind` is what rules and pages select by: a check's name, "frozen_loss", "diverged", "" for others."""
+    """A warning; rules and pages select by its `kind`: a check's name, "frozen_loss", "diverged", or "" for others."""
 
     message: str
     kind: str = ""
@@ -165,16 +165,16 @@ class RunWarning:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """status.json: how far a run is and how it ended.
+    """status.json: progress and ending of a run.
 
     Args:
         state: preparing, running, finished, interrupted, failed or pruned; "" where status.json is missing.
         why: the error that ended the run.
         started: ISO 8601 with offset.
         begun: at least one step was queued, so that the run can be resumed.
-        nonfinite_step: the step whose loss or gradient was not finite, so that the run failed.
-        incomplete: what was requested and is missing from a finished run.
-        seconds: of all parts, without the time between; seconds_by_phase: prepare, train, evaluate, checkpoint.
+        nonfinite_step: step of the non-finite loss or gradient that failed the run.
+        incomplete: requested results that a finished run lacks.
+        seconds: sum over all parts, without the time between; seconds_by_phase: prepare, train, evaluate, checkpoint.
     """
 
     state: str = ""
@@ -211,7 +211,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True)
 class GitFacts:
-    """Commit of the sources; `dirty` means that they had changes."""
+    """Commit of the sources; `dirty` means uncommitted changes."""
 
     commit: str | None = None
     dirty: bool | None = None
@@ -219,7 +219,7 @@ class GitFacts:
 
 @dataclass(frozen=True, slots=True)
 class ForwardFacts:
-    """How the forward pass was computed (`model/backend.py`)."""
+    """Implementation of the forward pass (`model/backend.py`)."""
 
     kind: str | None = None
     why: str = ""
@@ -238,7 +238,7 @@ class StrategyFacts:
 class RunPart:
     """One uninterrupted part of a run, from the 0-based `step` on.
 
-    `changed` lists the settings that differ from those of the part before, as "key: before -> after".
+    `changed` lists the settings that differ from the previous part, as "key: before -> after".
     """
 
     step: int
@@ -253,7 +253,7 @@ class RunPart:
 class MachineRecord:
     """machine.json: device, versions and commit of the last part of a run; `parts` lists all of them.
 
-    `run_id` is the random id that the checkpoints of the run carry too.
+    `run_id` is the random id that the run shares with its checkpoints.
     """
 
     format_version: int = 1
@@ -263,7 +263,7 @@ class MachineRecord:
     versions: dict[str, str | None] = field(default_factory=dict)
     git: GitFacts = GitFacts()
     precision: str | None = None
-    weights: str = "fp32"  # FiveTune loads and keeps them so; autocast only computes in 16 bits
+    weights: str = "fp32"  # FiveTune keeps weights in fp32; autocast only computes in 16 bits
     forward: ForwardFacts = ForwardFacts()
     attention: str | None = None
     num_threads: int | None = None
@@ -279,7 +279,7 @@ class MachineRecord:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """`counts[i]` values in [edges[i], edges[i + 1])."""
+    """`counts[i]` is the number of values in [edges[i], edges[i + 1])."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -295,20 +295,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One answered question: a line of predictions/<split>-<step>.jsonl. What does not apply is None.
+    """One answered question: a line of predictions/<split>-<step>.jsonl. Fields that do not apply are None.
 
     Args:
-        references: all answers that count as right; () where none is known.
+        references: all gold answers; () where none is known.
         scores: of this example, by name.
         confidence: 0-1; logprob: of the generated tokens, in nats.
         hit_cap: generation ended at max_new_tokens.
-        sentinel: the text holds a sentinel token (<extra_id_0>); unknown_chars: how many unknown tokens it holds.
-        num_clipped_tokens: of the inputs, cut off by the length limit; answer_clipped: with them every reference.
+        sentinel: the text holds a sentinel token (<extra_id_0>); unknown_chars: number of unknown tokens in it.
+        num_clipped_tokens: input tokens beyond the length limit; answer_clipped: they held every reference.
         in_context: the answer is a span of its context. candidates: the best answers, best first.
-        no_answer_score: probability of the no-answer text; answer: the best answer other than silence.
-        left_label_set: free generation would have left the set of labels.
+        no_answer_score: probability of the no-answer text; answer: the best answer other than no answer.
+        left_label_set: free generation leaves the set of labels.
         teacher_forced_exact, free_running_exact: the reference was reproduced with and without its own prefix.
-        num_passages: passages or windows that the answer was merged from. skipped: why a record has no prediction.
+        num_passages: passages or windows merged into the answer. skipped: why a record has no prediction.
     """
 
     id: str
@@ -337,14 +337,14 @@ class Prediction:
     skipped: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As a line of a predictions file: without what does not apply."""
+        """Return the JSON object of a predictions file, without the fields that do not apply."""
         line = {name: value for name, value in asdict(self).items() if value is not None}
         return {name: value for name, value in line.items() if value or name not in ("scores", "candidates")}
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
-    """A record of a data file that was left out: `where` is file and line."""
+    """A skipped record of a data file: `where` is file and line."""
 
     where: str = ""
     reason: str = ""
@@ -352,7 +352,7 @@ class SkippedRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalShare:
-    """How data.eval_share divided the training records: related ones form a group, which is on one side as a whole."""
+    """The division of the training records by data.eval_share: related records form a group that is never divided."""
 
     share: float | None = None
     seed: int | None = None
@@ -364,16 +364,16 @@ class EvalShare:
 
 @dataclass(frozen=True, slots=True)
 class SplitSummary:
-    """data.json of one split: what was read, what was lost, how long the texts are.
+    """data.json of one split: counts of records and examples, truncation, lengths.
 
     Args:
-        num_read: records in the files; num_records_kept: of them used; num_skipped: left out.
-        num_skipped_bad: left out for a fault; num_not_learnt: examples that training leaves out.
-        num_examples: rows of the store (windows and snippets counted apart); num_groups: questions.
-        num_examples_clipped: examples whose inputs were cut; num_clipped_input_tokens: tokens lost that way.
-        num_answers_lost: examples whose answer was cut off with the inputs.
+        num_read: records in the files; num_records_kept: used ones; num_skipped: excluded ones.
+        num_skipped_bad: excluded because invalid; num_not_learnt: examples that training excludes.
+        num_examples: rows of the store (each window and snippet counts); num_groups: questions.
+        num_examples_clipped: examples with clipped inputs; num_clipped_input_tokens: tokens clipped from inputs.
+        num_answers_lost: examples whose answer was clipped from the inputs.
         input_p99, target_p99: 99th percentile of lengths, in tokens.
-        num_unlabelled: records left out for want of a label; label_counts: records of each gold label.
+        num_unlabelled: records excluded because they have no label; label_counts: records of each gold label.
         num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
             num_blank_synonyms: records whose blank synonyms were dropped.
         split: how data.eval_share divided the training records; None where data.eval has files.
@@ -427,15 +427,15 @@ class DataSummary:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory, read back: everything that a report needs, and nothing that needs torch.
+    """A run directory as read back: all data of a report, without torch.
 
-    What the files lack is the default; lines without a required field are left out.
+    Missing values are the default; lines without a required field are omitted.
 
     Args:
         config: config.yaml, nested settings.
         predictions: of each evaluation, by the name of its file (`eval-300`).
-        warnings: of the run, and of damaged lines that were left out on reading.
-        trace: summary of a profile; found: results of the finders of learning rate and batch size, by finder.
+        warnings: of the run, and of damaged lines that the reader omitted.
+        trace: summary of a profile; found: results of `find-lr` and `find-batch`, by command.
     """
 
     name: str
@@ -454,7 +454,7 @@ class Run:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps of the whole run; None if it ended before its plan was made."""
+        """Planned steps of the whole run; None if it ended before its plan was written."""
         return self.plan.num_steps if self.plan else None
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""Writing a run directory: whole files atomically, JSONL files line by line, under a lock.
+"""Writer of a run directory: whole files atomically, JSONL files line by line, under a lock.
 
-In: records and tables. Out: files that survive a kill or a power cut at any moment.
+In: records and tables. Out: files that stay whole after a kill or a power cut.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROBE = ".probe"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
+    """Write a file atomically; after a power cut it has the old or the new content."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
@@ -52,7 +52,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
-    """What to do about a failed write; how much space is needed where space is the matter."""
+    """Return the advice for a failed write; for a full disk with the required and the free space."""
     if error.errno == errno.ENAMETOOLONG:
         return "Choose a shorter name."
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -81,7 +81,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def _translate_disk_errors(path: Path) -> Iterator[None]:
-    """Turn a failed write into a RunDirError."""
+    """Convert OSErrors of a write to RunDirError."""
     try:
         yield
     except OSError as error:
@@ -98,20 +98,20 @@ class RunDir:
         self.warnings: list[RunWarning] = []
         self._files: dict[str, JsonlFile] = {}
         self._status: dict[str, Any] = {}
-        self._aside: Path | None = None  # the run that was here before
-        self.set_aside: list[str] = []  # a sentence for each file that a resume found damaged
+        self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
+        self.set_aside: list[str] = []  # a sentence for each damaged file that a resume renamed
         self._made: list[Path] = []  # parent folders that did not exist before
         self._lock = lock_folder(path)
         self._identity = path.stat()
 
     @classmethod
     def create(cls, path: str | Path, *, overwrite: bool = False) -> RunDir:
-        """Start a new run. A directory with anything in it is refused; `overwrite` moves a run aside, nothing else."""
+        """Start a new run in an empty directory. `overwrite` moves an existing run aside; other content is refused."""
         path = Path(path)
         if reason := find_conflict(path):
             is_run = (path / CONFIG).is_file()
             if is_run:
-                lock_folder(path).close()  # says so first if another process writes there
+                lock_folder(path).close()  # a run in progress is the first error
             if not (overwrite and is_run):
                 raise RunDirError(reason)
             return cls._replace_run(path)
@@ -124,7 +124,7 @@ class RunDir:
 
     @classmethod
     def _replace_run(cls, path: Path) -> RunDir:
-        """Move the run that is in `path` aside; `discard` brings it back."""
+        """Move the run in `path` aside; `discard` restores it."""
         aside = path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
         run = cls(_make_folder(path))
         run._aside = aside
@@ -134,7 +134,7 @@ class RunDir:
     def resume(cls, path: str | Path) -> RunDir:
         """Open a run to continue it. Raises RunDirError if there is none.
 
-        What killed processes left is removed; files that a resume does not need are set aside if they are damaged.
+        Leftovers of killed processes are removed; damaged files that a resume does not need are set aside.
         """
         path = Path(path)
         refuse_foreign(path)
@@ -153,13 +153,13 @@ class RunDir:
         return run
 
     def _set_aside_irregular(self, name: str) -> None:
-        """Set a link, a folder or a pipe aside, where the run appends to a regular file."""
+        """Set aside a link, folder or pipe that has the name of a file to append to."""
         path = self.path / name
         if path.is_symlink() or (path.exists() and not path.is_file()):
             self._set_aside(name, ": is not a regular file")
 
     def _set_aside(self, name: str, reason: str) -> None:
-        """Rename a file that the run can do without, and keep a warning."""
+        """Rename a damaged file that a resume does not need, and add a warning."""
         path = self.path / name
         try:
             path.rename(path.with_name(f"{name}.damaged"))
@@ -168,7 +168,7 @@ class RunDir:
         self.set_aside.append(f"{path}{reason}. Set aside as {name}.damaged; the run does not need it.")
 
     def write(self, name: str, content: Any) -> None:
-        """Write a whole file of the run: a text as it is, anything else as JSON; secrets are hidden."""
+        """Write a whole file of the run, a string as text, any other value as JSON; secrets are hidden."""
         self.refuse_moved()
         if isinstance(content, str):
             write_text(self.path / name, redact_secrets(content))
@@ -176,15 +176,15 @@ class RunDir:
             write_json(self.path / name, redact_json(content))
 
     def append(self, name: str, record: dict[str, Any]) -> None:
-        """Append one record to a JSONL file of the run; a torn last line is cut first."""
+        """Append one record to a JSONL file of the run; a partial last line is truncated first."""
         self.refuse_moved()
         with _translate_disk_errors(self.path / name):
             self._files.setdefault(name, JsonlFile(self.path / name)).append(record)
 
     def truncate_after(self, step: int) -> list[str]:
-        """Drop the records after `step`, from which the run continues; returns a sentence for each loss that it finds.
+        """Drop the records after `step`, from which the run continues, and damaged lines.
 
-        Damaged lines are left out.
+        Returns a sentence for each damaged line and for missing steps.
         """
         notes: list[str] = []
         for name in (STEPS, EVALS):
@@ -197,7 +197,7 @@ class RunDir:
         return notes
 
     def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
-        """Stream the predictions of one evaluation; the file has its name only once it is whole."""
+        """Stream the predictions of one evaluation to a file that gets its name when it is complete."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
         self.refuse_moved()
         with _translate_disk_errors(path):
@@ -213,7 +213,7 @@ class RunDir:
         write_json(self.path / STATUS, redact_json(self._status))
 
     def _is_in_place(self) -> bool:
-        """Whether the path still leads to the directory that this process has locked."""
+        """Whether the path is still the directory that this process has locked."""
         try:
             return os.path.samestat(self._identity, self.path.stat())
         except OSError:
@@ -228,24 +228,24 @@ class RunDir:
             )
 
     def get_status(self) -> dict[str, Any]:
-        """The status as it is now."""
+        """Return the present status."""
         return self._status
 
     def get_status_value(self, key: str, default: Any) -> Any:
-        """A value of the status as it is now."""
+        """Return a value of the present status."""
         return self._status.get(key, default)
 
     def add_warning(self, message: str, kind: str = "") -> bool:
-        """Keep a warning for the report; True if it is new. `kind` is what rules and pages select by."""
+        """Keep a warning for the report; return True if it is new. Rules and pages select by its `kind`."""
         if any(warning.message == message for warning in self.warnings):
             return False
         self.warnings.append(RunWarning(message, kind))
         return True
 
     def discard(self) -> None:
-        """Remove a directory that `create` made, when nothing came of the run; one that was moved aside comes back.
+        """Undo `create` for a run without results: remove the directory and restore a run that was moved aside.
 
-        A trace that was in it stays.
+        An existing trace is kept.
         """
         self.close()
         if not self._is_in_place():
@@ -274,10 +274,10 @@ class RunDir:
 
 
 class NullRunDir(RunDir):
-    """The run directory as the ranks see it that do not write it: every write is a no-op.
+    """The run directory of ranks above 0, which do not write it: every write is a no-op.
 
     Args:
-        status: as rank 0 has it.
+        status: the status of rank 0.
     """
 
     def __init__(self, path: Path, status: dict[str, Any]) -> None:
@@ -322,13 +322,13 @@ def _make_folder(path: Path) -> Path:
 
 
 def _is_leftover(entry: Path) -> bool:
-    """Whether an entry of a run directory is what a killed process left: unfinished files and folders."""
+    """Whether an entry of a run directory is an unfinished file or folder of a killed process."""
     name = entry.name
     if name == PROBE or name.startswith(".best.") or name == ".model.old":
         return True
     if not (name.startswith(".") and name.endswith(".tmp")):
         return False
-    # Only the report is written without the lock: by another process, which may be at it now.
+    # Only the report is written without the lock, so another live process may be writing it.
     owner = name.removesuffix(".tmp").rpartition(".")[2]
     return not (name.startswith(".report.html.") and owner.isdecimal() and psutil.pid_exists(int(owner)))
 
@@ -339,7 +339,7 @@ def _list_leftovers(path: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a leftover; one that cannot be removed does no harm."""
+    """Remove a leftover; ignore failures, because leftovers are harmless."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -348,13 +348,13 @@ def _remove(path: Path) -> None:
 
 
 def _parse_warnings(status: dict[str, Any]) -> list[RunWarning]:
-    """The warnings in a table of status.json."""
+    """Return the warnings in a table of status.json."""
     found = parse_record(RunStatus, status)
     return list(found.warnings) if found else []
 
 
 def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
-    """A status without the values that are of the wrong kind, so that a resume can rely on the rest."""
+    """Return a status without values of the wrong type, so that a resume can rely on the others."""
     counts = ("step", "num_resumes", "num_starved_steps")
     kinds: dict[str, type] = {
         **dict.fromkeys(counts, int),
@@ -387,9 +387,9 @@ def lock_folder(path: Path) -> IO[bytes]:
 
 
 def find_conflict(path: Path) -> str | None:
-    """Why `create` would refuse a directory for what is in it; None if it is free.
+    """Return why `create` refuses a directory because of its content; None if it accepts it.
 
-    Free is also what a process leaves that is killed before its first whole file: lock, probe, empty log, unfinished
+    Leftovers of a process that was killed before its first whole file are accepted: lock, probe, empty log, unfinished
     files.
     """
     try:
