@@ -1,8 +1,8 @@
 """Digests of short training runs: proof that a refactoring changes no number.
 
 Trains a tiny random model of each family for 200 steps, with the flat and with the padded forward, under AdamW and
-Adafactor, and prints one SHA-256 digest per run over every loss, gradient norm, learning rate, score and exported
-weight. Two versions of the code compute the same if they print the same digests on the same machine.
+Adafactor, and prints two SHA-256 digests per run: of every loss, gradient norm, learning rate and score, and of the
+exported weights. Two versions of the code compute the same if they print the same digests on the same machine.
 
     python -m benchmarks.losses --output losses.json                  # the version before
     python -m benchmarks.losses --compare losses.json                 # the version after; exits 1 on a difference
@@ -58,8 +58,8 @@ def write_squad(path: Path, *, num_questions: int, offset: int = 0) -> str:
     return str(path)
 
 
-def digest_run(folder: Path, *, family: str, forward: str, optimizer: str) -> str:
-    """Train one model and return the digest of its records and weights."""
+def digest_run(folder: Path, *, family: str, forward: str, optimizer: str) -> dict[str, str]:
+    """Train one model and return the digests of its records and of its exported weights."""
     config = folder / "config"
     config.mkdir(parents=True)
     (config / "config.json").write_text(json.dumps({**SHAPE, **FAMILIES[family]}))
@@ -97,8 +97,8 @@ def digest_run(folder: Path, *, family: str, forward: str, optimizer: str) -> st
         for line in (folder / "run" / name).read_text().splitlines():
             record = json.loads(line)
             seen.update(json.dumps([record[key] for key in keys], sort_keys=True).encode())
-    seen.update((folder / "run" / "model" / "model.safetensors").read_bytes())
-    return seen.hexdigest()
+    weights = (folder / "run" / "model" / "model.safetensors").read_bytes()
+    return {"records": seen.hexdigest(), "weights": hashlib.sha256(weights).hexdigest()}
 
 
 def main() -> int:
@@ -110,17 +110,18 @@ def main() -> int:
     for family in FAMILIES:
         for forward in ("flat", "padded"):
             for optimizer in OPTIMIZERS:
-                name = f"{family} {forward} {optimizer}"
                 with tempfile.TemporaryDirectory() as folder:
-                    digests[name] = digest_run(Path(folder), family=family, forward=forward, optimizer=optimizer)
-                print(f"{digests[name]}  {name}", flush=True)
+                    found = digest_run(Path(folder), family=family, forward=forward, optimizer=optimizer)
+                for part, digest in found.items():
+                    digests[f"{family} {forward} {optimizer}: {part}"] = digest
+                    print(f"{digest}  {family} {forward} {optimizer}: {part}", flush=True)
     if arguments.output:
         arguments.output.write_text(json.dumps(digests, indent=1) + "\n")
     if arguments.compare:
         before = json.loads(arguments.compare.read_text())
         changed = [name for name in digests if digests[name] != before.get(name)]
         print(
-            f"{len(digests) - len(changed)} of {len(digests)} runs are bit-identical"
+            f"{len(digests) - len(changed)} of {len(digests)} digests are identical"
             + (f"; changed: {', '.join(changed)}" if changed else "")
         )
         return 1 if changed else 0
