@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Generator
@@ -25,6 +26,12 @@ def pytest_make_collect_report(
     if report.skipped and "unable to import module" in str(report.longrepr):
         report.outcome = "failed"
     return report
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
