@@ -1,6 +1,6 @@
-"""Runs side by side: which is better, by how much, with which confidence, and whether they did the same work. No torch.
+"""Comparison of runs: differences with confidence intervals, and checks that all runs did the same work. No torch.
 
-In: Variants with their Runs. Out: a Comparison, which report/ shows.
+In: Variants with their Runs. Out: a Comparison, which report/ renders.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 
 Values = dict[str, float | None]
 
-PARALLELISM_KEYS = ("launch.", "strategy.")  # number of devices, and how they share the work
+PARALLELISM_KEYS = ("launch.", "strategy.")  # number of devices, and division of the work
 BATCH_KEYS = ("train.batch_size", "train.global_batch_size")  # may grow with the devices
 
 
@@ -63,13 +63,13 @@ def compare(
     """Measure variants and compare them with the baseline.
 
     Args:
-        variants: name, settings, runs and failures; the rest is computed here.
-        metric: the score that counts; default: the one that picked the runs' best weights.
+        variants: with name, settings, runs and failures; `compare` computes the other fields.
+        metric: the score to compare by; default: the one that chose the runs' best checkpoints.
         baseline: name of a variant; default: the first.
-        varied: the settings that are meant to differ; every other difference is a warning.
+        varied: intended differences in settings; every other difference is a warning.
         price_per_hour: of the machine, in any currency.
 
-    Raises RunDirError for a baseline that is no variant, and for a metric that no evaluation has.
+    Raises RunDirError for an unknown baseline, and for a metric that no evaluation has.
     """
     names = [variant.name for variant in variants]
     baseline = baseline if baseline is not None else names[0]
@@ -99,22 +99,22 @@ def compare(
 def compare_runs(
     folders: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None
 ) -> Comparison:
-    """Compare run directories; runs with the same settings but for the seed are repeats of one variant.
+    """Compare run directories; runs that differ only in the seed are repeats of one variant.
 
     Args:
         metric, baseline: as in `compare`; the baseline is a run's name without `-seedN`.
 
-    Raises RunDirError for a folder that is no run directory, or where fewer than two variants are given.
+    Raises RunDirError for a folder that is not a run directory, and for fewer than two variants.
     """
     variants, varied = group_runs([read_run(folder) for folder in folders])
     if len(variants) < 2:
-        raise RunDirError("compare: the runs have the same settings. Give runs that differ in more than the seed.")
+        raise RunDirError("compare: the runs differ in the seed at most. Give runs with different settings.")
     title = " and ".join(variant.name for variant in variants) if len(variants) < 4 else "Runs compared"
     return compare(variants, title=title, metric=metric, baseline=baseline, varied=varied)
 
 
 def _choose_metric(runs: Sequence[Run], requested: str | None) -> str:
-    """The score that counts. Raises RunDirError if there are scores and the requested one is none of them."""
+    """Return the score to compare by. Raises RunDirError if the runs have scores, but not the requested one."""
     found = Counter(name for run in runs for record in run.evals for name in record.scores)
     if requested is not None:
         if found and requested not in found:
@@ -130,7 +130,7 @@ def _choose_metric(runs: Sequence[Run], requested: str | None) -> str:
 def measure_runs(
     variants: Sequence[Variant], *, baseline: Variant, metric: str, price_per_hour: float | None = None
 ) -> dict[str, list[tuple[int | None, Values]]]:
-    """The measures of every run: by variant, (seed, measures) in the order of its runs."""
+    """Compute the measures of every run: by variant, (seed, measures) in the order of its runs."""
     tables = {
         variant.name: [
             (get_seed(run), compute_measures(run, metric=metric, price_per_hour=price_per_hour)) for run in variant.runs
@@ -159,9 +159,9 @@ def _compute_median(values: Iterable[float | None]) -> float | None:
 def _compute_efficiency(
     variant: Variant, table: Values, variants: Sequence[Variant], tables: Mapping[str, list[tuple[int | None, Values]]]
 ) -> float | None:
-    """Examples per second / (processes x those of one-device runs with the same settings); None for one process.
+    """Examples per second / (processes x those of one device with the same settings); None for one process.
 
-    One-device runs with another batch size count only where none has the same size.
+    One-device runs with another batch size are the reference only if none has the same batch size.
     """
     size, rate = table["world_size"], table["examples_per_second"]
     if not size or size < 2 or rate is None:
@@ -212,7 +212,7 @@ def _measure_variant(
 
 
 def _add_interval(measure: Measure, run: Run, metric: str) -> Measure:
-    """The score of a single run with the interval over examples that its evaluation wrote."""
+    """Return the score of a single run with the recorded interval over examples."""
     best = find_best_metric_eval(run, metric)
     if best is None or metric not in best.intervals:
         return measure
@@ -221,7 +221,7 @@ def _add_interval(measure: Measure, run: Run, metric: str) -> Measure:
 
 
 def _select_majority_verdicts(runs: Sequence[Run]) -> tuple[Verdict, ...]:
-    """The verdicts of more than half of the runs, in the words of the first of them."""
+    """Return the verdicts that more than half of the runs share, each with the message of the first such run."""
     found = [verdict for run in runs for verdict in diagnose_run(run)]
     agreed = {rule for rule, num in Counter(verdict.rule for verdict in found).items() if 2 * num > len(runs)}
     first: dict[str, Verdict] = {}
@@ -232,7 +232,7 @@ def _select_majority_verdicts(runs: Sequence[Run]) -> tuple[Verdict, ...]:
 
 
 def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) -> set[str]:
-    """Names of the variants that no other one dominates in score and time; none where all scores are 0."""
+    """Return the names of the variants that no other dominates in score and time; none if all scores are 0."""
     sign = 1 if higher_is_better else -1
     points: dict[str, tuple[float, float]] = {}
     for variant in variants:
@@ -247,5 +247,5 @@ def find_pareto_front(variants: Sequence[Variant], *, higher_is_better: bool) ->
 
 
 def _is_dominating(a: tuple[float, float], b: tuple[float, float]) -> bool:
-    """Whether `a` is at least as good as `b` in both, and better in one."""
+    """Whether `a` dominates `b`: at least as good in both coordinates, and better in one."""
     return a != b and a[0] >= b[0] and a[1] >= b[1]

@@ -1,4 +1,4 @@
-"""What two runs answer differently, example by example.
+"""Differences between the predictions of two runs, example by example.
 
 In: two Runs with the predictions of their best evaluations. Out: PredictionChanges; the paired bootstrap of a score.
 """
@@ -21,7 +21,7 @@ from fivetune.rundir.records import Prediction, Run
 from fivetune.tasks import Task, load_run_task
 from fivetune.types import Scores
 
-RIGHT = 1.0  # score of an example that is wholly right
+RIGHT = 1.0  # score of a right prediction
 
 
 class ExampleChange(NamedTuple):
@@ -37,9 +37,9 @@ class ExampleChange(NamedTuple):
 
 
 class PredictionChanges(NamedTuple):
-    """The examples that both runs were scored on, by what became of them; `score` says by which score.
+    """The examples of both runs by outcome, right or wrong before and after; `score` is the score that decides.
 
-    `num_unpaired` examples stand in one of the two only, and are left out.
+    `num_unpaired` counts the examples of only one run, which are excluded.
     """
 
     score: str
@@ -51,9 +51,9 @@ class PredictionChanges(NamedTuple):
 
 
 def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionChanges | None:
-    """Which examples `after` gets right that `before` does not, and the other way round, at their best evaluations.
+    """Compare the predictions of the best evaluations of two runs: fixed, broken, wrong in both, right in both.
 
-    An example is right where its own score is 1. None if the runs hold no scored predictions of the same examples.
+    A prediction is right if its score is 1. Returns None if the runs have no scored predictions of the same examples.
     """
     ours, theirs = get_best_predictions(after, metric), get_best_predictions(before, metric)
     key = _choose_score_name((*ours.values(), *theirs.values()), metric)
@@ -70,14 +70,14 @@ def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionCh
 
 
 def get_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
-    """The predictions of a run's best evaluation by id; {} if it has none."""
+    """Return the predictions of a run's best evaluation by id; {} if it has none."""
     best = find_best_metric_eval(run, metric)
     name = f"{best.split}-{best.step}" if best else ""
     return {one.id: one for one in run.predictions[name]} if name in run.predictions else {}
 
 
 def _choose_score_name(predictions: Iterable[Prediction], metric: str) -> str | None:
-    """The score of each example that counts: the metric itself, else the first that examples have."""
+    """Choose the score per example: the metric itself, else the first score that examples have."""
     present = {key: None for one in predictions for key in one.scores}
     return metric if metric in present else next(iter(present), None)
 
@@ -97,10 +97,10 @@ def _build_change(before: Prediction, after: Prediction, key: str) -> ExampleCha
 
 
 def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, metric: str) -> Measure | None:
-    """Best score of `ours` minus that of `theirs`, with its 95 % interval and p-value by resampling the examples.
+    """Best score of `ours` minus best score of `theirs`, with 95 % interval and p-value by a paired bootstrap.
 
-    Of several runs (seeds) each resample counts with the mean of their scores. None unless all runs were evaluated on
-    the same examples and have scores of each.
+    With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all runs have scores
+    per example of the same examples.
     """
     order = sorted(get_best_predictions(ours[0], metric)) if ours else []
     if not order:
@@ -115,9 +115,9 @@ def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, met
 
 
 def _collect_scores(run: Run, metric: str, order: Sequence[str]) -> Scores | None:
-    """The scores of a run's best evaluation, its examples in an order; None if it has other examples.
+    """Return the scores of a run's best evaluation with its examples in `order`; None if it has other examples.
 
-    Where the score is no mean of the examples' own, the task's metrics compute it from the predictions.
+    A score that is not a mean over examples is recomputed from the predictions by the task's metrics.
     """
     by_id, total = get_best_predictions(run, metric), get_score(find_best_metric_eval(run, metric), metric)
     if total is None or sorted(by_id) != list(order):
@@ -143,7 +143,7 @@ def _recompute_scores(task: Task, predictions: Sequence[Prediction]) -> Scores |
 
 
 def _average_scores(run_scores: Sequence[Scores | None], metric: str) -> Scores | None:
-    """The mean score of several runs over the same examples; None if one is unknown."""
+    """Average the scores of several runs over the same examples; None if one is unknown."""
     scores = [one for one in run_scores if one is not None]
     if not scores or len(scores) < len(run_scores):
         return None

@@ -1,7 +1,7 @@
-"""The figures of one run that variants are compared by.
+"""Measures of one run, by which variants are compared.
 
-In: a Run. Out: name -> value for every name of MEASURES, None where it is unknown. What several packages compute is in
-`rundir/figures.py`.
+In: a Run. Out: name -> value for every name of MEASURES, None if unknown. Figures that other packages use as well are
+in `rundir/figures.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_GAP_SECONDS = 60.0  # between two samples of a device; the energy of a longe
 
 
 class MeasureSpec(NamedTuple):
-    """What a measure is.
+    """Definition of a measure.
 
     Args:
-        higher_is_better: None where neither is.
-        kind: how it is printed: score, loss, duration, rate, count, bytes, share (0-1), celsius, watts, joules, price.
-        compared: "minus" the baseline's, or its "ratio" to it.
+        higher_is_better: None if neither direction is better.
+        kind: unit and format: score, loss, duration, rate, count, bytes, share (0-1), celsius, watts, joules, price.
+        compared: "minus" the baseline's value, or "ratio" to it.
     """
 
     label: str
@@ -67,10 +67,10 @@ MEASURES: dict[str, MeasureSpec] = {
 
 
 def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = None) -> dict[str, float | None]:
-    """All measures of one run except those that need other runs: seconds_to_score and scaling_efficiency.
+    """Compute all measures of one run except those that need other runs: seconds_to_score and scaling_efficiency.
 
     Args:
-        metric: the score that counts, in points.
+        metric: name of the score to compare by.
         price_per_hour: of the machine, in any currency.
     """
     evals = select_comparable_evals(run.evals)
@@ -98,19 +98,19 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
 
 
 def get_score(record: EvalRecord | None, metric: str) -> float | None:
-    """A score of an evaluation, in points."""
+    """Return a score of an evaluation, in points."""
     return record.scores.get(metric) if record else None
 
 
 def find_best_score(run: Run, metric: str) -> float | None:
-    """The best score among comparable evaluations, in points."""
+    """Return the best score among comparable evaluations, in points."""
     best = max if is_higher_better([run.config], metric) else min
     scores = (get_score(record, metric) for record in select_comparable_evals(run.evals))
     return best((score for score in scores if score is not None), default=None)
 
 
 def find_best_metric_eval(run: Run, metric: str) -> EvalRecord | None:
-    """The evaluation that picked the run's weights; by another score than the run's own the best one."""
+    """Return the evaluation that chose the run's best checkpoint; for a metric other than the run's, the best by it."""
     best = run.status.best
     return figures.find_best_eval(
         run.evals,
@@ -121,9 +121,9 @@ def find_best_metric_eval(run: Run, metric: str) -> EvalRecord | None:
 
 
 def compute_seconds_to_score(run: Run, metric: str, target: float) -> float | None:
-    """Seconds of training steps until a comparable evaluation first reached a score; None if none did.
+    """Compute the seconds of training steps until a comparable evaluation first reached a score; None if none did.
 
-    Seconds of evaluations and checkpoints are not counted.
+    Evaluations and checkpoints do not count.
     """
     sign = 1 if is_higher_better([run.config], metric) else -1
     for record in select_comparable_evals(run.evals):
@@ -137,7 +137,7 @@ def compute_seconds_to_score(run: Run, metric: str, target: float) -> float | No
 
 
 def _compute_step_measures(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Times and rates of the steps after warm-up; total time, memory and padding of all steps."""
+    """Compute times and rates of the steady steps, and total time, memory and padding of all steps."""
     return {
         "train_seconds": figures.compute_train_seconds(steps),
         "examples_per_second": figures.compute_examples_per_second(steps),
@@ -155,7 +155,7 @@ def _compute_step_measures(steps: Sequence[StepRecord]) -> dict[str, float | Non
 
 
 def _compute_device_measures(telemetry: Sequence[TelemetryRecord]) -> dict[str, float | None]:
-    """Means during training of what devices and processes did; the temperature is the highest at any time."""
+    """Average the figures of devices and processes during training; the temperature is the maximum of the run."""
     training = _list_used_samples(figures.select_training_samples(telemetry))
     temperatures = [s.temperature_celsius for s in _list_used_samples(telemetry) if s.temperature_celsius is not None]
     cores = figures.compute_process_cores(telemetry)
@@ -179,14 +179,14 @@ def _compute_mean(values: Iterable[float | None]) -> float | None:
 
 
 def compute_energy_joules(telemetry: Iterable[TelemetryRecord]) -> float | None:
-    """Energy of the run's devices: their counters' growth, else power x time (trapezoids); None if neither is known."""
+    """Energy of the run's devices by energy counters, else as the integral of power (trapezoids); None if unknown."""
     parts = [_compute_device_energy(one) for one in figures.list_device_series(telemetry) if one.is_used]
     known = [part for part in parts if part is not None]
     return math.fsum(known) if known and len(known) == len(parts) else None
 
 
 def _compute_device_energy(series: DeviceSeries) -> float | None:
-    """Energy of one device over its samples; gaps of more than a minute are left out."""
+    """Energy of one device over its samples, without gaps of more than a minute."""
     parts: list[float] = []
     for (before, a), (after, b) in pairwise(zip(series.seconds, series.samples, strict=True)):
         if after - before > MAX_GAP_SECONDS:

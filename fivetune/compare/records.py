@@ -12,11 +12,11 @@ from fivetune.types import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a variant over its runs, or its difference to the baseline's: value and range.
+    """Value and spread of one figure over a variant's runs, or of its difference to the baseline's.
 
     Args:
-        low, high: of the kind `spread`: the 95 % interval of a score over the "seeds", or over the "examples" of one
-            run; the "range" (minimum, maximum) of other measures; None where `num` runs are too few.
+        low, high: by `spread`: the 95 % interval of a score over "seeds", or over the "examples" of one run; the
+            "range" (minimum, maximum) of other measures; None if `num` runs are too few.
         p_value: two-sided, of a difference over examples.
     """
 
@@ -35,12 +35,12 @@ class Variant:
     Args:
         settings: the varied keys with their values.
         measures: by name (`compare.MEASURES`): score_best, score_last, seconds, examples_per_second, ...
-        against: the same names: this variant minus the baseline, or divided by it, as `compare.MEASURES` says; over
-            runs with the same seed. {} for the baseline.
-        over_examples: best score minus the baseline's by a paired bootstrap over the examples, of each the mean over
-            the seeds that both have; None where the evaluations were not of the same examples.
-        pareto: no other variant is both better and cheaper.
-        failures: why runs did not finish, a sentence each.
+        against: by the same names, this variant minus the baseline, or divided by it, as `compare.MEASURES` defines;
+            over runs with the same seed. {} for the baseline.
+        over_examples: best score minus the baseline's by a paired bootstrap over the examples, averaged over the
+            shared seeds; None if the evaluations were not of the same examples.
+        pareto: whether the variant is on the Pareto front of score and time.
+        failures: a sentence for each run that did not finish.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Comparison:
     """Variants beside their baseline; `warnings` are differences other than the varied keys.
 
     Args:
-        disturbed: names of the runs beside which other work used the machine. Where there is one, times and rates of
-            the variants are no property of the variants: nothing is concluded from them, and `pareto` is False for all.
+        disturbed: names of the runs that shared their machine with other work. If there is one, times and rates are
+            not a property of the variants: no conclusion uses them, and `pareto` is False for all.
         higher_is_better: of `metric`.
         price_per_hour: of the machine, in any currency; None if unknown.
     """

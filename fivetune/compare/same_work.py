@@ -1,7 +1,7 @@
-"""Whether all runs did the same work under the same conditions: every unintended difference is a sentence.
+"""Checks that all runs did the same work under the same conditions: a sentence for every unintended difference.
 
-In: variants with their runs. Out: warnings, the most important first: results that cannot be compared, work that
-differs, conditions that differ; and the runs whose times are not their own.
+In: variants with their runs. Out: warnings, the most important first: incomparable results, different work, different
+conditions; and the runs whose times other load distorts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fivetune.rundir.figures import HostLoad, compute_host_load, select_comparab
 from fivetune.rundir.records import MachineRecord, Run, SplitSummary, StepRecord
 
 MAX_NAMED = 4  # names in one sentence
-OVERLAP_SECONDS = 5.0  # consecutive runs may seem to overlap by so much, because their starts are rounded
-PLACEMENT = ("launch", "strategy")  # sections that count as one factor: devices, and how they share the work
+OVERLAP_SECONDS = 5.0  # apparent overlap of consecutive runs, because their starts are rounded
+PLACEMENT = ("launch", "strategy")  # sections that count as one factor: devices and division of the work
 MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one factor: the model
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFact:
-    """A property of a run, and the sections or settings that explain a difference where they are varied."""
+    """A property of a run, and the sections or settings that explain its differences if they are varied."""
 
     name: str
     read: Callable[[Run], object]
@@ -38,7 +38,7 @@ class ComparedFact:
 
 
 def check_same_work(variants: Sequence[Variant], *, varied: Sequence[str]) -> list[str]:
-    """All warnings about variants whose `varied` settings are meant to differ."""
+    """Return all warnings about variants; differences in the `varied` settings are intended."""
     compared = [variant for variant in variants if variant.runs]
     if not compared:
         return []
@@ -141,21 +141,21 @@ CONDITIONS = (
 
 
 def _map_runs_to_variants(variants: Sequence[Variant]) -> dict[int, str]:
-    """Variant of each run, by the run's id()."""
+    """Map the id() of each run to the name of its variant."""
     return {id(run): variant.name for variant in variants for run in variant.runs}
 
 
 def _find_causes(causes: Sequence[str], varied: Sequence[str]) -> list[str]:
-    """The varied settings that are among these settings or sections."""
+    """Return the varied settings among the given settings or sections."""
     return [key for key in varied if any(key == cause or key.startswith(f"{cause}.") for cause in causes)]
 
 
 def _describe_differences(
     fact: ComparedFact, variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str], *, always: bool
 ) -> list[str]:
-    """A sentence if runs differ in a fact; where a varied setting explains the difference, only if `always`.
+    """Return a sentence if runs differ in a fact; if a varied setting explains the difference, only with `always`.
 
-    A variant whose runs agree in the fact is named instead of its runs.
+    The sentence names a variant instead of its runs if these agree.
     """
     groups: dict[str, list[Run]] = {}
     for run in (run for variant in variants for run in variant.runs):
@@ -206,7 +206,7 @@ def _format_value(value: Any) -> str:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Names in a row, the first few of many.
+    """Join names to a list in a sentence, shortened to the first few.
 
     >>> _join_names(["a", "b", "c"]), _join_names("abcdef")
     ('a, b and c', 'a, b, c, d and 2 more')
@@ -221,7 +221,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _check_world_sizes(variants: Sequence[Variant]) -> list[str]:
-    """Runs with another number of processes than requested, by the rule of `fivetune diagnose`."""
+    """Warn of runs with another number of processes than requested, by the rule of `fivetune diagnose`."""
     judged = [(run.name, check_world_size(collect_run_stats(run))) for variant in variants for run in variant.runs]
     return [f"{name}: {verdict.message} {verdict.advice}" for name, verdict in judged if verdict]
 
@@ -237,7 +237,7 @@ def _check_unfinished(variants: Sequence[Variant]) -> list[str]:
 
 
 def _check_seeds(variants: Sequence[Variant]) -> list[str]:
-    """Variants with other seeds than most are compared over fewer runs."""
+    """Warn of variants with different seeds, because differences are taken over the shared seeds only."""
     seeds = {
         variant.name: sorted(seed for run in variant.runs if (seed := get_seed(run)) is not None)
         for variant in variants
@@ -249,9 +249,9 @@ def _check_seeds(variants: Sequence[Variant]) -> list[str]:
 
 
 def _check_data_order(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Runs of one seed must take the same examples in the same order, compared by the tokens of each update."""
+    """Warn of runs of one seed with a different order of examples, detected by the tokens of each update."""
     if _find_causes(ORDER, varied):
-        return []  # other data or other batches have a warning of their own
+        return []  # different data or batches have their own warning
     sentences: list[str] = []
     for seed, runs in _group_by_seed(variants).items():
         for run in runs[1:]:
@@ -259,8 +259,8 @@ def _check_data_order(variants: Sequence[Variant], varied: Sequence[str]) -> lis
             first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
             if first is not None:
                 sentences.append(
-                    f"{runs[0].name} and {run.name} have seed {seed} and yet trained on other examples "
-                    f"from update {first:,} on: the order of the data is not the same."
+                    f"{runs[0].name} and {run.name} have seed {seed} and yet trained on different examples "
+                    f"from update {first:,} on: the order of the data differs."
                 )
     return sentences
 
@@ -273,7 +273,7 @@ def _list_update_tokens(run: Run) -> list[tuple[int, int]]:
 
 
 def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varied: Sequence[str]) -> list[str]:
-    """Settings that differ without being varied; the options of a varied plugin may differ with it."""
+    """Warn of settings that differ without being varied; the options of a varied plugin may differ."""
     runs = [run for variant in variants for run in variant.runs]
     tables = {id(run): select_work_settings(run) for run in runs}
     free = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
@@ -287,7 +287,7 @@ def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varie
 
 
 def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> list[str]:
-    """Variants that differ from every other one in two factors at once: their effects cannot be separated."""
+    """Warn of confounding: a variant that differs from every other one in two or more factors at once."""
     sentences: list[str] = []
     for variant in variants:
         factors = [_list_differing_factors(variant, other, varied) for other in variants if other is not variant]
@@ -301,7 +301,7 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> li
 
 
 def _list_differing_factors(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
-    """The varied settings in which two variants differ; those of a plugin, the model or the placement count as one."""
+    """List the varied factors in which two variants differ; settings of a plugin, model or placement are one factor."""
     ours, theirs = select_work_settings(a.runs[0]), select_work_settings(b.runs[0])
     plugin = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
     factors: dict[str, None] = {}
@@ -334,20 +334,20 @@ def _check_resumes(variants: Sequence[Variant]) -> list[str]:
 
 
 def find_disturbed_runs(variants: Sequence[Variant]) -> tuple[str, ...]:
-    """Names of the runs whose times are not their own: other runs or other programs used the machine beside them."""
+    """Return the names of runs that shared their machine with other runs or programs, which distorts their times."""
     overlapping = (name for first, second, _ in _list_overlaps(variants) for name in (first, second))
     return tuple(dict.fromkeys((*overlapping, *_measure_heavy_loads(variants))))
 
 
 def _check_overlaps(variants: Sequence[Variant]) -> list[str]:
     return [
-        f"{first} and {second} ran at the same time on {host}: their times are not their own."
+        f"{first} and {second} ran at the same time on {host}, which distorts their times."
         for first, second, host in _list_overlaps(variants)
     ]
 
 
 def _list_overlaps(variants: Sequence[Variant]) -> list[tuple[str, str, str]]:
-    """Names of two runs that used one host at the same time, and the host."""
+    """List (run, run, host) of every two runs that used one host at the same time."""
     spans = sorted(span for variant in variants for run in variant.runs if (span := _get_time_interval(run)))
     return [
         (name, other, host)
@@ -357,7 +357,7 @@ def _list_overlaps(variants: Sequence[Variant]) -> list[tuple[str, str, str]]:
 
 
 def _get_time_interval(run: Run) -> tuple[float, float, str, str] | None:
-    """Start and end (seconds since 1970), host and name of a run; None where they are unknown."""
+    """Return start and end (seconds since 1970), host and name of a run; None if one is unknown."""
     host = next((record.host for record in run.telemetry if record.host), None)
     seconds = run.status.seconds
     try:
@@ -377,12 +377,12 @@ def _check_other_load(variants: Sequence[Variant]) -> list[str]:
     load = loads[most]
     return [
         f"Other programs kept cores busy while {_join_names(loads)} ran, up to {load.other_cores:.1f} of "
-        f"{load.num_cores} beside {most}: these times are not the runs' own."
+        f"{load.num_cores} cores beside {most}: this distorts their times."
     ]
 
 
 def _measure_heavy_loads(variants: Sequence[Variant]) -> dict[str, HostLoad]:
-    """The runs beside which other programs took more than OTHER_LOAD_SHARE of the cores of their host."""
+    """Return the host load by run, where other programs used more than OTHER_LOAD_SHARE of the cores."""
     loads = {
         run.name: load for variant in variants for run in variant.runs if (load := compute_host_load(run.telemetry))
     }

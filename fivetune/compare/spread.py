@@ -1,6 +1,6 @@
-"""The values of several runs as one Measure with its spread, and its difference to the baseline's.
+"""Summary statistics of a variant over its runs, and its difference to the baseline.
 
-In: values by seed. Out: Measures: mean and 95 % interval over seeds of scores, median, minimum and maximum of the rest.
+In: values by seed. Out: Measures: for scores and losses mean and 95 % interval over seeds, else median and range.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fivetune.analysis.bootstrap import Z
 from fivetune.compare.measures import MEASURES
 from fivetune.compare.records import Measure
 
-SCORES = ("score", "loss")  # kinds that have a mean and an interval
+SCORES = ("score", "loss")  # kinds that are summarised by mean and interval
 
 # 97.5th percentile of Student's t distribution with 1, 2, ... degrees of freedom (Student 1908; any table has them).
 T_QUANTILES = (
@@ -24,7 +24,7 @@ T_QUANTILES = (
 
 
 def compute_t_quantile(degrees: int) -> float:
-    """97.5th percentile of Student's t; from 21 degrees on by its expansion (Abramowitz and Stegun 26.7.5).
+    """Compute the 97.5th percentile of Student's t; from 21 degrees on by its expansion (Abramowitz and Stegun 26.7.5).
 
     >>> round(compute_t_quantile(1), 2), round(compute_t_quantile(30), 3)
     (12.71, 2.042)
@@ -37,13 +37,13 @@ def compute_t_quantile(degrees: int) -> float:
 
 
 def summarise_values(name: str, values: Sequence[float | None]) -> Measure:
-    """One measure over the runs of a variant; runs in which it is unknown are left out and not counted in `num`."""
+    """Summarise one measure over the runs of a variant; `num` counts the runs that have it."""
     found = [value for value in values if value is not None]
     return compute_mean_interval(found) if MEASURES[name].kind in SCORES else compute_median_range(found)
 
 
 def compute_mean_interval(values: Sequence[float]) -> Measure:
-    """Mean with its 95 % interval, mean -+ t s / sqrt(n); no interval of fewer than two values.
+    """Compute the mean with its 95 % interval, mean -+ t s / sqrt(n); no interval below two values.
 
     >>> compute_mean_interval([1.0, 3.0, 2.0])  # doctest: +ELLIPSIS
     Measure(value=2.0, low=-0.484..., high=4.484..., num=3, spread='seeds', p_value=None)
@@ -56,7 +56,7 @@ def compute_mean_interval(values: Sequence[float]) -> Measure:
 
 
 def clip_interval(measure: Measure, *, maximum: float = 100.0) -> Measure:
-    """An interval clipped to 0-100 points, the scale of scores, because Student's t is unbounded.
+    """Clip an interval to [0, maximum], the scale of its measure, because Student's t is unbounded.
 
     >>> clip_interval(Measure(80.0, 43.0, 117.0)).high
     100.0
@@ -67,7 +67,7 @@ def clip_interval(measure: Measure, *, maximum: float = 100.0) -> Measure:
 
 
 def compute_median_range(values: Sequence[float]) -> Measure:
-    """Median, minimum and maximum."""
+    """Compute median, minimum and maximum."""
     if len(values) < 2:
         return Measure(values[0] if values else None, num=len(values))
     return Measure(statistics.median(values), min(values), max(values), len(values), spread="range")
@@ -76,7 +76,7 @@ def compute_median_range(values: Sequence[float]) -> Measure:
 def compare_to_baseline(
     name: str, ours: Sequence[tuple[int | None, float | None]], theirs: Sequence[tuple[int | None, float | None]]
 ) -> Measure:
-    """How a variant differs from the baseline: run by run where both have runs of a seed, else between their averages.
+    """Compare a variant with the baseline: paired by seed if they share seeds, else by their averages.
 
     Args:
         ours, theirs: (seed, value) of each run.
@@ -94,7 +94,7 @@ def compare_to_baseline(
 def _pair_by_seed(
     ours: Sequence[tuple[int | None, float | None]], theirs: Sequence[tuple[int | None, float | None]]
 ) -> list[tuple[float | None, float | None]]:
-    """Values of runs with the same seed, the first with the first."""
+    """Pair the values of runs with the same seed, in their order."""
     left = list(theirs)
     pairs: list[tuple[float | None, float | None]] = []
     for seed, value in ours:

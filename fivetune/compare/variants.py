@@ -1,4 +1,4 @@
-"""Any run directories as variants: runs with the same settings are repeats of one variant.
+"""Grouping of run directories to variants: runs that differ only in the seed are repeats of one variant.
 
 In: Runs. Out: Variants without measures, in the order of the runs, and the settings in which they differ.
 """
@@ -14,13 +14,13 @@ from fivetune.config.layers import PLUGIN_SECTIONS
 from fivetune.rundir.records import Run
 from fivetune.values import flatten_table, get_nested
 
-NOT_WORK = ("run.", "report.", "search.", "telemetry.")  # sections that do not affect the work, but for the seed
+NOT_WORK = ("run.", "report.", "search.", "telemetry.")  # sections that, except for the seed, do not affect the work
 NOT_WORK_KEYS = ("data.cache_dir", "train.log_every_steps", "checkpoint.keep")
 ABSENT = "(not there)"
 
 
 def select_work_settings(run: Run) -> dict[str, Any]:
-    """The dotted settings of a run that determine its work, without the seed."""
+    """Return the dotted settings of a run that determine its work, without the seed."""
     return {
         key: value
         for key, value in flatten_table(run.config).items()
@@ -29,7 +29,7 @@ def select_work_settings(run: Run) -> dict[str, Any]:
 
 
 def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The settings in which runs differ; of a section whose plugins differ, only the name."""
+    """Return the settings in which runs differ; of a section with different plugins, only the name."""
     tables = [select_work_settings(run) for run in runs]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [key for key in keys if any(table.get(key, ABSENT) != tables[0].get(key, ABSENT) for table in tables)]
@@ -38,9 +38,9 @@ def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...]]:
-    """Runs as variants by their settings, and the settings in which they differ.
+    """Group runs by their settings to variants; return these and the settings in which they differ.
 
-    A variant has the name of its first run, without the seed that a sweep appends.
+    A variant is named after its first run, without the seed that a sweep appends.
     """
     varied = find_differing_settings(runs)
     groups: dict[str, list[Run]] = {}
@@ -66,7 +66,7 @@ def _get_variant_name(run: Run) -> str:
 
 
 def make_unique_name(name: str, taken: Collection[str], *, template: str = "{} ({})") -> str:
-    """The name; if it is taken, with the lowest number that makes it unique.
+    """Return the name; if it is taken, append the lowest number that makes it unique.
 
     >>> make_unique_name("a", ()), make_unique_name("a", ("a (2)", "a"))
     ('a', 'a (3)')

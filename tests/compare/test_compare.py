@@ -346,7 +346,7 @@ def test_runs_at_the_same_time_are_told():
         return replace(run, status=status, telemetry=[sample(0)])
 
     a, b = make_run("a"), make_run("b", optimizer__lr=0.2)
-    assert "a and b ran at the same time on h: their times are not their own." in of(timed(a, 0), timed(b, 1)).warnings
+    assert "a and b ran at the same time on h, which distorts their times." in of(timed(a, 0), timed(b, 1)).warnings
     assert of(timed(a, 0), timed(b, 2)).warnings == ()
 
 
@@ -363,7 +363,7 @@ def beside_others(run: Run, own: float) -> Run:
 
 def test_load_of_other_programs_is_told():
     a, b = make_run("a"), make_run("b", optimizer__lr=0.2)
-    said = "Other programs kept cores busy while b ran, up to 1.3 of 2 beside b: these times are not the runs' own."
+    said = "Other programs kept cores busy while b ran, up to 1.3 of 2 cores beside b: this distorts their times."
     assert of(beside_others(a, 1.7), beside_others(b, 0.5)).warnings == (said,)
 
 
