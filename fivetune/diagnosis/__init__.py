@@ -1,1 +1,1 @@
-"""The only judge of a run: statistics of its records, rules over them, and verification of what they predict."""
+"""Diagnosis of a run: statistics of its records, rules over them, verification of predicted gains."""

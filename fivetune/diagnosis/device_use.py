@@ -1,4 +1,4 @@
-"""What each accelerator did while a run trained, one set of figures per device.
+"""Statistics of each accelerator during training.
 
 In: TelemetryRecords in the order of time. Out: DeviceUse per device.
 """
@@ -13,20 +13,20 @@ from fivetune.rundir.figures import IDLE_UTILISATION, DeviceSeries, list_device_
 from fivetune.rundir.records import DeviceSample, TelemetryRecord
 
 FAULT_REASONS = ("thermal", "slowdown", "brake")
-"""Parts of the names of NVML's clock reasons that indicate a fault: heat or the power supply. Idleness, clocks set by
-a user, and the power limit, which a busy device is meant to reach, are not faults."""
+"""Substrings of NVML's clock reasons that indicate a fault: heat or the power supply. Idleness, clocks set by a user,
+and the power limit, which a busy device normally reaches, are not faults."""
 
 MIN_SAMPLES = 5
 """Samples below which a device or a process counts as unknown: the first samples cover the time before the training."""
 
 BUSY_SHARE = 0.1
-"""A device is busy if it was active in more than this share of the samples; one at the start or the end may be due to
-another program."""
+"""Share of active samples above which a device is busy; a single one at the start or the end may be another
+program's."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """One accelerator over the training; what its driver does not report is None.
+    """One accelerator over the training; values that its driver does not report are None.
 
     Args:
         is_used: False if another program alone uses the device.
@@ -34,8 +34,8 @@ class DeviceUse:
         active_share: share of the samples with more than IDLE_UTILISATION.
         memory_share: peak of used over total memory (0-1).
         throttled_share: share of the samples in which heat or the power supply lowered the clock.
-        clock_loss: by which share the clock was below its maximum in these samples.
-        reasons: the driver's names of the causes.
+        clock_loss: share by which the clock was below its maximum in these samples.
+        reasons: the driver's clock reasons in these samples.
     """
 
     index: int
@@ -55,10 +55,10 @@ class DeviceUse:
 
 
 def summarise_devices(telemetry: Iterable[TelemetryRecord]) -> tuple[DeviceUse, ...]:
-    """The accelerators of all nodes, over the training, with MIN_SAMPLES samples or more.
+    """Summarise the accelerators of all nodes with MIN_SAMPLES samples or more.
 
-    A device that another program alone keeps busy is left out. An idle device without a process of the run stays: it
-    may be one that was requested and is not used.
+    A device that only another program keeps busy is excluded. An idle device without a process of the run is included,
+    because it may have been requested.
     """
     series = list_device_series(select_training_samples(telemetry))
     found = [_summarise_device(device) for device in series if len(device.samples) >= MIN_SAMPLES]

@@ -21,11 +21,11 @@ steps: a healthy run skips 16 steps at most, then one in 2,000. EXPECTED_SKIPS a
 EXPECTED_SKIPS = 16
 
 MIN_LOSS_RANGE = 1e-4
-"""Relative range of the evaluation loss over a whole run below which the weights do not move. fp32 repeats a loss to
+"""Relative range of the evaluation loss over a whole run below which the weights do not change. fp32 repeats a loss to
 about 1e-6; the first per cent of any fine-tuning changes it by more than 1e-2."""
 
 FROZEN_EVALS = 3
-"""Evaluations at the end with exactly the same loss."""
+"""Number of last evaluations with exactly the same loss."""
 
 HALF_GAP = {"fp32": 2**-24, "bf16": 2**-9, "fp16": 2**-12}
 """Half the gap to the next larger number, relative: a smaller addend is rounded away (IEEE 754; bf16 has 8 bits of
@@ -39,14 +39,15 @@ SCORED_RATIO = 1.5
 hardly by half of the mean; labels padded to a fixed length give several times as many."""
 MIN_SCORED_STEPS = 20
 MIN_PADDED_LENGTH = 8
-"""Tokens: the labels of a classification can all have the same length, but a shorter one."""
+"""Minimum length of padded targets in tokens: all labels of a classification can have the same length, but a shorter
+one."""
 
 IDLE_RANK = 0.1
-"""A process is idle if it keeps less than this share of the cores busy that the busiest process does."""
+"""Busy cores of a process, relative to the busiest process, below which it is idle."""
 
 
 def check_not_finite(stats: RunStats) -> Verdict | None:
-    """A loss or a gradient was not finite: the run stopped, or continued with a gap."""
+    """Non-finite loss or gradient: the run stopped at this step or continued after it."""
     step = stats.nonfinite_step
     if step is None:
         return None
@@ -67,7 +68,7 @@ def check_not_finite(stats: RunStats) -> Verdict | None:
 
 
 def check_overflow(stats: RunStats) -> Verdict | None:
-    """Gradients overflowed in so many steps that the run made fewer updates than it counts."""
+    """fp16 overflow: so many updates were skipped that the run trained less than its step count suggests."""
     if stats.skipped_share is None or not stats.train_loss:
         return None
     num_steps = len(stats.train_loss)
@@ -87,7 +88,7 @@ def check_overflow(stats: RunStats) -> Verdict | None:
 
 
 def check_world_size(stats: RunStats) -> Verdict | None:
-    """The number of processes that trained together differs from the requested one."""
+    """World size other than the requested number of devices."""
     requested, actual = stats.devices_requested, stats.world_size
     if requested is None or actual is None or actual == requested:
         return None
@@ -104,7 +105,7 @@ def check_world_size(stats: RunStats) -> Verdict | None:
 
 
 def check_idle_device(stats: RunStats) -> Verdict | None:
-    """A requested device, or a process, did nothing while others trained."""
+    """A requested device or process is idle while others train."""
     requested = stats.devices_requested or stats.world_size
     if requested is None:
         return None
@@ -112,7 +113,7 @@ def check_idle_device(stats: RunStats) -> Verdict | None:
     if known:
         num_busy = sum(device.is_busy for device in known)
         if not num_busy and stats.train_loss:
-            return None  # the run trained, so the devices work and wait: the rules of speed say for what
+            return None  # the run trained, so the devices do work, but wait: the rules of speed find the cause
         shares = ", ".join(f"device {device.index} {format_share(device.utilisation or 0)}" for device in known)
         return _build_idle_verdict(
             f"{num_busy} of {requested} devices worked. Mean utilisation{describe_left_out(stats)}: {shares}.",
@@ -145,7 +146,7 @@ def _build_idle_verdict(message: str, num_busy: int, requested: int) -> Verdict 
 
 
 def describe_idle_devices(stats: RunStats) -> str | None:
-    """A note on idle devices beside a busy one in a log, when the number of requested devices is unknown."""
+    """Describe idle devices beside a busy one in a log, if the number of requested devices is unknown; else None."""
     idle = [device for device in stats.devices if device.active_share is not None and not device.is_busy]
     num = len(stats.devices)
     if stats.devices_requested is not None or not stats.is_log or not 0 < len(idle) < num:
@@ -157,13 +158,13 @@ def describe_idle_devices(stats: RunStats) -> str | None:
 
 
 def describe_left_out(stats: RunStats) -> str:
-    """Samples of a log that its figures leave out, in words; "" if there are none."""
+    """Describe the samples of a log that its figures exclude; "" if there are none."""
     num = stats.num_inactive_samples
     return f" ({num:,} samples in which no device was active are left out)" if num else ""
 
 
 def check_updates_below_precision(stats: RunStats) -> Verdict | None:
-    """Updates too small to change a weight in the precision of the weights."""
+    """All updates are below the precision of the weights and do not change them."""
     rate, eps = stats.peak_lr, HALF_GAP.get(stats.weights or "")
     if rate is None or eps is None:
         return None
@@ -183,7 +184,7 @@ def check_updates_below_precision(stats: RunStats) -> Verdict | None:
 
 
 def _check_vanished_gradient(stats: RunStats) -> Verdict | None:
-    """AdamW divides by the gradient's size plus eps: with gradients far below eps, updates are far below the rate."""
+    """Vanished gradient: far below AdamW's eps, which then dominates the denominator and shrinks the updates."""
     eps = stats.get_setting("optimizer.eps") if stats.get_setting("optimizer.name") == "adamw" else None
     if not (eps and stats.num_parameters) or stats.grad_norm is None:
         return None
@@ -210,7 +211,7 @@ def _has_learnt(stats: RunStats) -> bool:
 
 
 def check_frozen(stats: RunStats) -> Verdict | None:
-    """The loss does not move, or stops moving: the weights do not change."""
+    """The loss is constant, or becomes constant: the weights do not change."""
     length, first = stats.freeze or (0, 0)
     if length >= FROZEN_STEPS:
         return _build_frozen_verdict(
@@ -258,7 +259,7 @@ def _build_frozen_verdict(stats: RunStats, message: str, figure: float, threshol
         threshold=threshold,
         confidence=0.95,
         change=change,
-        advice="The weights do not move, so this run compares with no other. Check optimizer.lr, the schedule, "
+        advice="The weights do not change, so do not compare this run with others. Check optimizer.lr, the schedule, "
         "train.precision, and that the weights require gradients.",
     )
 
@@ -293,12 +294,12 @@ def _build_padding_verdict(message: str, figure: float, threshold: float, confid
         threshold=threshold,
         confidence=confidence,
         advice="Leave padding out of the labels (-100 is not scored): a model learns it in a few steps, which makes "
-        "the loss look small. Losses of this run compare with no other's.",
+        "the loss look small. Do not compare losses of this run with others.",
     )
 
 
 def suggest_typical_lr(stats: RunStats) -> float | None:
-    """The geometric mean of the learning-rate range of the run's optimizer; None if the optimizer is unknown."""
+    """Return the geometric mean of the learning-rate range of the run's optimizer; None if the optimizer is unknown."""
     name = stats.get_setting("optimizer.name")
     if name is None:
         return None
@@ -307,11 +308,11 @@ def suggest_typical_lr(stats: RunStats) -> float | None:
 
 
 def scale_lr(stats: RunStats, factor: float) -> Mapping[str, Any]:
-    """The change of optimizer.lr by a factor; {} if the run has no rate of its own."""
+    """Return the change of optimizer.lr by a factor; {} if the run sets no rate."""
     rate = stats.get_setting("optimizer.lr")
     return {"optimizer.lr": float(f"{factor * rate:.2g}")} if isinstance(rate, int | float) and rate else {}
 
 
 def _choose_wide_precision(stats: RunStats) -> str:
-    """A precision in which T5 does not overflow: bf16 on an accelerator, else fp32."""
+    """Return a precision in which T5 does not overflow: bf16 on an accelerator, else fp32."""
     return "fp32" if stats.device_kind == "cpu" else "bf16"

@@ -1,4 +1,4 @@
-"""Rules about what a model learnt: divergence, memorised training data, silence, one label for everything.
+"""Rules about the learnt model: divergence, over-fitting, abstention, a single predicted label.
 
 In: RunStats. Out: a Verdict, or None if nothing is wrong or data is missing.
 """
@@ -19,21 +19,22 @@ LOSS_RISE = 0.10
 """Relative rise of the evaluation loss over its minimum that counts as over-fitting: while a model still learns, its
 loss on one set varies by a few per cent between evaluations."""
 MIN_RISE = 0.01
-"""Nats per token that the rise must reach as well, because a loss near zero varies a lot in relative terms."""
+"""Absolute rise in nats per token that is also required, because a loss near zero varies a lot in relative terms."""
 MIN_EVALS_ABOVE = 2
-"""Evaluations above the minimum: a single bad one can be chance."""
+"""Number of evaluations above the minimum: a single one can be chance."""
 
 POINTS_LOST = 5.0
-"""Points of HasAns_exact, and at least two standard errors of the difference: more than chance."""
+"""Fall of HasAns_exact in points; two standard errors of the difference are also required, to exclude chance."""
 MIN_ANSWERED, MIN_SILENT = 1.0, 50.0
-"""Points: below MIN_ANSWERED on answerable and above MIN_SILENT on unanswerable questions, a model never answers."""
+"""Scores in points: below MIN_ANSWERED on answerable and above MIN_SILENT on unanswerable questions, a model abstains
+throughout."""
 
 ONE_LABEL_SHARE = 0.98
-"""Share of predictions that are the same label from which on a model does not tell labels apart."""
+"""Share of the most frequent predicted label from which on a model does not distinguish labels."""
 
 
 def check_diverged(stats: RunStats) -> Verdict | None:
-    """The training loss leaves its minimum for good, or the gradient norm explodes."""
+    """Divergence: the training loss rises from its minimum to the end of the run, or the gradient norm explodes."""
     found = find_divergence(stats.train_loss, stats.grad_norms, vocab_size=stats.vocab_size)
     if found is None:
         return None
@@ -59,7 +60,7 @@ def _describe_divergence(found: Divergence) -> str:
 
 
 def _suggest_lower_lr(stats: RunStats) -> Mapping[str, Any]:
-    """A tenth of optimizer.lr, or the typical rate of the optimizer if that is lower still."""
+    """Return a tenth of optimizer.lr, or the typical rate of the optimizer if that is even lower."""
     tenth, typical = scale_lr(stats, 0.1), suggest_typical_lr(stats)
     if tenth and typical is not None:
         return {"optimizer.lr": min(tenth["optimizer.lr"], typical)}
@@ -67,13 +68,13 @@ def _suggest_lower_lr(stats: RunStats) -> Mapping[str, Any]:
 
 
 def check_majority_label(stats: RunStats) -> Verdict | None:
-    """A label task whose predictions are all the same label."""
+    """Almost all predictions of a label task are the same label."""
     record = stats.best_eval or (stats.evals[-1] if stats.evals else None)
     one_label, majority = (record.rates.get(name) if record else None for name in ("one_label", "majority_label"))
     if record is None or record.step == 0 or one_label is None or one_label < ONE_LABEL_SHARE:
         return None
     if majority is not None and majority >= ONE_LABEL_SHARE:
-        return None  # the data hold one label as well, so the predictions can be right
+        return None  # almost all gold labels are equal too, so the predictions can be right
     message = f"{format_share(one_label)} of the predictions at step {record.step:,} are the same label."
     if majority is not None:
         message += f" Always predicting the most frequent label is right for {format_share(majority)} of the examples."
@@ -83,13 +84,13 @@ def check_majority_label(stats: RunStats) -> Verdict | None:
         figure=one_label,
         threshold=ONE_LABEL_SHARE,
         confidence=0.95,
-        advice="The model does not tell the labels apart. Train longer, check optimizer.lr, and balance the labels of "
+        advice="The model does not distinguish the labels. Train longer, check optimizer.lr, and balance the labels of "
         "the training data.",
     )
 
 
 def check_over_fitting(stats: RunStats) -> Verdict | None:
-    """The evaluation loss rises, and the score does not improve by more than chance."""
+    """Over-fitting: the evaluation loss rises, and the score does not improve significantly."""
     losses = [(record, record.loss) for record in stats.evals if record.loss is not None]
     if len(losses) <= MIN_EVALS_ABOVE or check_diverged(stats) is not None:
         return None
@@ -108,13 +109,13 @@ def check_over_fitting(stats: RunStats) -> Verdict | None:
         threshold=LOSS_RISE,
         confidence=min(0.95, 0.6 + 0.1 * len(later)),
         change={"train.num_steps": turn.step, "train.num_epochs": None} if turn.step else {},
-        advice="Stop there: model/ holds the weights of the best score, not the last ones. More data or dropout "
+        advice="Train up to this step: model/ holds the weights of the best score, not the last. More data or dropout "
         "(model.dropout) moves the minimum; a lower learning rate delays it.",
     )
 
 
 def _has_improved(stats: RunStats, turn: EvalRecord, last: EvalRecord) -> bool:
-    """Whether the last score is better than at the minimum of the loss, beyond the 95 % interval of that score."""
+    """Whether the last score exceeds the 95 % interval of the score at the minimum of the loss."""
     metric = stats.metric
     if metric is None or metric not in turn.scores or metric not in last.scores:
         return False
@@ -123,7 +124,7 @@ def _has_improved(stats: RunStats, turn: EvalRecord, last: EvalRecord) -> bool:
 
 
 def _describe_training_loss(stats: RunStats, step: int) -> str:
-    """Mean training loss around a step and at the end, in words; "" if unknown."""
+    """Describe the mean training loss around a step and at the end; "" if unknown."""
     losses = list(stats.train_loss.items())
     width = max(1, len(losses) // 20)
     before = [loss for at, loss in losses if at <= step][-width:] or [loss for _, loss in losses[:width]]
@@ -143,7 +144,7 @@ class _Abstention(NamedTuple):
 
 
 def check_abstention(stats: RunStats) -> Verdict | None:
-    """The score comes from silence: it rises on unanswerable questions while answers get worse, or none is given."""
+    """Abstention: the score rises on unanswerable questions while answers get worse, or the model gives no answer."""
     until = stats.best_eval.step if stats.best_eval else math.inf
     records = [record for record in stats.evals if record.step <= until] or list(stats.evals)
     found = [scores for record in records if (scores := _get_abstention_scores(record)) is not None]
@@ -185,7 +186,7 @@ def _get_abstention_scores(record: EvalRecord) -> _Abstention | None:
 
 
 def _compute_standard_error(first: float, second: float, num: float) -> float:
-    """Standard error of the difference of two shares, in points, each of `num` questions (binomial).
+    """Compute the binomial standard error of the difference of two shares in points, each over `num` questions.
 
     >>> round(_compute_standard_error(50, 50, 200), 2)
     5.0

@@ -1,8 +1,8 @@
-"""Utilisation logs of other tools -> TelemetryRecords.
+"""Parser of other tools' utilisation logs.
 
 In: a CSV file, plain or gzipped, of log_gpu_cpu_stats.py (a row per moment, columns per device) or of `nvidia-smi
 --query-gpu=... --format=csv` (a row per moment and device). Out: TelemetryRecords; a figure without a column is None.
-The header may recur and change inside the file: several runs often append to one log.
+Several runs can append to one log, so the header may recur and change inside the file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ QUERY_COLUMNS = {
     "gpu_name": ("name", "text"),
 }
 TIME_COLUMNS = ("timestamp", "time")
-ID_COLUMNS = ("index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id")  # the first of them tells devices apart
+ID_COLUMNS = (
+    "index",
+    "uuid",
+    "gpu_uuid",
+    "pci.bus_id",
+    "gpu_bus_id",
+)  # the first that is present identifies the device
 UNITS: dict[str, dict[str, float]] = {  # unit of the field -> accepted units and their size in it
     "%": {"%": 0.01},
     "MiB": {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
@@ -64,7 +70,7 @@ NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?")
 CELL = re.compile(rf"({NUMBER.pattern})\s*([%A-Za-z]*)")
 BITS = re.compile(r"0x[0-9a-fA-F]+")
 ABSENT = re.compile(r"\[.*\]|n/?a|nan|none|-*", re.IGNORECASE)  # [N/A], [Not Supported], [Unknown Error]
-PAUSE_FACTOR = 3  # a pause is longer than this many median intervals
+PAUSE_FACTOR = 3  # length of a pause, in median intervals
 BUNCH_FRACTION = 0.1  # of the long intervals
 MAX_SECONDS = 1e11  # seconds since 1970, in the year 5138: larger values are milliseconds
 GZIP_MAGIC = b"\x1f\x8b"
@@ -107,13 +113,13 @@ class _Row:
 
 
 class _RowError(ValueError):
-    """A row that cannot be parsed; the text says why."""
+    """A row cannot be parsed; the message is the reason."""
 
 
 def read_log(
     path: str | Path, *, columns: str = "", warn: Callable[[str], None] = warnings.warn
 ) -> list[TelemetryRecord]:
-    """The records of a CSV log, in file order; `find_run_starts` splits them into runs.
+    """Read the records of a CSV log, in file order; `find_run_starts` splits them into runs.
 
     Args:
         columns: column names, as given to `--query-gpu=`, of a file written with `noheader`.
@@ -146,7 +152,7 @@ def read_log(
 
 
 def find_run_starts(records: Sequence[TelemetryRecord]) -> list[int]:
-    """Indices at which a run begins: 0, and wherever the time goes back or pauses.
+    """Return the indices at which a run begins: 0, and each record after a pause or with an earlier time.
 
     >>> find_run_starts([TelemetryRecord(seconds=second) for second in (0, 30, 60, 300, 330, 10, 40)])
     [0, 3, 5]
@@ -162,7 +168,7 @@ def _compute_median_interval(steps: Sequence[float]) -> float:
 
 
 def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and cells of each line that is not blank. Raises DataError for a file that is not text."""
+    """Yield line number and cells of each non-blank line. Raises DataError for a file that is not text."""
     content = _read_content(path)
     wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # PowerShell's `>` writes UTF-16
     if b"\0" in content and not wide:
@@ -176,7 +182,7 @@ def _read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_content(path: Path) -> bytes:
-    """The bytes of a file, gzip unpacked."""
+    """Read the bytes of a file, decompressed if it is gzipped."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
@@ -187,7 +193,7 @@ def _read_content(path: Path) -> bytes:
 
 
 def _parse_header(headings: Sequence[str]) -> _Layout | None:
-    """The layout that a header describes; None if the cells are not a known header."""
+    """Return the layout of a header; None if the cells are not a known header."""
     columns: dict[int, _Column] = {}
     places: dict[str, int] = {}
     for place, heading in enumerate(headings):
@@ -204,7 +210,7 @@ def _parse_header(headings: Sequence[str]) -> _Layout | None:
 
 
 def _parse_heading(name: str, unit: str | None) -> _Column | None:
-    """The column of a known name, with the unit that the heading states; None for an unknown name."""
+    """Return the column of a known heading, with its unit; None for an unknown name."""
     number, _, rest = name.partition(":")
     if name in HOST_COLUMNS:
         what, kind = HOST_COLUMNS[name]
@@ -237,7 +243,7 @@ def _parse_row(cells: Sequence[str], layout: _Layout, order: dict[str, int]) -> 
 
 
 def _parse_timestamp(text: str) -> float:
-    """Seconds since 1970, from such a number or from a date and time. Raises _RowError."""
+    """Parse seconds since 1970, or a date and time, to seconds since 1970. Raises _RowError."""
     if NUMBER.fullmatch(text):
         seconds = float(text)
         if 0 <= seconds < MAX_SECONDS:
@@ -251,7 +257,7 @@ def _parse_timestamp(text: str) -> float:
 
 
 def _parse_cell(text: str, column: _Column) -> Any:
-    """The value of a cell in the unit of its field; None for "not available". Raises _RowError."""
+    """Parse a cell to the unit of its field; None for "not available". Raises _RowError."""
     if ABSENT.fullmatch(text):
         return None
     if column.kind == "text":

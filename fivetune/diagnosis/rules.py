@@ -1,6 +1,6 @@
-"""The list of rules that judge a run, and their order.
+"""The rules of the diagnosis and their order.
 
-In: RunStats, or a Run. Out: Verdicts, most important first; and the rules that were not checked, by missing data.
+In: RunStats, or a Run. Out: Verdicts, most important first; and missing data with the rules that require it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fivetune.rundir.records import Run
 from fivetune.types import Verdict
 
 WRONG, LEARNT, AT_RISK, DISTURBED, SLOW = range(5)
-"""Kinds of rules, worst first: invalid results, a model that learnt the wrong thing, a run that may fail, times that
-other programs distort, wasted time."""
+"""Kinds of rules, most severe first: invalid results, a failed learning goal, a run that may fail, times distorted by
+other programs, wasted time."""
 
 LOG_ADVICE = {
     "idle_device": "Start one process per device, or request one device only.",
@@ -24,17 +24,17 @@ LOG_ADVICE = {
     "memory_bandwidth_bound": "Use 16-bit values or fused kernels.",
     "memory_full": "Use smaller batches.",
 }
-"""Advice on another tool's log, where FiveTune's settings do not apply."""
+"""Advice for another tool's log, to which FiveTune's settings do not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Data that a rule needs.
+    """Data that a rule requires.
 
     Args:
-        description: what it is, for the list of rules that were not checked.
+        description: name of the data, for the list of unchecked rules.
         is_known: whether the records contain it.
-        applies: whether the run can have it at all; a CPU run has no device clocks.
+        applies: whether it exists for this run; a CPU run has no device clocks.
     """
 
     description: str
@@ -44,10 +44,10 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that can be wrong with a run.
+    """One question about a run.
 
     Args:
-        check: gives the verdict, or None if nothing is wrong or data is missing.
+        check: returns the verdict; None without a problem or without the required data.
         requirements: the data that the check needs.
     """
 
@@ -61,7 +61,7 @@ def _has_accelerator(stats: RunStats) -> bool:
 
 
 def _make_device_predicate(get: Callable[[DeviceUse], float | None]) -> Callable[[RunStats], bool]:
-    """Whether any device reports a figure."""
+    """Return a predicate: whether any device reports a figure."""
     return lambda stats: any(get(device) is not None for device in stats.devices)
 
 
@@ -138,7 +138,7 @@ RULES = (
 
 
 def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
-    """All verdicts, most important first: by kind, then by gain, then in the order of RULES."""
+    """Return all verdicts, most important first: by kind, then by gain, then in the order of RULES."""
     found = [(rule.kind, verdict) for rule in RULES if (verdict := rule.check(stats)) is not None]
     ranked = (verdict for _, verdict in sorted(found, key=lambda pair: (pair[0], -(pair[1].gain or 0.0))))
     if not stats.is_log:
@@ -147,18 +147,18 @@ def diagnose(stats: RunStats) -> tuple[Verdict, ...]:
 
 
 def diagnose_run(run: Run, *, devices_requested: int | None = None) -> tuple[Verdict, ...]:
-    """The verdicts on a run directory that was read back, finished or in progress.
+    """Return the verdicts on a run, finished or in progress.
 
     Args:
-        devices_requested: number of devices that the user wanted, if the recipe does not contain it.
+        devices_requested: requested number of devices, if the recipe does not contain it.
     """
     return diagnose(collect_run_stats(run, devices_requested=devices_requested))
 
 
 def list_missing_data(stats: RunStats) -> dict[str, tuple[str, ...]]:
-    """Missing data, each with the rules that were not checked for lack of it.
+    """Return the missing data, each with the rules that require it.
 
-    A rule whose verdict another check has given is left out: low utilisation is reported as host_bound too.
+    A rule whose verdict another check has returned is excluded: low utilisation is reported as host_bound too.
     """
     given = {verdict.rule for verdict in diagnose(stats)}
     missing: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""Rules about speed and memory: time that is not spent on computing, and what memory allows.
+"""Rules about speed and memory: time that is not computing, memory that is full or unused.
 
 In: RunStats. Out: a Verdict with the predicted gain, or None if nothing is wrong or data is missing.
-The gain of a rule about steps is that of a step; of a rule about interruptions, that of steps and interruptions.
+Gains are speed-ups of the steps; for rules about interruptions, of steps and interruptions together.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from fivetune.diagnosis.stats import RunStats, format_share
 from fivetune.types import Verdict
 
 MIN_TIME_SHARE = 0.10
-"""Share of the time that is worth a change: without it the run is 1.1 times as fast. The input analysis of TensorFlow's
-profiler calls a step moderately input-bound from 5 %, highly input-bound from 20 % on."""
+"""Share of the time from which on a change pays: without it the run is 1.1 times as fast. The input analysis of
+TensorFlow's profiler calls a step moderately input-bound from 5 %, highly input-bound from 20 % on."""
 
 HOST_SHARE = 0.20
-"""Share of a step that the host may use: starting the step, checking values and writing the record take a millisecond
-or two, a tenth of a tiny model's step and negligible for a real one."""
+"""Share of a step above which it is host-bound: starting the step, checking values and writing the record take a
+millisecond or two, a tenth of a tiny model's step and negligible for a real one."""
 
 FIXED_SHARE = 0.5
-"""Share of the passes' time, and of the steps' time, that is paid per pass and not per token: above it, launching
-kernels takes longer than running them."""
+"""Fixed cost share, of the passes' time and of the steps' time, above which launching kernels takes longer than running
+them."""
 
 LOW_UTILISATION = 0.7
-"""Mean utilisation below which a device is idle often enough to matter. NVML counts time in which any kernel runs,
-however small: a published run of mT5 whose kernels filled 82 % of the time shows 91 %."""
+"""Mean utilisation below which a device waits too much. NVML counts time in which any kernel runs, however small: a
+published run of mT5 whose kernels filled 82 % of the time shows 91 %."""
 
 MEMORY_BUSY = 0.85
 """Share of the time in which memory is read or written. Published logs of T5 training in fp32 have 0.6 to 0.73 on a
@@ -37,30 +37,30 @@ LOW_MFU = 0.2
 """Published T5 training reaches 0.24 to 0.36 of the peak (docs/diagnose.md): below this, computing is not the limit."""
 
 EVALUATION_SHARE = 0.25
-"""Share of the time between the first and the last step. Evaluations choose the weights, so they may cost more than
-MIN_TIME_SHARE; a quarter makes the training a third longer."""
+"""Share of the time between the first and the last step. Evaluations choose the best checkpoint, so they may cost more
+than MIN_TIME_SHARE; a quarter makes the training a third longer."""
 
 CHECKPOINT_SHARE = 0.10
 TARGET_SHARE = 0.05
-"""Share that the suggested change reaches; below it, the same profiler calls nothing a limit."""
+"""Share after the suggested change; TensorFlow's profiler reports no bottleneck below it."""
 
 OTHER_LOAD_SHARE = 0.2
-"""Share of a host's cores used by other programs: a fifth of the machine shows in every time."""
+"""Share of a host's cores used by other programs: a fifth of the machine distorts every time."""
 OWN_CORES_SHARE = 0.7
-"""Busy cores of the run over its compute threads: below it, threads wait for cores. A healthy CPU run reaches 0.9."""
+"""Busy cores of the run per compute thread, below which threads wait for cores. A healthy CPU run reaches 0.9."""
 
 FULL_MEMORY_SHARE = 0.92
-"""Share of a device's memory in tensors. The allocator cannot use all gaps between them, and driver and libraries take
-about half a GiB: a longer batch than any before then fails."""
+"""Share of a device's memory in tensors, above which a longer batch may not fit: gaps between tensors are partly
+unusable, and driver and libraries take about half a GiB."""
 FULL_DRIVER_SHARE = 0.98
-"""The same by the driver's count, which includes memory that the allocator keeps unused."""
+"""The same threshold for the driver's count, which includes unused memory of the allocator."""
 LOW_MEMORY_SHARE = 0.5
-"""Share of a device's memory below which twice the batch fits, since not all memory grows with the batch."""
+"""Share of a device's memory below which twice the batch fits, because not all memory grows with the batch."""
 USABLE_MEMORY_SHARE = 0.9
 
 
 def compute_confidence(figure: float, threshold: float) -> float:
-    """Confidence (0-1) in a share that is above its threshold: 0.6 there, 0.95 at twice of it.
+    """Compute the confidence (0-1) in a share above its threshold: 0.6 at the threshold, 0.95 from twice of it on.
 
     >>> [round(compute_confidence(figure, 0.1), 3) for figure in (0.1, 0.15, 0.2, 0.9)]
     [0.6, 0.775, 0.95, 0.95]
@@ -94,7 +94,7 @@ def check_input_bound(stats: RunStats) -> Verdict | None:
 
 
 def _suggest_spare_core(stats: RunStats, share: float) -> tuple[dict[str, Any], float]:
-    """One compute thread less on a CPU, where a free core for batch assembly pays; and the predicted gain."""
+    """Suggest one compute thread less on a CPU, if a free core for batch assembly pays; with the predicted gain."""
     threads = stats.num_threads or 1
     slower = threads / max(1, threads - 1)
     if stats.device_kind != "cpu" or threads == 1 or (1 - share) * slower >= 1:
@@ -103,7 +103,7 @@ def _suggest_spare_core(stats: RunStats, share: float) -> tuple[dict[str, Any], 
 
 
 def check_host_bound(stats: RunStats) -> Verdict | None:
-    """Work of the host between batches and passes takes time of every step."""
+    """Work of the host between batches and passes takes a considerable part of every step."""
     times = stats.times
     if times is None or (times.host or 0) < HOST_SHARE:
         return None
@@ -117,13 +117,13 @@ def check_host_bound(stats: RunStats) -> Verdict | None:
         confidence=compute_confidence(share, HOST_SHARE),
         gain=1 / (1 - share),
         change={"report.sinks": []} if stats.get_setting("report.sinks") else {},
-        advice="Find what runs in every step: a tracker, a hook, a call that waits for the device or empties its "
-        "memory. fivetune profile names it.",
+        advice="Find the cause with fivetune profile: a tracker, a hook, a call that synchronises the device or "
+        "empties its cache in every step.",
     )
 
 
 def check_launch_bound(stats: RunStats) -> Verdict | None:
-    """Forward passes have so few tokens that launching costs more than computing."""
+    """Forward passes have so few tokens that launching kernels costs more than computing."""
     times = stats.times
     if times is None or times.fixed_cost_share is None or times.fixed_cost_share[0] < FIXED_SHARE:
         return None
@@ -147,13 +147,13 @@ def check_launch_bound(stats: RunStats) -> Verdict | None:
 
 
 def is_fixed_cost_known(stats: RunStats) -> bool:
-    """Whether the times show on which side of FIXED_SHARE the passes are."""
+    """Whether the fixed cost share is known well enough to compare it with FIXED_SHARE."""
     found = stats.times.fixed_cost_share if stats.times else None
     return found is not None and (found[0] >= FIXED_SHARE or found[2] < FIXED_SHARE)
 
 
 def check_waiting_device(stats: RunStats) -> Verdict | None:
-    """The device is idle, and not because of data: the host launches too slowly, or the cause is unknown."""
+    """The device is often idle, but not for lack of data: the host launches too slowly, or the cause is unknown."""
     times = stats.times
     busy = [device.utilisation for device in stats.devices if device.is_busy and device.utilisation is not None]
     if not busy or (
@@ -271,7 +271,7 @@ def check_throttled(stats: RunStats) -> Verdict | None:
 
 
 def check_shared_cores(stats: RunStats) -> Verdict | None:
-    """Other programs keep the cores busy that the compute threads of a CPU run want."""
+    """Other programs take the cores that the compute threads of a CPU run need."""
     load, threads = stats.host_load, stats.num_threads
     if load is None or not threads or stats.device_kind != "cpu":
         return None
@@ -284,7 +284,7 @@ def check_shared_cores(stats: RunStats) -> Verdict | None:
     return Verdict(
         rule="shared_cores",
         message=f"The run got {load.own_cores:.2g} cores for {wanted} compute {unit}, while other programs used "
-        f"{load.other_cores:.2g} of the {load.num_cores} cores: its times are not its own.",
+        f"{load.other_cores:.2g} of the {load.num_cores} cores: this distorts its times.",
         figure=share,
         threshold=OWN_CORES_SHARE,
         confidence=compute_confidence(1 - share, 1 - OWN_CORES_SHARE),
@@ -342,7 +342,7 @@ def check_checkpoint_bound(stats: RunStats) -> Verdict | None:
 
 
 def check_memory_full(stats: RunStats) -> Verdict | None:
-    """Memory ran out, or so little is left that a longer batch will fail."""
+    """Memory ran out, or a longer batch may not fit."""
     share, threshold = compute_memory_share(stats)
     lowered = stats.batch_size_now
     if lowered is None and (share is None or share < threshold):
@@ -367,7 +367,7 @@ def check_memory_full(stats: RunStats) -> Verdict | None:
 
 
 def check_memory_empty(stats: RunStats) -> Verdict | None:
-    """An update takes several small passes though a larger one fits."""
+    """An update takes several small forward passes, although a larger one fits."""
     share, _ = compute_memory_share(stats)
     if share is None or share >= LOW_MEMORY_SHARE or stats.device_kind == "cpu" or not stats.accumulates:
         return None
@@ -389,7 +389,7 @@ def check_memory_empty(stats: RunStats) -> Verdict | None:
 
 
 def compute_memory_share(stats: RunStats) -> tuple[float | None, float]:
-    """Peak memory (0-1) and the threshold for full: by the run's own count, else by the driver's."""
+    """Return peak memory (0-1) and the threshold of full memory, by the run's own count, else by the driver's."""
     if stats.peak_bytes and stats.memory_bytes:
         return stats.peak_bytes / stats.memory_bytes, FULL_MEMORY_SHARE
     shares = [device.memory_share for device in stats.devices if device.memory_share is not None]
@@ -397,10 +397,10 @@ def compute_memory_share(stats: RunStats) -> tuple[float | None, float]:
 
 
 def suggest_larger_batch(stats: RunStats) -> tuple[dict[str, Any], float]:
-    """Change to the largest part of an update that fits into memory, and the factor; ({}, 1.0) if none is larger.
+    """Suggest the largest micro-batch that divides an update and fits into memory, with its factor; else ({}, 1.0).
 
-    If the update is one pass already: four times the batch, which changes the training. All memory is assumed to grow
-    with the batch, an upper bound, since weights and optimizer states do not.
+    If an update is a single pass, suggest four times the batch, which changes the training. All memory is assumed to
+    grow with the batch, an upper bound, because weights and optimizer states do not.
     """
     size, total = stats.get_setting("train.batch_size"), stats.examples_per_step
     share, _ = compute_memory_share(stats)
@@ -416,13 +416,13 @@ def suggest_larger_batch(stats: RunStats) -> tuple[dict[str, Any], float]:
 
 
 def _list_batch_sizes(stats: RunStats) -> list[int]:
-    """The sizes that divide a device's part of an update, ascending."""
+    """List the micro-batch sizes that divide a device's part of an update, ascending."""
     own = (stats.examples_per_step or 0) // (stats.world_size or 1)
     return [n for n in range(1, own + 1) if own % n == 0]
 
 
 def describe_time_use(stats: RunStats) -> str:
-    """Where the time goes in a run without a verdict on speed; "compute-bound" only if that is known."""
+    """Describe the use of time in a run without a verdict on speed; "compute-bound" only if that is known."""
     busy = [device.utilisation for device in stats.devices if device.is_busy and device.utilisation is not None]
     fixed = stats.times.fixed_cost_share if stats.times else None
     parts: list[str] = []

@@ -1,6 +1,6 @@
-"""Named figures of a run: speed, numbers and learning, as its records give them.
+"""Statistics of a run for the rules: speed, numerics, learning.
 
-In: a Run, or the TelemetryRecords of another tool's log. Out: RunStats; what the records do not contain is None.
+In: a Run, or the TelemetryRecords of another tool's log. Out: RunStats, with None for missing data.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.tasks import is_higher_better
 
 MIN_STEPS = 10
-"""Steady steps below which times are no evidence: one delayed step would be a tenth of them."""
+"""Minimum number of steady steps for timings: one delayed step is a tenth of them."""
 
 MIN_SPREAD = 1.2
 """Ratio of long to short steps (in tokens) below which the cost of a token cannot be estimated."""
 
 NUM_NEIGHBOURS = 3
-"""Following steps that each step is compared with: a machine hardly changes its speed in so few."""
+"""Number of following steps that each step is compared with: over so few, the speed of a machine is almost constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeBreakdown:
-    """Where the time of the steady steps goes.
+    """Breakdown of the time of the steady steps.
 
     Args:
         num_steps: number of steady steps.
         step_seconds: mean of a step.
-        shares: share of the steps' time by phase (0-1), the phases that were measured; "data" always is.
+        shares: share of the steps' time (0-1) by measured phase; "data" is always measured.
         starved: share of the steps whose batch was not ready.
         padding: share of padding among the computed positions.
         fixed_cost_share: share of forward and backward (0-1) that does not depend on the number of tokens: lower end,
@@ -88,7 +88,7 @@ class StepTimeBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Evaluations or checkpoints between the first and the last step; those at the start and the end are left out.
+    """Evaluations or checkpoints between the first and the last step.
 
     Args:
         share: share (0-1) of the time of steps and interruptions.
@@ -108,12 +108,12 @@ class RunStats:
     """All figures that the rules use.
 
     Args:
-        is_log: another tool's log, so that nothing is known about settings and steps.
+        is_log: the source is another tool's log, without settings and steps.
         config: the run's settings; {} of a log.
         state: finished, running, failed ... and why; None of a log.
-        num_inactive_samples: samples of a log in which no device was active, and which no figure includes.
+        num_inactive_samples: samples of a log in which no device was active; all figures exclude them.
         devices_requested: number of devices that the user requested.
-        world_size: processes that trained together, as they counted themselves.
+        world_size: number of processes that trained together, as recorded in the steps.
         device_kind: cpu, cuda, mps.
         forward: flat, padded, buckets.
         vocab_size: rows of the output layer; ln of it is the loss of guessing.
@@ -123,13 +123,13 @@ class RunStats:
         peak_lr: largest step that the optimizer took, parameter scaling included.
         grad_norm: median over the steps.
         scored_ratio: scored labels per example, divided by the labels per example of the data.
-        padded_length: length of all targets, if they are exactly as long as the limit though none was cut.
+        padded_length: length of all targets, if it equals the limit although none was truncated.
         evals: evaluations of the same examples, in order.
         best_eval: the evaluation of the exported weights; None before the first after step 0.
-        metric, higher_is_better: the score that picks the exported weights.
+        metric, higher_is_better: the score that chooses the exported weights.
         train_loss, grad_norms: by step, finite ones.
         peak_bytes, memory_bytes: peak and size of the memory of the device; of the host for a CPU run.
-        batch_size_now: examples per forward pass if it was lowered during the run.
+        batch_size_now: micro-batch, if it was lowered during the run.
         mfu: mean share of the device's peak (0-1).
         devices: accelerators; () for a CPU run.
         ranks: mean number of busy cores by rank, of ranks with MIN_SAMPLES samples.
@@ -175,7 +175,7 @@ class RunStats:
     host_load: HostLoad | None = None
 
     def get_setting(self, key: str) -> Any:
-        """A setting by its dotted key; None if the run has none.
+        """Return a setting by its dotted key; None if the run lacks it.
 
         >>> RunStats(config={"train": {"batch_size": 8}}).get_setting("train.batch_size")
         8
@@ -208,7 +208,7 @@ class RunStats:
 
 
 def collect_log_stats(records: Sequence[TelemetryRecord], *, devices_requested: int | None = None) -> RunStats:
-    """The figures of another tool's log: devices only, because it has no steps."""
+    """Collect the statistics of another tool's log: of devices only, because it has no steps."""
     num_inactive = len(records) - len(select_training_samples(records))
     devices = summarise_devices(records)
     return RunStats(
@@ -217,7 +217,7 @@ def collect_log_stats(records: Sequence[TelemetryRecord], *, devices_requested: 
 
 
 def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunStats:
-    """The figures of a run, finished or in progress."""
+    """Collect the statistics of a run, finished or in progress."""
     run = replace(run, config=run.config or {})
     steps, machine, status = run.steps, run.machine, run.status
     kind, metric = machine.device.kind, status.best.metric if status.best else None
@@ -276,7 +276,7 @@ def _get_setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def compute_time_breakdown(steps: Sequence[StepRecord]) -> StepTimeBreakdown | None:
-    """Where the steps' time goes; None with fewer than MIN_STEPS steady steps."""
+    """Break down the steps' time; None with fewer than MIN_STEPS steady steps."""
     steady = select_steady_steps(steps)
     shares = compute_phase_shares(steps)
     if len(steady) < MIN_STEPS or not shares:
@@ -296,13 +296,14 @@ def compute_time_breakdown(steps: Sequence[StepRecord]) -> StepTimeBreakdown | N
 def _estimate_fixed_cost_share(
     positions: Sequence[float], seconds: Sequence[float]
 ) -> tuple[float, float, float] | None:
-    """The share of a pass's time that does not depend on its number of positions: lower end, estimate, upper end.
+    """Estimate the share of a pass's time that does not depend on its positions: lower end, estimate, upper end.
 
-    The elasticity of time in positions, from pairs of neighbouring steps: 1 if all time is computing; what is missing
-    to 1 is paid per pass (kernel launches). Attention grows faster than linearly, so the share may be estimated too
-    low, never too high. Comparing neighbours only makes the estimate robust against a machine that changes its speed,
-    and the median over pairs, weighted by their difference in positions, against moments of other load. The ends are
-    one standard error away. None where lengths are too similar, or times vary so much that any share is possible.
+    The share is 1 minus the elasticity of time in positions, from pairs of neighbouring steps: the elasticity is 1 if
+    all time is computing, lower by the fixed cost per pass (kernel launches). Attention grows faster than linearly, so
+    the estimate can be too low, never too high. Only neighbours are compared, because the speed of a machine changes;
+    the median over pairs, weighted by their difference in positions, is robust against short load by other programs.
+    The ends are one standard error away. None if lengths are too similar, or if times vary so much that any share is
+    possible.
     """
     if len(positions) < 2 * MIN_STEPS:
         return None
@@ -323,7 +324,7 @@ def _estimate_fixed_cost_share(
 
 
 def _compute_weighted_quantile(pairs: Sequence[tuple[float, float]], rank: float) -> float:
-    """The value below which a share `rank` (0-1) of the weight lies.
+    """Compute the weighted quantile: the value below which a share `rank` (0-1) of the weight lies.
 
     >>> _compute_weighted_quantile([(3.0, 1.0), (1.0, 1.0), (2.0, 4.0)], 0.5)
     2.0
@@ -340,17 +341,18 @@ def _get_compute_seconds(step: StepRecord) -> float:
 
 
 def _find_peak_lr(steps: Sequence[StepRecord]) -> float | None:
-    """The largest effective step; the largest learning rate where the optimizer does not report its step."""
+    """Return the largest effective learning rate; the largest scheduled one if the optimizer reports none."""
     effective = [step.effective_lr for step in steps if step.effective_lr is not None]
     return max(effective or [step.lr for step in steps], default=None)
 
 
 def _compute_scored_ratio(run: Run) -> float | None:
-    """Labels that an example was scored on over those that it has; None for mixtures, which draw unevenly.
+    """Compute scored labels per example, divided by labels per example of the data; None for mixtures, which draw
+    unevenly.
 
-    A flat forward computes what its batches hold: positions beyond the tokens of the data were added later and are
-    scored as labels. This does not hold on accelerators, where CUDA graphs round lengths up, nor in several processes,
-    which run filler batches.
+    A flat forward computes only the tokens of its batches: positions beyond the tokens of the data are padding scored
+    as labels. This does not hold on accelerators, where CUDA graphs round lengths up, nor with several processes, which
+    run filler batches.
     """
     data, steps = run.data.train, run.steps
     if data is None or not data.num_target_tokens or not data.num_examples or data.parts:
@@ -365,7 +367,7 @@ def _compute_scored_ratio(run: Run) -> float | None:
 
 
 def _find_padded_length(run: Run) -> int | None:
-    """The length of the targets, if all of them are as long as the limit though none was cut; else None."""
+    """Return the length of the targets, if all are as long as the limit although none was truncated; else None."""
     data = run.data.train
     if data is None or not data.max_target_tokens or not data.num_examples or data.parts:
         return None
@@ -378,10 +380,10 @@ def _find_padded_length(run: Run) -> int | None:
 
 
 def _measure_evaluations(run: Run) -> Interruption | None:
-    """Evaluations after the first step and before the last one; None without any.
+    """Measure the evaluations after the first step and before the last one; None without any.
 
-    `run_step` decides: the evaluation of the exported weights on all examples carries the best step's number, but is
-    made after the last step.
+    They are selected by `run_step`, because the evaluation of the exported weights has the best step's number, but runs
+    after the last step.
     """
     last = run.num_steps or math.inf
     between = [record for record in run.evals if record.run_step is not None and 0 < record.run_step < last]
@@ -392,7 +394,7 @@ def _measure_evaluations(run: Run) -> Interruption | None:
 
 
 def _measure_checkpoints(run: Run) -> Interruption | None:
-    """Checkpoints before the last one. The phase's time also holds the export of the weights, which counts as one."""
+    """Measure the checkpoints before the last one. The phase includes the export of the weights: one more."""
     seconds, done = run.status.seconds_by_phase.get("checkpoint"), run.status.step
     every = run.plan.checkpoint_every_steps if run.plan else None
     if not (seconds and every) or done <= every:
@@ -409,10 +411,10 @@ def _build_interruption(steps: Sequence[StepRecord], num: int, seconds: float, e
 
 
 def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float]:
-    """95 % interval of a score in points: the recorded bootstrap interval, else Wilson's of a share of all examples.
+    """Return the 95 % interval of a score in points: the recorded bootstrap interval, else Wilson's over all examples.
 
-    Every score has one, so that a change of it can be judged: unlike the report's `compute_score_interval`, which shows
-    Wilson's interval of means only, over the examples that they average.
+    Every score gets an interval, to judge its changes; the report's `compute_score_interval` has Wilson's interval of
+    means only, over the examples that they average.
     """
     if metric in record.intervals:
         return record.intervals[metric]
@@ -425,7 +427,7 @@ def compute_eval_interval(record: EvalRecord, metric: str) -> tuple[float, float
 
 
 def _measure_busy_cores(telemetry: Sequence[TelemetryRecord]) -> dict[int, float]:
-    """Mean busy cores by rank, of the ranks with MIN_SAMPLES samples or more."""
+    """Return mean busy cores by rank, for ranks with MIN_SAMPLES samples or more."""
     sampled = [record.rank for record in select_training_samples(telemetry) if record.process_cores is not None]
     return {r: cores for r, cores in compute_process_cores(telemetry).items() if sampled.count(r) >= MIN_SAMPLES}
 
@@ -441,12 +443,12 @@ def _find_lowered_batch_size(run: Run) -> int | None:
 
 
 def _get_requested_nproc(nproc: Any) -> int | None:
-    """launch.nproc above 1; 1, the default, leaves the number to an outside launcher."""
+    """Return launch.nproc above 1, else None: with 1, the default, an outside launcher may set the number."""
     return nproc if isinstance(nproc, int) and nproc > 1 else None
 
 
 def format_share(share: float) -> str:
-    """A share (0-1) as per cent.
+    """Format a share (0-1) as per cent.
 
     >>> format_share(0.314), format_share(0.0049)
     ('31 %', '0.5 %')

@@ -1,4 +1,4 @@
-"""Verify a change: short runs with and without it, alternating, each in its own process and directory.
+"""Verification of a change by short runs with and without it, alternating, each in its own process and directory.
 
 In: a run directory, its RunStats, a Verdict with a change and a predicted gain. Out: a Verification, the measured gain.
 """
@@ -24,7 +24,7 @@ from fivetune.types import Verdict
 
 NUM_STEPS = 40
 ROUNDS = 2
-"""With and without, then without and with: a machine that slows down affects both equally."""
+"""Rounds of one run with and one without the change, in alternating order: a machine that slows down affects both."""
 
 SHORT_RUN_SETTINGS: dict[str, Any] = {
     "train.num_steps": NUM_STEPS, "train.num_epochs": None, "report.sinks": [], "report.beside": [],
@@ -66,8 +66,8 @@ def verify_change(
 ) -> Verification:
     """Train NUM_STEPS steps with and without the change of a verdict (see `can_verify`) and compare.
 
-    Steps are compared by seconds per token, because a change can alter the batches; interruptions by their duration, as
-    often as they occur in the run. Raises FiveTuneEnvironmentError if a short run fails.
+    Steps are compared by seconds per token, because a change can alter the batches; interruptions by their duration
+    times their frequency in the run. Raises FiveTuneEnvironmentError if a short run fails.
     """
     assert verdict.gain is not None
     costs: dict[bool, list[float]] = {False: [], True: []}
@@ -107,9 +107,9 @@ def _run_training(folder: Path, target: Path, verdict: Verdict, *, changed: bool
 
 
 def _measure_cost(run: Run, stats: RunStats, verdict: Verdict, changed: bool) -> float:
-    """Seconds per token; for a rule about interruptions, seconds per step with its share of an interruption.
+    """Compute seconds per token; for a rule about interruptions, seconds per step with its share of an interruption.
 
-    The median over steps ignores moments of other load.
+    The median over steps is robust against short load by other programs.
     """
     steps, found = select_steady_steps(run.steps), collect_run_stats(run)
     if verdict.rule not in INTERRUPTION_SETTINGS:

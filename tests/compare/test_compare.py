@@ -305,7 +305,7 @@ def test_the_same_work_has_no_warnings():
         ({"evals": [replace(e, task_version=2) for e in make_run().evals]}, "squad_v2 1 in a; squad_v2 2 in b."),
         (
             {"steps": [replace(s, num_input_tokens=91) for s in make_run().steps]},
-            "other examples from update 1 on",
+            "different examples from update 1 on",
         ),
         (
             {"steps": [replace(s, num_examples_seen=9 * s.step) for s in make_run().steps]},
