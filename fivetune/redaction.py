@@ -2,7 +2,8 @@
 
 In: any text or JSON value that FiveTune writes or prints. Out: the same with `(hidden)` in place of each secret.
 Applied to all output: errors, the terminal and log.txt, config.yaml, machine.json, status.json, pages, model cards,
-trackers. Data is exempt: predictions are written as the model generated them.
+trackers. Data is exempt: predictions are written as the model generated them. In config.yaml and in recipes, which a
+run reads back, labels, templates and columns are exempt too.
 """
 
 from __future__ import annotations
@@ -20,14 +21,25 @@ _SECRET_NAME = (
     r"(?:api|access|secret|private|wandb)[_-]?key|(?:api|access|auth|hf|hub|wandb|bearer|secret)[_-]?token"
     r"|password|passwd|passphrase|credentials?|client[_-]?secret|secret"
 )
-# `--x.api_key VALUE`, `WANDB_API_KEY=VALUE`, `api_key: VALUE`, `"api_key": "VALUE"`
-_ASSIGNMENT = re.compile(
-    rf"((?:--[\w.-]*(?:{_SECRET_NAME})[\s=]+|[\w.-]*(?:{_SECRET_NAME})[\"']?\s*[=:]\s*)[\"']?)"
-    r"(?!null\b|None\b|true\b|false\b|\(hidden\)|[\"'])[^\s\"',;&}]+",
+# The lookbehind admits one start per word; without it the time is quadratic in the length of a word.
+_NAME = rf"(?<![\w.-])[\w.-]*(?:{_SECRET_NAME})"
+_NO_SECRET = r"(?![\"']?(?:null|None|true|false|\(hidden\))"
+_QUOTED = r"(?P<quote>[\"'])(?:\\.|(?!(?P=quote)).)+(?P=quote)"
+# `--x.api_key VALUE`, `WANDB_API_KEY=VALUE`: an unquoted value is one word.
+_ARGUMENT = re.compile(
+    rf"((?:(?<![\w.-])--[\w.-]*(?:{_SECRET_NAME})\s+|{_NAME}[\"']?\s*=\s*)){_NO_SECRET}(?:[\s\"',;&}}.]|$))"
+    rf"(?:{_QUOTED}|(?P<open>[\"']?)[^\s\"',;&}}]+)",
+    re.IGNORECASE,
+)
+# `api_key: VALUE`, `"api_key": "VALUE"`: an unquoted value is the rest of the clause, as a passphrase has many words.
+_ENTRY = re.compile(
+    rf"({_NAME}[\"']?\s*:\s*){_NO_SECRET}(?:[\n\"',;&}}.]|$))"
+    rf"(?:{_QUOTED}|(?P<open>[\"']?)(?=[^\s\"',;&}}])(?:(?!\.\s)[^\"',;&}}\n]|'(?=\w))+)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(r"(\bBearer\s+)[\w.~+/-]{12,}=*", re.IGNORECASE)
 _KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
+_EXEMPT_SETTING = re.compile(r"(?:search\.over\.)?(?:task|data\.columns)(?:\.|$)")
 
 
 def redact_secrets(text: str) -> str:
@@ -38,10 +50,39 @@ def redact_secrets(text: str) -> str:
     >>> redact_secrets("fivetune train r.yaml --search.api_key 1234 WANDB_API_KEY=5678 --optimizer.lr 1e-3")
     'fivetune train r.yaml --search.api_key (hidden) WANDB_API_KEY=(hidden) --optimizer.lr 1e-3'
     """
-    text = _TOKENS.sub(HIDDEN, text)
-    text = _URL_CREDENTIALS.sub(HIDDEN, text)
-    text = _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
+    text = _hide_tokens(text)
+    for form in (_ARGUMENT, _ENTRY):
+        text = form.sub(rf"\g<1>\g<quote>\g<open>{HIDDEN}\g<quote>", text)
     return _BEARER.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def _hide_tokens(text: str) -> str:
+    """Replace tokens and passwords in URLs, which are recognised by their form alone."""
+    return _URL_CREDENTIALS.sub(HIDDEN, _TOKENS.sub(HIDDEN, text))
+
+
+def redact_settings(value: Any, name: str = "") -> Any:
+    """Replace tokens, passwords in URLs and the values of settings named like a secret in a table of settings.
+
+    A run reads these settings back, so labels, templates and columns (`task`, `data.columns`) are unchanged, and no
+    text is searched for `name: value`.
+
+    Args:
+        value: settings, nested or by dotted names.
+        name: dotted name of the setting that has this value.
+
+    >>> redact_settings({"task": {"labels": {"password": "reset"}}, "sink": {"api_key": "1234"}, "run.dir": "runs/a"})
+    {'task': {'labels': {'password': 'reset'}}, 'sink': {'api_key': '(hidden)'}, 'run.dir': 'runs/a'}
+    """
+    if _EXEMPT_SETTING.match(name):
+        return value
+    if isinstance(value, dict):
+        return {key: redact_settings(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact_settings(item, name) for item in value]
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if value and is_secret_name(name) else _hide_tokens(value)
 
 
 def is_secret_name(name: str) -> bool:

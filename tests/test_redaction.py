@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import kit
 import pytest
 import yaml
 
 from fivetune.cli import main
+from fivetune.config import load_config
 from fivetune.errors import DataError
 from fivetune.redaction import is_secret_name, redact_json, redact_secrets
 from fivetune.report import write_report
@@ -38,7 +41,10 @@ def test_tokens_are_hidden(secret):
         ('{"wandb_api_key": "1234", "a": 1}', '{"wandb_api_key": "(hidden)", "a": 1}'),
         ("--sinks.wandb.api_key 1234 --run.seed 3", "--sinks.wandb.api_key (hidden) --run.seed 3"),
         ("export HF_TOKEN=abcd", "export HF_TOKEN=(hidden)"),
-        ("password='p w'", "password='(hidden) w'"),
+        ("password='p w'", "password='(hidden)'"),
+        ("passphrase: correct horse battery staple", "passphrase: (hidden)"),
+        ("passphrase: none of it's known\nseed: 1", "passphrase: (hidden)\nseed: 1"),
+        ('{"password": "a \\"b\\" c", "seed": 1}', '{"password": "(hidden)", "seed": 1}'),
         ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer (hidden)"),
     ],
 )
@@ -67,6 +73,42 @@ def test_values_of_a_json_tree_are_hidden_by_name_and_by_form():
     expected = {"token": "(hidden)", "num_tokens": 3, "list": ["(hidden)", None, True]}
     assert redact_json(tree) == {**expected, "nested": {"password": "", "key": "kept"}}
     assert not is_secret_name("model.tokenizer")
+
+
+@pytest.mark.parametrize("text", ["a" * 20_000, "-" * 20_000, "password " * 2_000, "password: '" * 2_000])
+def test_the_time_is_linear_in_the_length(text):
+    started = time.process_time()
+    redact_secrets(text)
+    assert time.process_time() - started < 2  # seconds; quadratic time takes a minute
+
+
+def test_settings_that_a_run_reads_back_are_unchanged(tmp_path):
+    table = {
+        "model": {"path": "m"},
+        "task": {
+            "name": "classification",
+            "inputs": "check password: {password}",
+            "labels": {"password": "reset", "secret": "secret: leak", "other": "o"},
+        },
+        "data": {"train": "secret=a/train.csv", "columns": {"password": "info.password"}},
+        "report": {"title": f"mine {TOKEN}"},
+    }
+    config = load_config(table)
+    (tmp_path / "config.yaml").write_text(config.as_redacted_yaml())
+    read = load_config(tmp_path / "config.yaml")
+    assert (read.task, read.data) == (config.task, config.data)
+    assert read.report.title == "mine (hidden)"
+
+
+def test_the_config_of_a_run_keeps_its_labels(tmp_path, model_folder):
+    (tmp_path / "t.jsonl").write_text('{"text": "a hat", "label": "password"}\n{"text": "a bag", "label": "coat"}\n')
+    task = {"name": "classification", "inputs": "password: {text}", "labels": {"password": "reset", "coat": "coat"}}
+    table = kit.recipe(tmp_path, model_folder, task=task, train__num_steps=1, train__global_batch_size=2)
+    table["data"] |= {"train": str(tmp_path / "t.jsonl"), "eval": []}
+    table["train"]["batch_size"] = 2
+    train(table, preflight=False)
+    assert load_config(tmp_path / "run" / "config.yaml").task == load_config(table).task
+    train(tmp_path / "run", resume=True, overrides={"train.num_steps": 2})
 
 
 def test_errors_show_no_secret(capsys):

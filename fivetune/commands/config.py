@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 
 from fivetune.commands import print_json
 
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.config.manual import build_manual, build_schema
     from fivetune.errors import ConfigError
-    from fivetune.redaction import redact_json, redact_secrets
+    from fivetune.redaction import redact_settings
 
     if args.schema:
         print(json.dumps(build_schema(), indent=1, ensure_ascii=False))
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.recipe:
         config = load_config(args.recipe, parse_overrides(args.settings))
         if args.json:
-            print_json(redact_json(config.as_dict()))
+            print_json(redact_settings(config.as_dict()))
         else:
-            print(redact_secrets(config.as_yaml()), end="")
+            print(config.as_redacted_yaml(), end="")
     else:
         raise ConfigError("config: nothing to print. Give a recipe, --from-args, --schema or --manual.")
     return 0
@@ -47,8 +48,9 @@ def _convert(text: str) -> str:
     """Convert a command line to a recipe in YAML, after checking that the recipe loads."""
     from fivetune.config import load_config
     from fivetune.config.convert import convert_arguments
-    from fivetune.redaction import redact_secrets
+    from fivetune.redaction import redact_secrets, redact_settings
 
     recipe = convert_arguments(text)
     load_config({}, recipe.settings)
-    return redact_secrets(recipe.as_yaml())
+    settings, left_out = redact_settings(recipe.settings), tuple(map(redact_secrets, recipe.left_out))
+    return replace(recipe, settings=settings, left_out=left_out).as_yaml()

@@ -16,6 +16,7 @@ from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
 from fivetune.config.search import SearchSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
+from fivetune.redaction import redact_settings
 from fivetune.types import JsonTable
 
 
@@ -426,3 +427,7 @@ class RunConfig(_Section):
 
     def as_yaml(self) -> str:
         return as_yaml(self.as_dict())
+
+    def as_redacted_yaml(self) -> str:
+        """Format as YAML with secrets hidden; labels, templates and columns, which a run reads back, are unchanged."""
+        return as_yaml(redact_settings(self.as_dict()))

@@ -35,7 +35,7 @@ from fivetune.experiments.sweep import CorpusSection, PlannedRun, Sweep
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.launch.signals import interrupt_on_stop_signals
 from fivetune.progress import Progress, format_time_span
-from fivetune.redaction import redact_json, redact_secrets
+from fivetune.redaction import redact_settings
 from fivetune.values import flatten_table
 
 RECIPES, LOGS, LOG = "recipes", "logs", "log.txt"
@@ -60,7 +60,7 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
         record = _update_record(sweep)
         _write_corpus(sweep.corpus)
         for run in sweep.runs:
-            rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", redact_secrets(run.config.as_yaml()))
+            rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", run.config.as_redacted_yaml())
         with interrupt_on_stop_signals():
             _run_all(sweep, record, progress)
     except KeyboardInterrupt as stopped:
@@ -147,7 +147,7 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
     path = sweep.folder / RECIPES / f"{run.name}.yaml"
     if not path.is_file():
         return
-    now, before = (flatten_table(redact_json(config.as_dict())) for config in (run.config, load_config(path)))
+    now, before = (flatten_table(redact_settings(config.as_dict())) for config in (run.config, load_config(path)))
     changed = [key for key in now | before if now.get(key) != before.get(key) and not key.startswith("report.")]
     if changed:
         key = changed[0]

@@ -19,7 +19,6 @@ from fivetune.experiments.space import build_trial_config
 from fivetune.experiments.study import Study
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.launch.signals import interrupt_on_stop_signals
-from fivetune.redaction import redact_secrets
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
@@ -101,7 +100,7 @@ def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
         words = ["train", str(run), "--resume", "--quiet"]
     else:
         recipe = run.with_suffix(".yaml")
-        rundir.write_text(recipe, redact_secrets(build_trial_config(study.config, trial.params, run).as_yaml()))
+        rundir.write_text(recipe, build_trial_config(study.config, trial.params, run).as_redacted_yaml())
         words = ["train", str(recipe), "--overwrite", "--quiet", *(["--no-preflight"] if trial.number else [])]
     return Job(words, run.with_suffix(".log"))
 
@@ -169,7 +168,7 @@ def _check_failures(found: Search, folder: Path) -> None:
 def _write_results(found: Search, config: RunConfig, folder: Path) -> None:
     """Write the page, and best.yaml if there is a best trial."""
     if found.best is not None:
-        recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_yaml()
+        recipe = build_trial_config(config, found.best.settings, f"{config.run.dir}-best").as_redacted_yaml()
         title = f"# Trial {found.best.number} of {folder.name}: {found.metric} {found.best.score:.2f}, the best so far."
-        rundir.write_text(folder / "best.yaml", redact_secrets(f"{title}\n{recipe}"))
+        rundir.write_text(folder / "best.yaml", f"{title}\n{recipe}")
     rundir.write_text(folder / "search.html", render_html(build_search_page(found)))

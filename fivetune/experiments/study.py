@@ -25,7 +25,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, get_task, select_recipe_values
 from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
-from fivetune.redaction import redact_json
+from fivetune.redaction import redact_settings
 from fivetune.rundir import lock_file
 from fivetune.types import Search, Trial
 from fivetune.values import flatten_table
@@ -307,7 +307,7 @@ def _import_optuna() -> ModuleType:
 
 def _select_comparable(config: RunConfig) -> dict[str, Any]:
     """The settings that must be equal for comparable scores, as JSON values."""
-    table = json.loads(json.dumps(redact_json(config.as_dict())))
+    table = json.loads(json.dumps(redact_settings(config.as_dict())))
     for key in FREE_KEYS:
         section, _, name = key.partition(".")
         table[section].pop(name)

@@ -20,7 +20,7 @@ from typing import IO, Any
 import psutil
 
 from fivetune.errors import RunDirError, format_size
-from fivetune.redaction import redact_json, redact_secrets
+from fivetune.redaction import redact_json
 from fivetune.rundir.files import lock_file, replace_file
 from fivetune.rundir.layout import (
     CONFIG,
@@ -168,12 +168,18 @@ class RunDir:
         self.set_aside.append(f"{path}{reason}. Set aside as {name}.damaged; the run does not need it.")
 
     def write(self, name: str, content: Any) -> None:
-        """Write a whole file of the run, a string as text, any other value as JSON; secrets are hidden."""
+        """Write a whole file of the run as JSON; secrets are hidden."""
         self.refuse_moved()
-        if isinstance(content, str):
-            write_text(self.path / name, redact_secrets(content))
-        else:
-            write_json(self.path / name, redact_json(content))
+        write_json(self.path / name, redact_json(content))
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml.
+
+        Args:
+            text: the settings with secrets hidden (`RunConfig.as_redacted_yaml`).
+        """
+        self.refuse_moved()
+        write_text(self.path / CONFIG, text)
 
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Append one record to a JSONL file of the run; a partial last line is truncated first."""
@@ -286,6 +292,9 @@ class NullRunDir(RunDir):
         self._status = status
 
     def write(self, name: str, content: Any) -> None:
+        """No-op: only rank 0 writes."""
+
+    def write_config(self, text: str) -> None:
         """No-op: only rank 0 writes."""
 
     def append(self, name: str, record: dict[str, Any]) -> None:

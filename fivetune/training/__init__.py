@@ -24,7 +24,6 @@ from fivetune.model.save import save_model
 from fivetune.progress import Progress, format_time_span
 from fivetune.redaction import redact_json, redact_secrets
 from fivetune.rundir import (
-    CONFIG,
     DATA,
     FORMAT_VERSION,
     LOG,
@@ -198,7 +197,7 @@ def _prepare(
         plan = _restore_plan(setup, run, progress, warnings, owner)
         _write_initial_status(config, run)
     if setup.fit:
-        run.write(CONFIG, setup.config.as_yaml())
+        run.write_config(setup.config.as_redacted_yaml())
         progress.log(str(setup.fit))
     if setup.learner.compute.precision == "fp16":
         warnings.append(FP16_WARNING)
@@ -302,7 +301,7 @@ def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
 
 
 def _write_initial_status(config: RunConfig, run: RunDir) -> None:
-    run.write(CONFIG, config.as_yaml())
+    run.write_config(config.as_redacted_yaml())
     run.update_status(
         state="preparing", why="", started=run.get_status_value("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     )

@@ -18,7 +18,7 @@ from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.model.backend import Forward, ForwardKind, Parts
-from fivetune.redaction import redact_json
+from fivetune.redaction import redact_settings
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import ForwardFacts, RunPart
@@ -76,7 +76,7 @@ def read_run_id(folder: Path) -> str:
 
 def describe_owner(folder: Path, config: RunConfig, data: str, forward: Forward) -> CheckpointOwner:
     """Build the owner record of the checkpoints in `folder`; `data` is the fingerprint of the training examples."""
-    flat = _flatten_sections(json.loads(json.dumps(redact_json(config.as_dict()))))
+    flat = _flatten_sections(json.loads(json.dumps(redact_settings(config.as_dict()))))
     settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
     return CheckpointOwner(run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward))
 
@@ -113,7 +113,7 @@ def _iter_owners(folder: Path) -> Iterator[tuple[Path, CheckpointOwner]]:
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:
     """Raise ConfigError, listing the differences, if `config` changes settings that a resume must not change."""
-    changed = find_changed_settings(rundir.read_run_config(folder), redact_json(config.as_dict()))
+    changed = find_changed_settings(rundir.read_run_config(folder), redact_settings(config.as_dict()))
     if changed:
         raise ConfigError(
             f"{folder}: the run was started with other settings: {_list_changes(changed)}. "
