@@ -20,13 +20,19 @@ LOCK, PROGRESS = ".lock", ".progress.npz"
 
 
 def lock_build_folder(folder: Path) -> IO[bytes] | None:
-    """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished."""
+    """Lock a folder until the file is closed or the process ends; None if another process holds it or just finished.
+
+    Raises OSError where files cannot be locked.
+    """
     file = (folder / LOCK).open("ab")
     try:
         if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
             return file
-    except OSError:
+    except FileNotFoundError:
         pass
+    except OSError:
+        file.close()
+        raise
     file.close()
     return None
 

@@ -104,7 +104,7 @@ def _count_finished(sweep: Sweep) -> int:
 def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
     """Check that the directory is free or holds a sweep to resume; with `overwrite` move that sweep aside."""
     folder = sweep.folder
-    if not folder.is_dir() or all(entry.name == rundir.LOCK for entry in folder.iterdir()):
+    if not rundir.find_conflict(folder):
         return
     if not is_sweep(folder):
         raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another `dir:`.")

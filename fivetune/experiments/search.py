@@ -49,7 +49,8 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
     try:
         with interrupt_on_stop_signals():
             while (trial := study.start_next_trial()) is not None:
-                _run_trial(study, trial)
+                with study.ignore_lost_trial():
+                    _run_trial(study, trial)
                 write_line(_format_trial(study.build_search(), trial.number))
                 _check_failures(study.build_search(), folder)
     except KeyboardInterrupt as stop:
@@ -76,7 +77,8 @@ def _run_trial(study: Study, trial: optuna.Trial) -> None:
     except ConfigError as error:  # each setting is valid, their combination is not
         return study.fail(trial, str(error), retry=False)
     except BaseException:
-        study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
+        with study.ignore_lost_trial():
+            study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
         raise
     seconds = time.monotonic() - started
     if pruned:

@@ -23,7 +23,7 @@ from fivetune.config import RunConfig
 from fivetune.config.search import SearchDimension, SearchSection
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, get_task, select_recipe_values
-from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
+from fivetune.launch.jobs import SECONDS_TO_SAVE, ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
 from fivetune.redaction import redact_settings
 from fivetune.rundir import lock_file
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-HEARTBEAT_TIMEOUT_SECONDS = 120.0  # without a heartbeat, after which a process of another node counts as dead
+# Without a heartbeat, after which a process of another node counts as dead; `Job.stop` waits twice for a checkpoint.
+HEARTBEAT_TIMEOUT_SECONDS = 2 * SECONDS_TO_SAVE + 120.0
 MAX_ATTEMPTS = 3
 FREE_KEYS = ("search.num_trials", "search.keep", "run.dir")  # may differ when a study is continued
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
@@ -126,6 +127,10 @@ class Study:
         with self._lock_folder():
             self._record_failure(trial, retry=retry, count_attempt=count_attempt)
         self._delete_checkpoints()
+
+    def ignore_lost_trial(self) -> suppress:
+        """Return a context that ends silently if another process has counted this one as dead and retries its trial."""
+        return suppress(self._optuna.exceptions.UpdateFinishedTrialError)
 
     def build_search(self) -> Search:
         """Build the Search of all trials so far. A retried trial has no folder: its retry has taken it over."""

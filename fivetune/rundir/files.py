@@ -55,8 +55,6 @@ def lock_file(file: IO[Any], *, shared: bool = False, wait: bool = False) -> boo
 
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        if wait:
-            raise
+    except BlockingIOError:
         return False
     return True

@@ -37,6 +37,7 @@ from fivetune.rundir.reader import read_json, read_jsonl, refuse_foreign
 from fivetune.rundir.records import RunStatus, RunWarning
 
 PROBE = ".probe"
+TELEMETRY_FILES = "telemetry*.jsonl"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -118,7 +119,7 @@ class RunDir:
         missing = [parent for parent in path.parents if not parent.exists()]
         run = cls(_make_folder(path))
         run._made = missing
-        for leftover in _list_leftovers(path):
+        for leftover in (*_list_leftovers(path), *path.glob(TELEMETRY_FILES)):
             _remove(leftover)
         return run
 
@@ -141,7 +142,7 @@ class RunDir:
         run = cls(path)
         for leftover in _list_leftovers(path):
             _remove(leftover)
-        for name in (LOG, *(each.name for each in path.glob("telemetry*.jsonl"))):
+        for name in (LOG, *(each.name for each in path.glob(TELEMETRY_FILES))):
             run._set_aside_irregular(name)
         try:
             run._status = _drop_invalid(read_json(path / STATUS))
@@ -385,7 +386,12 @@ def lock_folder(path: Path) -> IO[bytes]:
         file = open_for_append(path / LOCK)
     except OSError as error:
         raise RunDirError(f"{path / LOCK}: cannot be written: {error.strerror}. Choose another run.dir.") from None
-    if not lock_file(file):
+    try:
+        is_ours = lock_file(file)
+    except OSError as error:  # a network file system without locks
+        file.close()
+        raise RunDirError(f"{path / LOCK}: cannot be locked: {error.strerror}. Choose another run.dir.") from None
+    if not is_ours:
         file.seek(0)
         owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
         file.close()
@@ -398,8 +404,8 @@ def lock_folder(path: Path) -> IO[bytes]:
 def find_conflict(path: Path) -> str | None:
     """Return why `create` refuses a directory because of its content; None if it accepts it.
 
-    Leftovers of a process that was killed before its first whole file are accepted: lock, probe, empty log, unfinished
-    files.
+    Leftovers of a process that was killed before its first whole file are accepted: lock, probe, empty log, telemetry,
+    unfinished files.
     """
     try:
         free = not path.is_dir() or all(_is_free(entry) for entry in path.iterdir())
@@ -411,6 +417,8 @@ def find_conflict(path: Path) -> str | None:
 def _is_free(entry: Path) -> bool:
     if entry.name == LOG:
         return entry.is_file() and not entry.is_symlink() and entry.stat().st_size == 0
+    if entry.match(TELEMETRY_FILES):  # written before the config; without a lock beside it, it is another tool's
+        return (entry.parent / LOCK).is_file()
     return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
 
 

@@ -272,6 +272,15 @@ def test_two_sweeps_do_not_share_a_directory(sweep_file, stand_in):
         run_sweep(sweep, overwrite=True, quiet=True)
 
 
+def test_a_sweep_whose_first_write_failed_can_be_started(sweep_file, stand_in):
+    sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01]}"))
+    sweep.folder.mkdir()
+    for name in (".lock", "log.txt", f".sweep.json.{os.getpid()}.tmp"):
+        (sweep.folder / name).touch()
+    run_sweep(sweep, quiet=True)
+    assert read_run_state(sweep.folder / "lr-0.01-seed0") == "finished"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_run_and_the_sweep(sweep_file, stand_in, number, tmp_path):
     path = sweep_file("grid: {optimizer.lr: [0.125, 0.01]}")

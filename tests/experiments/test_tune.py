@@ -158,7 +158,7 @@ def test_a_trial_whose_process_died_is_marked_and_drawn_again(tmp_path):
     assert told == [("failed", "", "its process died; retried as trial 1"), ("running", "trial-001", "")]
 
 
-@pytest.mark.parametrize(("seen", "num"), [(0.0, 1), (1000.0, 2)])
+@pytest.mark.parametrize(("seen", "num"), [(0.0, 1), (2 * jobs.SECONDS_TO_SAVE, 1), (1000.0, 2)])
 def test_a_process_of_another_node_is_dead_once_it_is_silent(tmp_path, seen, num):
     study = a_study(tmp_path / "s", num_trials=1)
     trial = study.start_next_trial()
@@ -287,6 +287,22 @@ def test_divergence_counts_as_a_bad_trial_and_other_failures_as_none(tmp_path, f
     monkeypatch.setattr(FakeChild, "exit_code", 3)
     with pytest.raises(IncompleteError, match=r"all of 3 trials failed, the last one: step 7: loss nan"):
         tuned(tmp_path / "b", RATES, num_trials=9)
+
+
+def test_a_trial_that_another_process_took_over_is_left_to_it(tmp_path, fast, monkeypatch):
+    def lose(study: Study, trial: Any, *args: Any) -> bool:
+        monkeypatch.undo()
+        monkeypatch.setattr(search, "Job", FakeChild)
+        trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0], "seen": 0.0})
+        other = a_study(study.folder, num_trials=1)
+        other.finish(other.start_next_trial(), score=7.0, seconds=1.0)
+        trial.report(1.0, 1)
+        return False
+
+    monkeypatch.setattr(search, "_watch_trial", lose)
+    found, said = tuned(tmp_path / "s", RATES, num_trials=1)
+    assert said[0].startswith("trial 0: failed: its process died; retried as trial 1")
+    assert [(one.state, one.score) for one in found.trials] == [("failed", None), ("finished", 7.0)]
 
 
 def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):

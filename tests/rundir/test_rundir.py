@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -147,6 +148,16 @@ def test_two_runs_in_one_directory(tmp_path):
     RunDir.resume(tmp_path).close()
 
 
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert refusal(RunDir.create, tmp_path) == (
+        f"{tmp_path}/.lock: cannot be locked: No locks available. Choose another run.dir."
+    )
+
+
 def test_the_loser_of_a_race_for_a_new_directory_hears_who_has_it(tmp_path):
     """Nothing but the lock is there yet, which used to be called no run directory."""
     run = RunDir.create(tmp_path / "run")
@@ -278,6 +289,7 @@ LEFTOVERS = [
     [".lock", "log.txt"],
     [".lock", "log.txt", ".config.yaml.1.tmp"],
     [".lock", "log.txt", ".best.17"],
+    [".lock", "log.txt", "telemetry.jsonl", "telemetry-1.jsonl"],
 ]
 
 
@@ -290,8 +302,9 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_started(tmp_path, names, 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({*names} & {".lock", "log.txt"})
 
 
-def test_a_log_with_content_is_kept(tmp_path):
-    (tmp_path / "log.txt").write_text("10:00:00 something\n")
+@pytest.mark.parametrize("name", ["log.txt", "telemetry.jsonl"])
+def test_a_log_with_content_is_kept(tmp_path, name):
+    (tmp_path / name).write_text("10:00:00 something\n")
     assert "is not empty and not a run directory" in refusal(RunDir.create, tmp_path)
 
 
