@@ -1,4 +1,4 @@
-"""Facts about a data set -> Page of `fivetune inspect`, for the terminal and as HTML.
+"""The page of `fivetune inspect` from the facts about a data set, for the terminal and as HTML.
 
 In: the facts of fivetune/data/inspect.py as plain tables. Out: a Page, and the same page as lines of text.
 """
@@ -29,7 +29,7 @@ Facts = Mapping[str, Any]
 
 
 def build_inspection_page(facts: Facts) -> Page:
-    """The page of an inspection."""
+    """Build the page of an inspection."""
     sets = facts["sets"]
     sections = (
         _build_overview_section(facts),
@@ -77,7 +77,7 @@ def _build_overview_section(facts: Facts) -> Section:
 
 
 def _iter_findings(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Findings, a sentence each, with the kind of its Text."""
+    """Yield (kind of Text, sentence) for each finding."""
     if facts["is_default_tokenizer"]:
         words = (
             f"Lengths and characters are those of the tokenizer of {facts['tokenizer']}, which has a small vocabulary. "
@@ -380,7 +380,7 @@ def _build_characters_section(facts: Facts) -> Section:
 
 
 def _format_character(text: str) -> str:
-    """A character in visible form.
+    """Format a character visibly.
 
     >>> _format_character("\\n"), _format_character(""), _format_character("ñ")
     ("'\\\\n'", '(nothing)', 'ñ')
@@ -414,6 +414,6 @@ def _build_examples_section(facts: Facts) -> Section:
 
 
 def _shorten(text: str) -> str:
-    """The beginning of a long text, on one line."""
+    """Shorten a long text to its beginning, on one line."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_CHARS else f"{line[: MAX_TEXT_CHARS - 4]} ..."

@@ -1,7 +1,7 @@
 """The live view of runs, read from the ends of their files.
 
 In: a run directory or a folder of them. Out: a View per run, and a frame of text for a terminal. The cost does not
-grow with the length of a run: only the last records are read, and samples in between for the curve of the loss.
+grow with the length of a run: it reads only the last records, and samples of earlier ones for the loss curve.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TAIL_BYTES = 64 * 2**10  # about 150 steps
 SAMPLE_BYTES = 2 * 2**10  # about five steps
 MAX_DEPTH = 4  # folders below the given one
 MAX_NAME = 60  # characters
-NUM_RECENT_STEPS = 50  # steps that the speed averages
-RECENT_SECONDS = 30.0  # time that the utilisation averages
+NUM_RECENT_STEPS = 50  # window of the mean speed
+RECENT_SECONDS = 30.0  # window of the mean utilisation
 VERDICT_INTERVAL_SECONDS = 10.0
-STALE_SECONDS = 5.0  # without a new record: the owner of a running run is checked
+STALE_SECONDS = 5.0  # time without a new record after which the process of a run is checked
 ACTIVE = ("preparing", "running")
 STYLES = {
     "finished": "green", "preparing": "cyan", "running": "cyan", "pruned": "dim", "interrupted": "yellow",
@@ -57,8 +57,8 @@ class View:
     """The present state of one run; unknown values are None.
 
     Args:
-        losses: of the whole run, evenly spread, oldest first.
-        utilisation: 0-1, of the run's accelerators, or of the host's cores where it has none (`on_gpu`).
+        losses: evenly spaced losses of the whole run, oldest first.
+        utilisation: 0-1, of the run's accelerators, or of the host's cores without one (`on_gpu`).
         seconds_left: of the remaining steps and evaluations.
         verdict: message of the first verdict of the diagnosis.
     """
@@ -83,7 +83,7 @@ class View:
 
 @dataclass(slots=True)
 class Watcher:
-    """Reads the runs of a folder repeatedly; files that have not changed are not read."""
+    """Reads the runs of a folder repeatedly, but only changed files."""
 
     folder: Path
     _views: dict[Path, tuple[tuple[float, ...], View]] = field(
@@ -92,7 +92,7 @@ class Watcher:
     _verdicts: dict[Path, tuple[float, str]] = field(default_factory=dict[Path, tuple[float, str]])
 
     def read_views(self) -> list[View]:
-        """All runs: the active ones first, then the others, each by name."""
+        """Return the views of all runs: active ones first, then the others, each by name."""
         views = [self._read_view(path) for path in list_run_folders(self.folder)]
         return sorted(views, key=lambda view: (view.state not in ACTIVE, view.name))
 
@@ -120,7 +120,7 @@ class Watcher:
 
 
 def list_run_folders(folder: Path) -> list[Path]:
-    """The run directories in a folder, or the folder itself if it is one."""
+    """List the run directories in a folder, or the folder itself if it is one."""
     return sorted(_iter_run_folders(folder, MAX_DEPTH))
 
 
@@ -135,7 +135,7 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_view(path: Path, *, name: str, verdict: str = "") -> View:
-    """The View of one run. Raises RunDirError for a damaged file."""
+    """Read the View of one run. Raises RunDirError for a damaged file."""
     status = rundir.read_status(path)
     rundir.read_run_config(path)  # raises where the directory is damaged
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
@@ -166,7 +166,7 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
 
 
 def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The records in the last bytes of a JSONL file, torn lines left out; [] if there is no file."""
+    """Read the records in the last bytes of a JSONL file, without partial lines; [] if there is no file."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
@@ -178,7 +178,7 @@ def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[dict[s
 
 
 def sample_records(path: Path, num: int) -> Iterator[list[dict[str, Any]]]:
-    """A few neighbouring records at each of `num` evenly spread places of a JSONL file, in order."""
+    """Yield a few neighbouring records at each of `num` evenly spaced places of a JSONL file, in order."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -206,7 +206,7 @@ def _parse_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
-    """The loss over the whole run: the mean of neighbouring steps at evenly spread places."""
+    """Yield the loss over the whole run: means of neighbouring steps at evenly spaced places."""
     for records in sample_records(path, num):
         losses = [step.loss for step in parse_records(StepRecord, records) if step.loss is not None]
         if losses:
@@ -214,7 +214,7 @@ def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
 
 
 def _estimate_seconds_left(path: Path, plan: Plan | None, step: int | None, seconds: float | None) -> float | None:
-    """Time of the remaining steps and evaluations, at the speed of the last ones."""
+    """Estimate the time of the remaining steps and evaluations, at the speed of the last ones."""
     if plan is None or step is None or seconds is None:
         return None
     num_steps, every = plan.num_steps, plan.eval_every_steps
@@ -224,7 +224,7 @@ def _estimate_seconds_left(path: Path, plan: Plan | None, step: int | None, seco
 
 
 def _read_utilisation(path: Path) -> tuple[float | None, bool]:
-    """Mean over the last seconds and the devices that the run uses; of the host's cores if there are none."""
+    """Read the mean utilisation over the last seconds of the devices that the run uses, else of the host's cores."""
     records = _read_telemetry(path)
     newest = records[-1].seconds if records else 0.0
     records = [record for record in records if newest - record.seconds <= RECENT_SECONDS]
@@ -241,13 +241,13 @@ def _read_utilisation(path: Path) -> tuple[float | None, bool]:
 
 
 def _read_telemetry(path: Path) -> list[TelemetryRecord]:
-    """The last records of all processes of a run, in the order of time."""
+    """Read the last records of all processes of a run, in order of time."""
     tables = [table for file in path.glob("telemetry*.jsonl") for table in read_last_records(file)]
     return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
 
 
 def find_verdict_message(path: Path) -> str:
-    """Message of the first verdict on the last part of a run; "" if there is none."""
+    """Return the message of the first verdict on the last part of a run; "" if there is none."""
     from fivetune.diagnosis.rules import diagnose_run
 
     try:
@@ -270,7 +270,7 @@ def find_verdict_message(path: Path) -> str:
 
 
 def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:
-    """All runs as text. If they exceed `height` lines, finished runs take one line, the last ones none."""
+    """Render all runs as text. Beyond `height` lines, finished runs take one line, the last ones none."""
     blocks = [_format_run_lines(view, width, folded=len(views) > 1) for view in views]
     room = max(height - 2, 2) if height else sum(map(len, blocks))
     if sum(map(len, blocks)) > room:
@@ -291,7 +291,7 @@ def _format_headline(views: Sequence[View]) -> Text:
 
 
 def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Text]:
-    """One run in up to three lines: progress, figures, verdict (`folded`: cut to one line)."""
+    """Format one run in up to three lines: progress, figures, verdict (`folded`: shortened to one line)."""
     end = format_duration(view.seconds) if view.seconds_left is None else f"{format_duration(view.seconds_left)} left"
     steps = done = UNKNOWN
     if view.step is not None and view.num_steps:
@@ -325,7 +325,7 @@ def _format_figures(view: View, width: int) -> Text:
 
 
 def draw_sparkline(values: Sequence[float], *, num: int) -> str:
-    """At most `num` blocks from the lowest value to the highest; each is the mean of its neighbours.
+    """Draw at most `num` blocks, scaled from the lowest to the highest value; each is a mean of neighbouring values.
 
     >>> (draw_sparkline([4.0, 3.0, 2.0, 1.0], num=40), draw_sparkline([1.0, 1.0], num=40),
     ...  draw_sparkline([8.0, 8.0, 1.0, 1.0], num=2))
@@ -339,7 +339,7 @@ def draw_sparkline(values: Sequence[float], *, num: int) -> str:
 
 
 def _compute_fingerprint(path: Path) -> tuple[float, ...]:
-    """Times and sizes of the run's files, which change with every record; the newest time first."""
+    """Return times and sizes of the run's files, which change with every record; the newest time first."""
     marks: list[float] = []
     for name in (rundir.STATUS, rundir.STEPS, rundir.EVALS, rundir.TELEMETRY):
         try:

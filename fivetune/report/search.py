@@ -1,4 +1,4 @@
-"""A search -> Page: the best trial, scores over trials, importance of settings, and every trial.
+"""The page of a search: the best trial, scores over trials, importance of settings, and every trial.
 
 In: a Search. Out: a Page for `render_html`.
 """
@@ -21,7 +21,7 @@ MAX_CURVES = 40
 
 
 def build_search_page(found: Search) -> Page:
-    """The page of a study, finished or not."""
+    """Build the page of a study, finished or not."""
     sections = (
         _build_result_section(found),
         _build_history_section(found),
@@ -74,7 +74,7 @@ def _build_history_section(found: Search) -> Section:
 
 
 def _draw_history_chart(found: Search, scored: Sequence[Trial]) -> Chart:
-    """Score of each trial, and the best finished one so far."""
+    """Draw the score of each trial, and the best score of finished trials so far."""
     better = max if found.higher_is_better else min
     finished = [one for one in scored if one.state == "finished"]
     best = list(accumulate([one.score for one in finished if one.score is not None], better))
@@ -133,7 +133,7 @@ def _build_settings_section(found: Search) -> Section:
     if found.importances:
         parts.append(_draw_importance_chart(found))
         rows = tuple((key, format_percent(value)) for key, value in _sort_importances(found))
-        caption = "Importance of each setting for being among the best trials (PED-ANOVA), as shares."
+        caption = "Importance of each setting for a place among the best trials (PED-ANOVA), as shares."
         parts.append(Table(caption, ("setting", "importance"), rows, folded=True))
     else:
         parts.append(Text("Importance of the settings is not known: it needs four finished trials.", "note"))
@@ -171,7 +171,7 @@ def _draw_importance_chart(found: Search) -> Chart:
 
 
 def _draw_slice_chart(found: Search, scored: Sequence[Trial], key: str) -> Chart:
-    """One dot per finished trial: the setting's value against the score."""
+    """Draw one dot per finished trial: the setting's value against the score."""
     chosen = [one for one in scored if key in one.settings]
     values = [one.settings[key] for one in chosen]
     numbers = [as_finite_number(value) for value in values]
@@ -204,7 +204,7 @@ def _build_trials_section(found: Search) -> Section:
 
 
 def sort_trials(found: Search) -> list[Trial]:
-    """Finished trials by score, then the others by number."""
+    """Sort finished trials by score, then the others by number."""
     sign = -1 if found.higher_is_better else 1
     return sorted(
         found.trials,

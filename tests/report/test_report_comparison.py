@@ -62,7 +62,10 @@ def test_what_wins_is_said_with_its_interval_and_its_doubt(found: Comparison) ->
     assert describe_outcome(pair)[1].startswith(
         "“lr 0.003, nproc 1” has the best F1: 92.15 (87.07 to 97.23), +0.80 against"
     )
-    doubts = {(0.1, 1.5): "that is more than chance over seeds", (-0.1, 1.7): "may be chance, since the interval over"}
+    doubts = {
+        (0.1, 1.5): "that is significant, because the interval over seeds",
+        (-0.1, 1.7): "may be chance, because the interval over",
+    }
     for (low, high), words in doubts.items():
         sure = replace(other, against={"score_best": Measure(0.8, low, high, 2, "seeds")})
         assert words in describe_outcome(replace(pair, variants=(base, sure)))[1]
@@ -79,7 +82,7 @@ def test_what_wins_is_said_with_its_interval_and_its_doubt(found: Comparison) ->
 
 def test_failures_and_differences_stand_on_top(page: Page) -> None:
     told = [text for section in page.sections[:2] for text in section.parts if isinstance(text, Text)]
-    assert "1 run did not finish and is left out." in told[0].body
+    assert "1 run did not finish and is excluded." in told[0].body
     assert any("version of torch" in text.body for text in told)
     assert told[-1].body.endswith("the process was killed (signal 9), out of memory.")
     assert [badge.body for badge in page.badges] == ["4 variants", "7 runs", "3 warnings", "1 missing"]

@@ -1,4 +1,4 @@
-"""Comparison -> Page: which variant is best, by how much, with which confidence, and why.
+"""The page of a comparison: the best variant, its margin with interval, and the causes.
 
 In: a Comparison, whose runs may lack any record. Out: a Page whose sections follow a reader's questions.
 """
@@ -47,7 +47,7 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
 
 def build_comparison_page(comparison: Comparison) -> Page:
-    """The page of a comparison."""
+    """Build the page of a comparison."""
     sections = (
         build_outcome_section(comparison),
         build_differences_section(comparison),
@@ -85,7 +85,7 @@ def _build_badges(comparison: Comparison) -> tuple[Text, ...]:
 
 
 def build_outcome_section(comparison: Comparison) -> Section:
-    """What was compared and which variant is best."""
+    """Build the section on the compared variants and the best one."""
     chart = charts.build_variant_scores_chart(
         comparison.variants,
         comparison.metric,
@@ -98,7 +98,7 @@ def build_outcome_section(comparison: Comparison) -> Section:
 
 
 def build_differences_section(comparison: Comparison) -> Section:
-    """Differences other than the varied settings, and why runs did not finish."""
+    """Build the section on differences other than the varied settings, and on failed runs."""
     failures = [f"{variant.name}: {why}" for variant in comparison.variants for why in variant.failures]
     warnings = [*comparison.warnings, *failures]
     if warnings:
@@ -111,19 +111,19 @@ def build_differences_section(comparison: Comparison) -> Section:
 
 
 def build_variants_section(comparison: Comparison) -> Section:
-    """All measures of all variants, and their differences to the baseline."""
+    """Build the section on all measures of all variants, and their differences to the baseline."""
     return Section("Variants", (*build_variants_tables(comparison), *build_baseline_tables(comparison)))
 
 
 def build_training_time_section(variants: Sequence[Variant]) -> Section:
-    """How long each phase of a run took."""
+    """Build the section on the duration of each phase of a run."""
     caption = "Time of a run by phase, the median over the variant's runs. (status.json)"
     chart = charts.build_phase_times_chart(variants, caption)
     return Section("Training time", (chart,) if chart else ())
 
 
 def build_run_curves_section(comparison: Comparison) -> Section:
-    """Losses and scores of all runs over the steps and over time; scores that are all 0 as a sentence."""
+    """Build the section on losses and scores of all runs, by step and by time; a sentence for scores that are all 0."""
     variants, metric = comparison.variants, comparison.metric
     name, nats = get_score_label(metric), "nats per target token"
     draw = partial(charts.build_run_curves_chart, variants)
@@ -145,7 +145,7 @@ def build_run_curves_section(comparison: Comparison) -> Section:
 
 
 def build_variant_load_section(variants: Sequence[Variant]) -> Section:
-    """Load of devices and hosts during the first run of each variant, phases shaded; means of all runs."""
+    """Build the section on load: devices and hosts in the first run of each variant, and means of all runs."""
     loads = [[Load(run.telemetry) for run in variant.runs] for variant in variants]
     first = [(place, variants[place], found[0]) for place, found in enumerate(loads) if found]
     parts: list[Part] = []
@@ -164,7 +164,7 @@ def build_variant_load_section(variants: Sequence[Variant]) -> Section:
 
 
 def _build_load_table(variants: Sequence[Variant], loads: Sequence[Sequence[Load]]) -> Table | None:
-    """Mean and maximum of each quantity of each run, over all devices that it used."""
+    """Build the table of mean and maximum of each quantity by run, over the devices that it used."""
     runs = [(variant.name, run.name) for variant in variants for run in variant.runs]
     quantities = [(gauge, word) for gauge in (*DEVICE_GAUGES, *HOST_GAUGES) for word in gauge.fields.values()]
     found = [[_compute_mean_and_max(load, gauge, word) for gauge, word in quantities] for own in loads for load in own]
@@ -199,7 +199,7 @@ def _format_mean_and_max(mean: float | None, most: float | None) -> str:
 
 
 def build_step_times_section(variants: Sequence[Variant]) -> Section:
-    """Mean time of a step by part, for each variant."""
+    """Build the section on the mean time of a step by part, for each variant."""
     found = {
         one.name: parts for one in variants if (parts := compute_step_breakdown(_collect_measured_steps(one.runs)))
     }
@@ -224,7 +224,7 @@ def _collect_measured_steps(runs: Sequence[Run]) -> list[StepRecord]:
 
 
 def build_pareto_section(comparison: Comparison) -> Section:
-    """Score beside what it costs: time, energy, money."""
+    """Build the section on score against cost: time, energy, money."""
     if comparison.disturbed or not has_nonzero_scores(comparison):
         return Section("Pareto front", ())
     name = get_score_label(comparison.metric)
@@ -232,7 +232,9 @@ def build_pareto_section(comparison: Comparison) -> Section:
     known = [cost for cost in COSTS if sum(get_measure(one, cost).value is not None for one in comparison.variants) > 1]
     for cost in known:
         first = cost == COSTS[0]
-        front = " Filled marks are on the Pareto front: no other variant is both better and quicker." if first else ""
+        front = (
+            " Filled marks are on the Pareto front: no other variant dominates them in score and time." if first else ""
+        )
         of = f"{MEASURES[cost].label} ({MEASURES[cost].unit})".removesuffix(" ()")
         caption = f"{name} over {of}.{front}"
         wide = len(known) == 1
@@ -243,7 +245,7 @@ def build_pareto_section(comparison: Comparison) -> Section:
 
 
 def build_variant_verdicts_section(variants: Sequence[Variant]) -> Section:
-    """The verdicts on each variant."""
+    """Build the section on the verdicts of each variant."""
     found = {one.name: one.verdicts for one in variants if one.verdicts}
     if not any(one.runs for one in variants):
         return Section("Verdicts", ())
@@ -265,16 +267,16 @@ def build_variant_verdicts_section(variants: Sequence[Variant]) -> Section:
 
 
 def build_terms_section() -> Section:
-    """The terms of the page."""
+    """Build the section with the definitions of terms."""
     rows = (
         ("95 % interval", "Of a score: its variation with other seeds; of a single run, with other examples."),
         ("range", "Of times, speeds and other figures: minimum and maximum of the variant's runs."),
         ("against the baseline", "Scores, losses and shares: the variant's minus the baseline's, of runs with the "
          "same seed. Other figures: the variant's divided by the baseline's."),
-        ("best, last", "The evaluation that picked a run's weights, and the one after its last step. The best is "
+        ("best, last", "The evaluation that chose a run's weights, and the one after its last step. The best is "
          "chosen on the same examples, so it is biased upwards; the last is not. Where eval.max_examples limits "
          "evaluations, the best one is repeated on all examples, the last one is not."),
         ("examples per second", "Examples processed / seconds of the training steps, without padding and warm-up."),
-        ("Pareto front", "Variants to which no other is at least as good and as quick, and better in one of the two."),
+        ("Pareto front", "Variants that no other dominates, as at least as good and as fast, and better in one."),
     )  # fmt: skip
     return Section("Definitions", (Table("The terms of this page.", ("term", "meaning"), rows),))

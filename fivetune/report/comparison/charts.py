@@ -1,6 +1,6 @@
 """Charts of a comparison: scores with their intervals, training time, curves of all runs, scaling and Pareto front.
 
-In: Variants, each drawn in its own colour and dash throughout the page. Out: Charts.
+In: Variants, each with its own colour and dash throughout the page. Out: Charts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fivetune.rundir.figures import select_comparable_evals
 from fivetune.rundir.records import Run
 from fivetune.values import select_finite
 
-MAX_HOVERED_LINES = 24  # lines whose values can be read in one box
+MAX_HOVERED_LINES = 24  # maximum number of values in one hover label
 PHASE_COLORS = {"train": COLORS[0], "evaluate": COLORS[1], "checkpoint": COLORS[2], "prepare": COLORS[4]}
 
 Points = tuple[Sequence[float], Series]
 
 
 def _build_row_layout(num: int) -> dict[str, Any]:
-    """Layout of charts with a row per variant, the first on top."""
+    """Build the layout of charts with a row per variant, the first on top."""
     axis = {"autorange": "reversed", "type": "category", "showgrid": True, "ticksuffix": "  ", "dtick": 1}
     return {"height": 120 + 32 * num, "yaxis": axis}
 
 
 def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: str) -> Chart:
-    """A row per variant: best score with its interval, the last evaluation, and the best of each single run."""
+    """Draw a row per variant: best score with its interval, last evaluation, and best score of each run."""
     names = [escape_label(variant.name) for variant in variants]
     colors = [choose_line_style(i)[0] for i in range(len(variants))]
     best = [get_measure(variant, SCORE) for variant in variants]
@@ -83,7 +83,7 @@ def build_variant_scores_chart(variants: Sequence[Variant], name: str, caption: 
 
 
 def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str, Any]:
-    """Error bars from value to `low` and `high`; none where these are not known."""
+    """Build error bars from value to `low` and `high`; none where these are unknown."""
     given = [(one.value or 0.0, one.low, one.high) for one in found]
     return {
         "type": "data",
@@ -97,7 +97,7 @@ def _build_error_bars(found: Sequence[Measure], color: str = MUTED) -> dict[str,
 
 
 def build_phase_times_chart(variants: Sequence[Variant], caption: str) -> Chart | None:
-    """Stacked bars: the median over a variant's runs of the minutes in each phase; None if no run has them."""
+    """Draw the median minutes of each phase over a variant's runs as stacked bars; None if no run has them."""
     found = [_compute_phase_minutes(variant.runs) for variant in variants]
     phases = list(dict.fromkeys(phase for table in found for phase in table))
     phases.sort(key=lambda phase: [*PHASE_COLORS, phase].index(phase))
@@ -127,7 +127,7 @@ def build_phase_times_chart(variants: Sequence[Variant], caption: str) -> Chart 
 
 
 def _compute_phase_minutes(runs: Sequence[Run]) -> dict[str, float]:
-    """Median minutes of each phase over the runs that had it."""
+    """Compute the median minutes of each phase over the runs that have it."""
     seconds: dict[str, list[float]] = {}
     for run in runs:
         for phase, value in run.status.seconds_by_phase.items():
@@ -145,7 +145,7 @@ def build_run_curves_chart(
     group: str,
     log: bool = False,
 ) -> Chart | None:
-    """A line per run, all runs of a variant alike; None if there is no point."""
+    """Draw a line per run, all runs of a variant in one style; None without points."""
     found = [(place, variant, run, get_points(run)) for place, variant in enumerate(variants) for run in variant.runs]
     found = [one for one in found if select_finite(one[3][1])]
     if not found:
@@ -170,25 +170,25 @@ def _describe_seed(run: Run) -> str:
 
 
 def get_training_losses(run: Run) -> Points:
-    """Step and smoothed training loss."""
+    """Return step and smoothed training loss."""
     losses = [step.loss for step in run.steps]
     return [float(step.step) for step in run.steps], smooth_series(losses, choose_smoothing_span(len(losses)))
 
 
 def get_eval_losses(run: Run) -> Points:
-    """Step and loss of each evaluation."""
+    """Return step and loss of each evaluation."""
     evals = select_comparable_evals(run.evals)
     return [float(record.step) for record in evals], [record.loss for record in evals]
 
 
 def get_eval_scores(run: Run, name: str) -> Points:
-    """Step and score of each evaluation."""
+    """Return step and score of each evaluation."""
     evals = select_comparable_evals(run.evals)
     return [float(record.step) for record in evals], [get_score(record, name) for record in evals]
 
 
 def get_scores_over_time(run: Run, name: str) -> Points:
-    """Minutes of training done before each evaluation, and its score; evaluations after unknown times are left out."""
+    """Return minutes of training before each evaluation, and its score; evaluations after unknown times are omitted."""
     minutes = accumulate((step.step_seconds / 60 for step in run.steps), initial=0.0)
     spent = dict(zip((0.0, *(float(step.step) for step in run.steps)), minutes, strict=True))
     found = [(spent[step], value) for step, value in zip(*get_eval_scores(run, name), strict=True) if step in spent]
@@ -196,7 +196,7 @@ def get_scores_over_time(run: Run, name: str) -> Points:
 
 
 def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], caption: str) -> Chart:
-    """Speed-up over devices of each line, and the ideal: as many times as fast as there are devices."""
+    """Draw the speed-up over devices of each line, and the ideal, linear speed-up."""
     most = max(num for line in lines.values() for num, _ in line)
     ideal: Trace = {
         "type": "scatter", "mode": "lines", "name": "ideal", "x": [1, most], "y": [1, most],
@@ -226,7 +226,7 @@ def build_scaling_chart(lines: Mapping[str, Sequence[tuple[int, Measure]]], capt
 def build_pareto_chart(
     variants: Sequence[Variant], cost: str, caption: str, *, x: str, y: str, front: bool, wide: bool
 ) -> Chart:
-    """Score over cost, a mark per variant, those of the front filled and, with `front`, joined."""
+    """Draw score over cost, a mark per variant; marks on the Pareto front are filled and, with `front`, connected."""
     found = [
         (place, variant, get_measure(variant, cost), get_measure(variant, SCORE))
         for place, variant in enumerate(variants)

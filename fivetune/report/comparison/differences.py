@@ -1,4 +1,4 @@
-"""Differences between variants: settings, machines, and the examples that only one of two variants answers correctly.
+"""Differences between variants: settings, machines, and examples that only one of two variants answers correctly.
 
 In: a Comparison. Out: Tables and Examples.
 """
@@ -37,7 +37,7 @@ Pair = tuple[str, str]
 
 
 def build_settings_tables(comparison: Comparison) -> list[Table]:
-    """The settings in which variants differ, a row per variant, and a folded table of the shared ones."""
+    """Build a table of the differing settings, a row per variant, and a folded table of the shared ones."""
     settings = [flatten_table(variant.runs[0].config) if variant.runs else {} for variant in comparison.variants]
     values = [{key: format_setting(key, value) for key, value in table.items()} for table in settings]
     keys = dict.fromkeys(key for table in values for key in table)
@@ -75,7 +75,7 @@ def _parse_number(text: str) -> float | None:
 
 
 def build_machine_tables(variants: Sequence[Variant]) -> list[Table]:
-    """Facts about the machine that differ between runs, and those that all runs share."""
+    """Build tables of the machine facts that differ between runs, and of those that all runs share."""
     runs = [(variant.name, run) for variant in variants for run in variant.runs if run.machine != MachineRecord()]
     found = [dict(format_machine_facts(run.machine)) for _, run in runs]
     facts = dict.fromkeys(fact for table in found for fact in table)
@@ -96,7 +96,7 @@ def build_machine_tables(variants: Sequence[Variant]) -> list[Table]:
 
 
 def build_changed_examples_section(comparison: Comparison) -> Section:
-    """Examples that only one of two variants answers correctly: the baseline with each other, and any two of a few."""
+    """Build the section on examples that only one of two variants answers correctly; pairs with the baseline first."""
     found: dict[Pair, PredictionChanges] = {}
     for first, second in _list_variant_pairs(comparison):
         before, after = _select_run_pair(first, second)
@@ -115,14 +115,14 @@ def build_changed_examples_section(comparison: Comparison) -> Section:
 
 
 def _list_variant_pairs(comparison: Comparison) -> list[tuple[Variant, Variant]]:
-    """The baseline with every other variant; with few variants any two, the baseline first."""
+    """List the pairs of the baseline with every other variant; with few variants all pairs, the baseline first."""
     told = sorted((one for one in comparison.variants if one.runs), key=lambda one: one.name != comparison.baseline)
     pairs = list(combinations(told, 2))
     return pairs if len(pairs) <= MAX_PAIRS else pairs[: len(told) - 1]
 
 
 def _select_run_pair(base: Variant, other: Variant) -> tuple[Run, Run]:
-    """A run of each, of one seed if they have one in common."""
+    """Select a run of each variant, with the same seed if they share one."""
     by_seed = {get_seed(run): run for run in reversed(base.runs)}
     for run in other.runs:
         if (seed := get_seed(run)) in by_seed:
@@ -146,7 +146,7 @@ def _build_changes_table(found: Mapping[Pair, PredictionChanges]) -> Table:
 
 
 def _sample_examples(pair: Pair, moves: PredictionChanges, kind: str, max_examples: int) -> list[Example]:
-    """Some examples of a kind, drawn by their ids."""
+    """Sample examples of a kind, drawn by a hash of their ids."""
     group: tuple[ExampleChange, ...] = getattr(moves, kind.replace(" ", "_"))
     return [
         Example(

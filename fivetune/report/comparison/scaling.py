@@ -1,6 +1,6 @@
-"""Speed-up over devices against the ideal, from the measured runs on one device.
+"""Speed-up over devices against the ideal, relative to measured runs on one device.
 
-In: Variants with their measures. Out: a Section; empty where no variant ran on more than one device.
+In: Variants with their measures. Out: a Section; empty if no variant ran on more than one device.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fivetune.report.page.wording import format_setting
 
 SIZE, EFFICIENCY = "world_size", "scaling_efficiency"
 PLACEMENT = ("launch.", "strategy", "train.batch_size", "train.global_batch_size")
-MAX_EFFICIENCY = 1.05  # efficiency from which on the work cannot have been the same
+MAX_EFFICIENCY = 1.05  # a higher efficiency indicates different work
 
 
 def build_scaling_section(variants: Sequence[Variant]) -> Section:
-    """Speed-up and efficiency of every variant on several devices, against the same settings on one device."""
+    """Build the section on speed-up and efficiency of variants on several devices, against the same settings on one."""
     several = [(int(size), variant) for variant in variants if (size := get_measure(variant, SIZE).value or 0) > 1]
     several.sort(key=lambda pair: pair[0])
     known = [(size, variant) for size, variant in several if get_measure(variant, EFFICIENCY).value is not None]
@@ -44,7 +44,7 @@ def _scale_measure(one: Measure, factor: float) -> Measure:
 
 
 def _describe_line(variant: Variant) -> str:
-    """What a line of the chart stands for: the strategy, and the settings that are not about devices."""
+    """Describe a line of the chart: the strategy, and the varied settings other than devices."""
     settings = {key: format_setting(key, value) for key, value in variant.settings.items()}
     words = [f"{key.rpartition('.')[2]} {value}" for key, value in settings.items() if not key.startswith(PLACEMENT)]
     return ", ".join([value for key, value in settings.items() if key.startswith("strategy")] + words) or "measured"

@@ -1,6 +1,6 @@
 """Measures of variants and their differences to the baseline as text and tables, and the outcome in sentences.
 
-In: a Comparison. Out: sentences and Tables; what was not measured is "n/a".
+In: a Comparison. Out: sentences and Tables, with "n/a" for missing measures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fivetune.values import as_finite_number
 SCORE, LAST, LOSS, SPEED = "score_best", "score_last", "loss_best", "examples_per_second"
 COSTS = ("seconds", "energy_joules", "cost")
 MAIN_MEASURES = (SCORE, LAST, LOSS, "seconds", "seconds_to_score", SPEED, *COSTS[1:])
-MAX_SETTINGS = 3  # varied keys that still have a column of their own beside the figures
+MAX_SETTINGS = 3  # maximum number of varied keys with their own column
 UNKNOWN_MEASURE = Measure(None)
 
 MEASURE_FORMATTERS: dict[str, Callable[[float], str]] = {
@@ -56,12 +56,12 @@ def get_measure(variant: Variant, name: str) -> Measure:
 
 
 def format_measure(kind: MeasureSpec, value: float | None) -> str:
-    """A measure's value with its unit."""
+    """Format a measure's value with its unit."""
     return UNKNOWN if value is None else MEASURE_FORMATTERS.get(kind.kind, format_significant)(value)
 
 
 def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
-    """A difference to the baseline with its sign, or how many times the baseline's value it is."""
+    """Format a difference to the baseline with its sign, or a ratio as a multiple of the baseline's value."""
     if value is None:
         return UNKNOWN
     return (
@@ -72,7 +72,7 @@ def format_measure_difference(kind: MeasureSpec, value: float | None) -> str:
 
 
 def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], kind: MeasureSpec, one: Measure) -> str:
-    """A formatted value, and in a second line its range where there is one."""
+    """Format a value, with its range in a second line if there is one."""
     low, high = format_value(kind, one.low), format_value(kind, one.high)
     known = one.value is not None and one.low is not None and one.high is not None
     return (
@@ -81,7 +81,7 @@ def format_with_range(format_value: Callable[[MeasureSpec, float | None], str], 
 
 
 def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
-    """Whether the range of a difference excludes "no difference"; None where there is no range."""
+    """Whether the range of a difference excludes "no difference"; None without a range."""
     if one.low is None or one.high is None:
         return None
     nothing = 0.0 if kind.compared == "minus" else 1.0
@@ -89,19 +89,19 @@ def is_significant(kind: MeasureSpec, one: Measure) -> bool | None:
 
 
 def format_heading(name: str, metric: str) -> str:
-    """A measure's name; scores are called by their metric."""
+    """Format a measure's name; scores are named after their metric."""
     kind = MEASURES[name]
     return kind.label.replace("score", get_score_label(metric)) if kind.kind == "score" else kind.label
 
 
 def _select_known_measures(tables: Iterable[Mapping[str, Measure]], *, main: bool) -> list[str]:
-    """The main measures, or the others, that some of the tables know, in their usual order."""
+    """Select the main or the other measures that at least one table has, in the order of MEASURES."""
     known = {name for table in tables for name, one in table.items() if one.value is not None}
     return [name for name in MEASURES if name in known and (name in MAIN_MEASURES) == main]
 
 
 def build_variants_tables(comparison: Comparison) -> list[Table]:
-    """Every variant with its settings and main measures, and a folded table of the other measures."""
+    """Build a table of variants with settings and main measures, and a folded table of the other measures."""
     tables = [variant.measures for variant in comparison.variants]
     first, rest = (_select_known_measures(tables, main=main) for main in (True, False))
     caption = (
@@ -143,12 +143,12 @@ def _format_variant_name(comparison: Comparison, variant: Variant) -> str:
 
 
 def build_baseline_tables(comparison: Comparison) -> list[Table]:
-    """Differences or ratios of every variant to the baseline, and a folded table of the other measures."""
+    """Build a table of differences or ratios to the baseline, and a folded table of the other measures."""
     others = [variant for variant in comparison.variants if variant.against]
     first, rest = (_select_known_measures([variant.against for variant in others], main=main) for main in (True, False))
     caption = (
         f"Against the baseline {comparison.baseline}: scores and losses as differences, seed by seed; other measures "
-        "as multiples of the baseline's. A range that contains 0 or 1.00 x may be no difference."
+        "as multiples of the baseline's. A difference whose range contains 0 or 1.00 x may be chance."
     )
     more = "The other measures against the baseline; shares as differences in per cent of the whole."
     tables = [_build_baseline_table(comparison, others, first, caption)] if first else []
@@ -176,7 +176,7 @@ def _build_baseline_table(
 
 
 def _format_paired_difference(variant: Variant) -> str:
-    """The difference over examples, its interval and its p-value."""
+    """Format the difference over examples with its interval and p-value."""
     one = variant.over_examples or UNKNOWN_MEASURE
     chance = "" if one.p_value is None else f", p {format_p_value(one.p_value)}"
     return format_with_range(format_measure_difference, MEASURES[SCORE], one) + chance
@@ -186,12 +186,12 @@ def _format_paired_difference(variant: Variant) -> str:
 
 
 def quote_name(variant: Variant) -> str:
-    """A variant's name in a sentence: it may hold spaces and commas."""
+    """Quote a variant's name for a sentence, because it may contain spaces and commas."""
     return f"\N{LEFT DOUBLE QUOTATION MARK}{variant.name}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
 def describe_outcome(comparison: Comparison) -> list[str]:
-    """What was compared and which variant is best, with intervals, in a few sentences."""
+    """Describe the compared variants and the best one, with intervals, in a few sentences."""
     variants = comparison.variants
     runs, failed = sum(len(one.runs) for one in variants), sum(len(one.failures) for one in variants)
     keys = ", ".join(comparison.varied) or "nothing"
@@ -200,22 +200,22 @@ def describe_outcome(comparison: Comparison) -> list[str]:
     ]
     if failed:
         sentences.append(
-            f"{format_plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} left out."
+            f"{format_plural(failed, 'run')} did not finish and {'is' if failed == 1 else 'are'} excluded."
         )
     return [*sentences, *_describe_best(comparison), *_describe_speed(comparison)]
 
 
 def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> list[Variant]:
-    """The variants that know a measure, the best first; of equal ones the first."""
+    """Rank the variants that have a measure, the best first; ties keep their order."""
     found = [variant for variant in variants if get_measure(variant, name).value is not None]
     return sorted(found, key=lambda variant: (-1 if higher else 1) * (get_measure(variant, name).value or 0.0))
 
 
 def _describe_best(comparison: Comparison) -> list[str]:
-    """Which variant has the best score; where all have the same, which has the lowest evaluation loss."""
+    """Describe the variant with the best score; if all scores are equal, the one with the lowest evaluation loss."""
     ranked = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
     if not ranked:
-        return ["No variant has a score, so nothing is known about quality."]
+        return ["No variant has a score, so their quality is unknown."]
     name = get_score_label(comparison.metric)
     scores = {get_measure(variant, SCORE).value for variant in ranked}
     by_loss = _rank_variants(ranked, LOSS, higher=False)
@@ -226,7 +226,7 @@ def _describe_best(comparison: Comparison) -> list[str]:
 
 
 def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: str, better: str) -> str:
-    """What the best variant of a measure reached, its difference to the baseline, and whether that may be chance."""
+    """Describe the best variant of a measure: its value, and its difference to the baseline with its significance."""
     kind = MEASURES[measure]
     reached = _format_inline(format_with_range(format_measure, kind, get_measure(best, measure)))
     if best.name == comparison.baseline:
@@ -237,9 +237,9 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
         return f"{leads}."
     over = {"seeds": " over seeds", "examples": " over the examples"}.get(gap.spread, "")
     doubt = {
-        True: f"that is more than chance{over} explains",
-        False: f"that may be chance, since the interval{over} contains 0",
-        None: "there are too few runs to distinguish that from chance",
+        True: f"that is significant, because the interval{over} excludes 0",
+        False: f"that may be chance, because the interval{over} contains 0",
+        None: "there are too few runs for an interval",
     }[is_significant(kind, gap)]
     return (
         f"{leads}, {_format_inline(format_with_range(format_measure_difference, kind, gap))} against the "
@@ -248,13 +248,13 @@ def _describe_leader(comparison: Comparison, best: Variant, measure: str, name: 
 
 
 def _get_score_difference(variant: Variant) -> Measure:
-    """The difference to the baseline's score with the interval that is known: over seeds, else over examples."""
+    """Return the difference to the baseline's score with its interval over seeds, else over examples."""
     seeds = variant.against.get(SCORE, UNKNOWN_MEASURE)
     return seeds if seeds.low is not None else variant.over_examples or seeds
 
 
 def _describe_speed(comparison: Comparison) -> list[str]:
-    """The fastest variant and the Pareto front; nothing of both where times are not the runs' own."""
+    """Describe the fastest variant and the Pareto front; neither if other load distorts the times."""
     ranked = _rank_variants(comparison.variants, SPEED, higher=True)
     if comparison.disturbed:
         runs = format_plural(len(comparison.disturbed), "run")
@@ -280,15 +280,15 @@ def _describe_pareto_front(comparison: Comparison) -> list[str]:
     names = [quote_name(variant) for variant in comparison.variants if variant.pareto]
     if not names or len(names) == len(comparison.variants) or not has_nonzero_scores(comparison):
         return []
-    return [f"No variant is both better and quicker than {' or '.join(names)}."]
+    return [f"The Pareto front of score and time: {', '.join(names)}."]
 
 
 def has_nonzero_scores(comparison: Comparison) -> bool:
-    """Whether any variant has a score other than 0; where all are 0, scores distinguish no variants."""
+    """Whether any variant has a score other than 0; scores that are all 0 do not distinguish variants."""
     return any(get_measure(variant, name).value for variant in comparison.variants for name in (SCORE, LAST))
 
 
 def _format_inline(text: str) -> str:
-    """Value and range in one line: 93.4 (92.1 to 94.5)."""
+    """Format value and range in one line: 93.4 (92.1 to 94.5)."""
     value, _, edges = text.partition("\n")
     return f"{value} ({edges})" if edges else value

@@ -1,1 +1,1 @@
-"""The kit of all pages: parts, charts, wording, HTML and terminal rendering."""
+"""Building blocks of all pages: parts, charts, wording, HTML and terminal rendering."""

@@ -1,7 +1,7 @@
-"""Records -> Chart: Plotly figures as plain dicts.
+"""Plotly charts as plain dicts.
 
 In: series of numbers (None = gap) and captions. Out: Charts whose colours are the page's CSS variables, so that
-light, dark and print share one figure. Text that comes from data passes through `label`.
+light, dark and print share one figure. Text from data passes through `escape_label`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Trace = dict[str, Any]
 
 
 def escape_label(text: str) -> str:
-    """Text from data for Plotly, which interprets tags: they are escaped."""
+    """Escape the tags of a text from data, because Plotly interprets them."""
     return escape(escape_hidden(text), quote=False)
 
 
 def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[str, Any]:
-    """The shared look: no frame, faint horizontal grid, legend above the plot, axis titles with units."""
+    """Build the shared layout: no frame, faint horizontal grid, legend above the plot, axis titles with units."""
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "ticks": "", "linecolor": GRID}
     font = {"size": 12, "color": MUTED}
     base: dict[str, Any] = {
@@ -60,7 +60,7 @@ def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[s
 
 
 def give_zero_axes_a_range(chart: Chart) -> dict[str, Any]:
-    """The layout of a chart; an axis whose numbers are all zero goes from 0 to 1, where Plotly draws -1 to 1."""
+    """Return the layout of a chart; an axis with only zeros ranges from 0 to 1 instead of Plotly's -1 to 1."""
     layout = dict(chart.layout)
     for letter in "xy":
         axis = layout.get(f"{letter}axis", {})
@@ -72,7 +72,7 @@ def give_zero_axes_a_range(chart: Chart) -> dict[str, Any]:
 
 
 def build_line_trace(name: str, steps: Sequence[float], values: Series, color: str, **more: Any) -> Trace:
-    """A line; gaps stay gaps, a series of few points has markers."""
+    """Build a line; gaps stay gaps, a series of few points has markers."""
     xs, ys = thin_points(steps, values)
     style = {"color": color, "width": 2, **more.pop("line", {})}
     mode = "lines+markers" if len(select_finite(values)) <= 30 else "lines"
@@ -91,7 +91,7 @@ def build_line_trace(name: str, steps: Sequence[float], values: Series, color: s
 
 
 def build_smoothed_traces(name: str, steps: Sequence[float], values: Series, color: str) -> list[Trace]:
-    """The raw series light, its moving average dark; one line where there is little to smooth."""
+    """Build the raw series in light, its moving average in dark; a single line for a short series."""
     span = choose_smoothing_span(len(values))
     if span == 1:
         return [build_line_trace(name, steps, values, color)]
@@ -100,7 +100,7 @@ def build_smoothed_traces(name: str, steps: Sequence[float], values: Series, col
 
 
 def choose_axis_scale(values: Series, *, min_ratio: float = 50) -> dict[str, Any]:
-    """Axis options: logarithmic if all values are positive and their middle 96 % span a factor of `min_ratio`."""
+    """Choose a logarithmic axis if all values are positive and their middle 96 % span a factor of `min_ratio`."""
     given = select_finite(values)
     low, high = compute_quantile(given, 0.02), compute_quantile(given, 0.98)
     wide = bool(given) and min(given) > 0 and bool(low) and (high or 0) / (low or 1) > min_ratio
@@ -108,7 +108,7 @@ def choose_axis_scale(values: Series, *, min_ratio: float = 50) -> dict[str, Any
 
 
 def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
-    """Layout options: a thin vertical line with a label, at the bottom unless `place` moves it."""
+    """Build a thin vertical line with a label as layout options; the label is at the bottom unless `place` moves it."""
     return {
         "shapes": [
             {
@@ -144,7 +144,7 @@ def build_step_marker(step: float, text: str, **place: Any) -> dict[str, Any]:
 def build_loss_chart(
     steps: Sequence[float], losses: Series, evals: Sequence[tuple[float, float | None]], caption: str
 ) -> Chart:
-    """Training loss per step, and the loss of each evaluation, in nats per target token."""
+    """Draw the training loss per step and the loss of each evaluation, in nats per target token."""
     traces = build_smoothed_traces("Training loss", steps, losses, COLORS[0])
     if any(loss is not None for _, loss in evals):
         at, values = [step for step, _ in evals], [loss for _, loss in evals]
@@ -157,7 +157,7 @@ def build_loss_chart(
 
 
 def _build_step_axis(last_step: float) -> dict[str, Any]:
-    """One x axis for all charts that show steps and evaluations."""
+    """Build the x axis that all charts of steps and evaluations share."""
     return {"range": [-0.02 * last_step, 1.02 * last_step]} if last_step else {}
 
 
@@ -170,7 +170,7 @@ def build_score_curves_chart(
     levels: Mapping[str, float],
     last_step: float,
 ) -> Chart:
-    """Scores over steps 0 to `last_step`, the best step marked, other runs as level lines."""
+    """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines."""
     traces = [
         build_line_trace(
             name,
@@ -205,7 +205,7 @@ def build_step_chart(
     limit: float | None = None,
     log: bool = True,
 ) -> Chart:
-    """One or two quantities per step, half a page wide; `limit` draws a level line."""
+    """Draw one or two quantities per step, half a page wide; `limit` adds a horizontal line."""
     traces: list[Trace] = []
     for i, (name, values) in enumerate(series.items()):
         color = COLORS[i]
@@ -247,7 +247,7 @@ def _build_level_label(value: float, text: str, *, log: bool) -> dict[str, Any]:
 
 
 def build_phases_chart(phases: Mapping[str, float], caption: str) -> Chart:
-    """Horizontal bars: seconds per phase, the longest on top."""
+    """Draw seconds per phase as horizontal bars, the longest on top."""
     names = sorted(phases, key=lambda name: phases[name])
     bars = {
         "type": "bar",
@@ -273,10 +273,10 @@ def build_phases_chart(phases: Mapping[str, float], caption: str) -> Chart:
 def build_lengths_chart(
     splits: Mapping[str, Histogram | None], caption: str, *, unit: str, limit: float | None
 ) -> Chart | None:
-    """Shares of the examples by length, the training data as bars, others as outlines, with the limit as a line.
+    """Draw length histograms: the training data as bars, other splits as outlines, the limit as a line.
 
     Args:
-        splits: name -> histogram, None where it is unknown.
+        splits: name -> histogram; None if unknown.
     """
     traces: list[Trace] = []
     for i, (name, histogram) in enumerate(splits.items()):
@@ -302,7 +302,7 @@ def build_lengths_chart(
 
 
 def compute_histogram_shares(histogram: Histogram | None) -> tuple[list[float], list[float]]:
-    """Edges and shares in per cent, without the empty bins at the end; ([], []) for an unknown or empty histogram."""
+    """Return edges and shares in per cent, without empty bins at the end; ([], []) without a filled histogram."""
     if histogram is None or len(histogram.edges) != len(histogram.counts) + 1 or not any(histogram.counts):
         return [], []
     total = sum(histogram.counts)
@@ -331,7 +331,7 @@ def _build_outline_trace(name: str, edges: list[float], shares: list[float], col
 def build_score_dots_chart(
     rows: Sequence[str], columns: Mapping[str, Series], ranges: Sequence[tuple[float, float] | None], caption: str
 ) -> Chart:
-    """One row per score, one marker per run on a scale of 0 to 100; the last column is this run, with intervals."""
+    """Draw a row per score and a marker per run on a scale of 0 to 100; the last column is this run, with intervals."""
     symbols = ("circle-open", "diamond-open", "square-open", "triangle-up-open", "x-open")
     names = [escape_label(row) for row in rows]
     traces: list[Trace] = []
@@ -382,7 +382,7 @@ def _build_error_bars(values: Series, ranges: Sequence[tuple[float, float] | Non
 
 
 def build_reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
-    """Share of right predictions per bin of confidence as bars, beside the diagonal of perfect calibration."""
+    """Draw accuracy per bin of confidence as bars, beside the diagonal of perfect calibration."""
     hover = "confidence %{customdata[0]:.1f} %, right %{y:.1f} %, %{customdata[1]:,} predictions<extra></extra>"
     bars = {
         "type": "bar",
@@ -409,7 +409,7 @@ def build_reliability_chart(bins: Sequence[Bin], caption: str) -> Chart:
 
 
 def build_risk_coverage_chart(curve: RiskCoverage, ideal: RiskCoverage, caption: str) -> Chart:
-    """Risk (mean loss) of the most confident predictions over coverage, beside that of a perfect ranking."""
+    """Draw the risk (mean loss) of the most confident predictions over coverage, beside that of a perfect ranking."""
     traces = [
         build_line_trace(
             name, (100 * one.coverage).tolist(), (100 * one.risk).tolist(), color, mode="lines", line={"dash": dash}
@@ -425,7 +425,7 @@ def build_risk_coverage_chart(curve: RiskCoverage, ideal: RiskCoverage, caption:
 
 
 def build_slices_chart(slices: Sequence[Slice], mean: float, caption: str) -> Chart:
-    """One line per slice with its interval, in one colour per kind of slice, and the mean of all as a line."""
+    """Draw each slice with its interval, in one colour per property, and the mean of all examples as a line."""
     rows = [escape_label(f"{one.name}: {one.value}") for one in slices]
     kinds = list(dict.fromkeys(one.name for one in slices))
     colors = [COLORS[kinds.index(one.name) % len(COLORS)] for one in slices]
@@ -455,7 +455,7 @@ def build_slices_chart(slices: Sequence[Slice], mean: float, caption: str) -> Ch
 
 
 def build_confusion_chart(confusion: ConfusionMatrix, names: Sequence[str], caption: str) -> Chart:
-    """Gold labels down, predicted ones across; the colour is the share of the row, the number the count."""
+    """Draw gold labels as rows, predicted labels as columns; colours are shares of the row, numbers are counts."""
     counts = [[confusion.counts[gold, said] for said in names] for gold in names]
     shares = [
         [100 * num / max(confusion.count_support(gold), 1) for num in row]

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph of plain text; `kind` is one of lead, note, warning, good, code, heading."""
+    """A paragraph of plain text; `kind` is its style: lead, note, warning, good, code or heading."""
 
     body: str
     kind: str = "note"
@@ -29,8 +29,8 @@ class Table:
     """Rows of printable cells under a header, with a caption; a `folded` table opens on a click.
 
     Args:
-        values: sort key of each cell, row by row (None: its text). A table with values can be sorted and filtered by
-            the reader; text after a line break in its cells is set small.
+        values: sort key of each cell, row by row (None: its text). A table with values can be sorted and filtered on
+            the page; text after a line break in a cell is printed small.
     """
 
     caption: str
@@ -45,8 +45,8 @@ class Chart:
     """A Plotly figure (`data`, `layout` as plain dicts) with a caption.
 
     Colours are the page's CSS variables (`var(--series-1)`). Two neighbours that are not `wide` share a row.
-    Charts of one `group` show their values at the same x together, and neighbours among them share one
-    legend, whose entries are the `meta` of their traces.
+    Charts of one `group` synchronise their hover labels, and neighbours among them share a legend, whose entries are
+    the `meta` of their traces.
     """
 
     caption: str
@@ -58,10 +58,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prediction beside all its gold answers; `verdict` is one of right, near, wrong, unscored.
+    """One prediction beside all its gold answers; `verdict` is right, near, wrong or unscored.
 
-    `tags` are filters of the reader: {"truncation": "whole", "answerable": "unanswerable"}. `before` is the prediction
-    of the first of two compared runs; `verdict` is then fixed, broken or both wrong.
+    `tags` are filters on the page: {"truncation": "whole", "answerable": "unanswerable"}. `before` is the prediction of
+    the first of two compared runs; `verdict` is then fixed, broken or both wrong.
     """
 
     id: str
@@ -87,7 +87,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One HTML page before it is rendered; `badges` are short words on its state."""
+    """One HTML page before it is rendered; `badges` are short labels of its state."""
 
     title: str
     sections: tuple[Section, ...]

@@ -1,4 +1,4 @@
-"""Page -> HTML: one self-contained file without network access, whose policy admits its own scripts only.
+"""Rendering of a page as one self-contained HTML file; its content security policy admits only its own scripts.
 
 In: a Page. Out: HTML text.
 """
@@ -27,7 +27,7 @@ _NUMERIC = re.compile(r"[\u2212+-]?[\d,.]+(e[+-]?\d+)?( %| s| to [\d.]+| \([\d.,
 
 
 def render_html(page: Page) -> str:
-    """The page as HTML text. Whatever comes from data is escaped, hidden characters are made visible."""
+    """Render a page as HTML. Text from data is escaped, invisible characters are named."""
     own_script = _render_page_script()
     plotly_hash, packed_plotly = _pack_plotly()
     policy = (
@@ -47,10 +47,10 @@ def _hash_script(script: str) -> str:
 
 @cache
 def _pack_plotly() -> tuple[str, str]:
-    """Hash of plotly.js for the content security policy, and the script as base64 of gzip.
+    """Return the hash of plotly.js for the content security policy, and the gzipped script in base64.
 
-    Packed, a page is 2 MB instead of 5. The page's own script unpacks it; the browser runs it only if its hash is
-    that of the policy.
+    Compression shrinks a page from 5 to 2 MB. The page's own script decompresses plotly.js, and the browser runs it
+    only if its hash is in the policy.
     """
     from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs, reportUnknownVariableType]
 
@@ -87,17 +87,17 @@ def _build_environment() -> Environment:
 
 
 def _escape_text(value: Any) -> Any:
-    """A text from data with hidden characters made visible; Markup and other values as they are."""
+    """Name the invisible characters of a text from data; return Markup and other values unchanged."""
     return escape_hidden(value) if type(value) is str else value
 
 
 def to_slug(title: str) -> str:
-    """An anchor for a title: "Key figures" -> key-figures."""
+    """Convert a title to an anchor: "Key figures" -> key-figures."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def choose_tile_columns(num: int) -> int:
-    """Columns of a grid of key figures: one row up to six, else 5, 4 or 3 columns, whichever fills the last row best.
+    """Choose the columns of a grid of figures: one row up to six, else 5, 4 or 3 columns, by the fullest last row.
 
     >>> [choose_tile_columns(num) for num in (1, 3, 6, 7, 8, 9, 10)]
     [1, 3, 6, 4, 4, 3, 5]
@@ -106,12 +106,12 @@ def choose_tile_columns(num: int) -> int:
 
 
 def insert_nonbreaking_spaces(text: str) -> str:
-    """Numbers stay on the line of their units."""
+    """Put a no-break space between numbers and units."""
     return re.sub(r"(?<=\d) (?=(?:%|[smh]|min)\b)", "\N{NO-BREAK SPACE}", text)
 
 
 def group_parts(section: Section) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Neighbouring parts of one kind together: tiles in a grid, half-width charts and small tables in pairs."""
+    """Group neighbouring parts of one kind: figures in a grid, half-width charts and small tables in pairs."""
     for name, parts in groupby(section.parts, key=_classify_part):
         yield name, list(parts)
 
@@ -125,19 +125,19 @@ def _classify_part(part: Any) -> str:
 
 
 def collect_filter_values(examples: Sequence[Example]) -> dict[str, list[str]]:
-    """Filters of the examples: each tag in which they differ, with its values, the most frequent first."""
+    """Collect the filters of examples: each tag in which they differ, with its values, the most frequent first."""
     names = dict.fromkeys(name for example in examples for name in ("verdict", *example.tags))
     found = {name: Counter(get_filter_value(example, name) for example in examples) for name in names}
     return {name: [value for value, _ in counts.most_common()] for name, counts in found.items() if len(counts) > 1}
 
 
 def get_filter_value(example: Example, name: str) -> str:
-    """The value of one of `collect_filter_values`: an example's tag or its verdict, "unknown" if it has none."""
+    """Return an example's value of a filter, a tag or the verdict; "unknown" if it has none."""
     return example.verdict if name == "verdict" else example.tags.get(name, "unknown")
 
 
 def choose_column_classes(table: Table) -> list[str]:
-    """CSS class of each column: "num" where all cells are numbers, or some sort by one."""
+    """Choose the CSS class of each column: "num" if all cells are numbers, or any has a numeric sort key."""
     columns = zip(*table.rows, strict=True) if table.rows else ((),) * len(table.header)
     valued = zip(*table.values, strict=True) if table.values else ((),) * len(table.header)
     return [
@@ -152,7 +152,7 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 
 
 def dump_chart_json(chart: Chart) -> Markup:
-    """A chart as JSON that is safe inside a script element: no "<", ">" or "&" is left in it."""
+    """Dump a chart as JSON that is safe inside a script element: without "<", ">" and "&"."""
     layout = give_zero_axes_a_range(chart)
     text = json.dumps({"data": chart.data, "layout": layout}, ensure_ascii=True, allow_nan=False)
     for character in "<>&":

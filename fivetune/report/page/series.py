@@ -1,6 +1,6 @@
 """Arithmetic on the columns of a run: gaps, smoothing, thinning, quantiles.
 
-A series is a list of numbers in which None stands for a value that is missing or was not finite.
+A series is a list of numbers, with None for missing and non-finite values.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ MAX_POINTS = 2000
 
 
 def select_latest_by_step(records: Sequence[StepRecord]) -> list[StepRecord]:
-    """Records in the order of their steps; of a step that a resume repeated, the last one."""
+    """Return the records in order of their steps; of a step that a resume repeated, the last record."""
     newest = {record.step: record for record in records}
     return [newest[step] for step in sorted(newest)]
 
 
 def choose_smoothing_span(num_points: int) -> int:
-    """Span of the moving average for a number of points: 1 (no smoothing) for short series."""
+    """Choose the span of the moving average for a number of points: 1 (no smoothing) for short series."""
     return 1 if num_points < 20 else max(5, num_points // 25)
 
 
 def describe_smoothing(num_points: int) -> str:
-    """How a chart shows a smoothed series, for its caption; "" where nothing is smoothed."""
+    """Describe a chart's smoothing for its caption; "" without smoothing."""
     span = choose_smoothing_span(num_points)
     return "" if span == 1 else f" (light: each step; dark: moving average over about {span} steps)"
 
@@ -51,7 +51,7 @@ def smooth_series(series: Series, span: int) -> Series:
 
 
 def thin_points(xs: Sequence[float], ys: Series, *, limit: int = MAX_POINTS) -> tuple[list[float], Series]:
-    """At most `limit` (>= 5) points in order: first, last, and of each stretch its lowest, highest and first gap."""
+    """Select at most `limit` (>= 5) points in order: first, last, and lowest, highest and first gap of each stretch."""
     num = len(xs)
     if num <= limit:
         return list(xs), list(ys)
@@ -69,7 +69,7 @@ def thin_points(xs: Sequence[float], ys: Series, *, limit: int = MAX_POINTS) -> 
 
 
 def compute_quantile(values: Sequence[float], fraction: float) -> float | None:
-    """Linear interpolation between the two nearest of the sorted values; None for none.
+    """Compute a quantile by linear interpolation between the two nearest sorted values; None without values.
 
     >>> compute_quantile([1.0, 2.0, 3.0, 4.0], 0.5)
     2.5
@@ -84,7 +84,7 @@ def compute_quantile(values: Sequence[float], fraction: float) -> float | None:
 
 
 def select_evenly(num_items: int, num_selected: int) -> list[int]:
-    """Indices of about `num_selected` evenly spaced items, first and last included.
+    """Return the indices of about `num_selected` evenly spaced items, first and last included.
 
     >>> select_evenly(10, 4)
     [0, 3, 6, 9]

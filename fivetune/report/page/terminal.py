@@ -1,4 +1,4 @@
-"""Page -> lines of text for the terminal."""
+"""Rendering of a page as text for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_CELL_CHARACTERS = 90  # characters of a cell in the terminal
 
 
 def format_page_lines(page: Page) -> Iterator[str]:
-    """A page as lines of text without its charts and figures; hidden characters are made visible."""
+    """Format a page as lines of text, without charts and figures; invisible characters are named."""
     yield escape_hidden(page.title)
     yield escape_hidden(page.subtitle)
     for section in page.sections:
@@ -32,7 +32,7 @@ def _format_paragraph(part: Text) -> str:
 
 
 def _format_table_lines(table: Table) -> Iterator[str]:
-    """Aligned columns, numbers to the right.
+    """Format a table as aligned columns, numbers to the right.
 
     >>> print(*_format_table_lines(Table("", ("limit", "cut"), (("8", "1,200"), ("16", "7")))), sep="|")
     limit    cut|    8  1,200|   16      7

@@ -1,4 +1,4 @@
-"""Values -> text of a page: numbers with their units, unknown ones as "n/a", hidden characters made visible."""
+"""Formatting of values for pages: numbers with units, "n/a" for unknown values, names for invisible characters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fivetune.values import as_finite_number
 
 UNKNOWN = "n/a"
 
-# Directional controls and invisible characters: they make a text look like another one.
+# Directional controls and invisible characters can make one text look like another.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def format_plain(value: Any) -> str:
-    """Any value as text: null and "" become n/a, lists are joined."""
+    """Format any value as text: null and "" become n/a, lists are joined."""
     if value is None or value == "":
         return UNKNOWN
     if isinstance(value, bool):
@@ -36,18 +36,18 @@ def format_plain(value: Any) -> str:
 
 
 def format_decimal(value: Any, digits: int = 2) -> str:
-    """A number with a fixed count of decimals: 1234.5 -> 1,234.50."""
+    """Format a number with a fixed count of decimals: 1234.5 -> 1,234.50."""
     known = as_finite_number(value)
     return UNKNOWN if known is None else f"{known:,.{digits}f}".replace("-", "\u2212")
 
 
 def format_count(value: Any) -> str:
-    """A count: 12345 -> 12,345."""
+    """Format a count: 12345 -> 12,345."""
     return format_decimal(value, 0)
 
 
 def format_significant(value: Any) -> str:
-    """Three significant digits, for values of any size: 0.000123 -> 1.23e-04, 12345 -> 12,345."""
+    """Format a number of any size with three significant digits: 0.000123 -> 1.23e-04, 12345 -> 12,345."""
     known = as_finite_number(value)
     if known is None:
         return UNKNOWN
@@ -59,31 +59,31 @@ def format_significant(value: Any) -> str:
 
 
 def format_signed(value: Any, digits: int = 2) -> str:
-    """A difference with its sign: 3.5 -> +3.50."""
+    """Format a difference with its sign: 3.5 -> +3.50."""
     known = as_finite_number(value)
     return UNKNOWN if known is None else f"{known:+,.{digits}f}".replace("-", "\u2212")
 
 
 def format_percent(fraction: Any, digits: int = 1) -> str:
-    """A share (0-1) in per cent: 0.125 -> 12.5 %."""
+    """Format a share (0-1) in per cent: 0.125 -> 12.5 %."""
     known = as_finite_number(fraction)
     return UNKNOWN if known is None else f"{format_decimal(100 * known, digits)} %"
 
 
 def format_duration(seconds: Any) -> str:
-    """A time span in at most two units, or n/a."""
+    """Format a duration in at most two units; n/a if unknown."""
     known = as_finite_number(seconds)
     return UNKNOWN if known is None else progress.format_time_span(known)
 
 
 def format_bytes(num_bytes: Any) -> str:
-    """Memory in binary units: 3221225472 -> 3.0 GiB."""
+    """Format a size in binary units: 3221225472 -> 3.0 GiB."""
     known = as_finite_number(num_bytes)
     return UNKNOWN if known is None else format_size(known)
 
 
 def format_large_count(value: Any) -> str:
-    """A large count in thousands, millions or billions: 3145728 -> 3.15 M."""
+    """Format a large count in thousands, millions or billions: 3145728 -> 3.15 M."""
     known = as_finite_number(value)
     if known is None:
         return UNKNOWN
@@ -94,12 +94,12 @@ def format_large_count(value: Any) -> str:
 
 
 def format_plural(num: Any, noun: str) -> str:
-    """A count with its noun: (1, "record") -> 1 record; (2, "record") -> 2 records."""
+    """Format a count with its noun: (1, "record") -> 1 record; (2, "record") -> 2 records."""
     return f"{format_count(num)} {noun}{'' if as_finite_number(num) == 1 else 's'}"
 
 
 def merge_repeats(texts: Iterable[str]) -> list[str]:
-    """Equal texts once, with their number.
+    """Merge equal texts to one with their number.
 
     >>> merge_repeats(["a", "b", "a"])
     ['a (2 times)', 'b']
@@ -108,21 +108,21 @@ def merge_repeats(texts: Iterable[str]) -> list[str]:
 
 
 def escape_hidden(text: str) -> str:
-    r"""Name the characters that a reader could not see, or that turn the line around: "a\u202eb" -> "a[U+202E]b".
+    r"""Name invisible characters and directional controls: "a\u202eb" -> "a[U+202E]b".
 
-    Secrets are hidden too, because every text of a page passes here.
+    Secrets are hidden here too, because every text of a page passes through this function.
     """
     return redact_secrets(_HIDDEN.sub(lambda m: f"[U+{ord(m.group()):04X}]", text.replace("\r\n", "\n")))
 
 
 def shorten_home(text: str) -> str:
-    """Write the home folder as ~: a page that is shared does not name the user."""
+    """Write the home folder as ~, so that a shared page does not name the user."""
     home = str(Path.home())
     return re.sub(rf"{re.escape(home)}(?=/|$)", "~", text) if home != "/" else text
 
 
 def format_setting(key: str, value: Any) -> str:
-    """The value of a dotted setting as text, or (hidden) when its name says that it is a secret."""
+    """Format the value of a dotted setting; (hidden) under the name of a secret."""
     if value is None:
         return "null"
     return HIDDEN if is_secret_name(key) else shorten_home(redact_secrets(format_plain(value)))
