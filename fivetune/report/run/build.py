@@ -1,4 +1,4 @@
-"""Run -> Page: the sections of a report, in the order of a reader's questions.
+"""The report page of a run: its sections, in the order of a reader's questions.
 
 In: a Run, in which any value may be missing. Out: a Page of printable parts; the templates calculate nothing. A
 missing value is printed as "n/a", or as a sentence with the reason.
@@ -51,11 +51,11 @@ STATE_KINDS = {"finished": "good", "interrupted": "warning", "failed": "warning"
 
 
 def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[str] = ()) -> Page:
-    """The report of one run.
+    """Build the report page of one run.
 
     Args:
-        reference_runs: other runs, whose best scores are further baselines.
-        notes: problems found while reading; shown among the warnings.
+        reference_runs: other runs, whose best scores serve as baselines.
+        notes: problems found while reading, listed among the warnings.
     """
     doubts = [*notes, *find_warnings(run, reference_runs), *select_own_warnings(run)]
     lines = get_predictions(run, choose_best_eval(run))
@@ -102,10 +102,10 @@ def _build_badges(run: Run, num_warnings: int) -> tuple[Text, ...]:
 
 
 def write_report(folder: str | Path, *, output: str | Path | None = None) -> Path:
-    """Build report.html of a run directory; it is written to a temporary file and renamed.
+    """Build report.html of a run directory and write it atomically.
 
     Args:
-        output: path of the file, if another one.
+        output: path of the file; default: report.html in the run directory.
     """
     folder = Path(folder)
     run = read_run(folder)
@@ -116,7 +116,7 @@ def write_report(folder: str | Path, *, output: str | Path | None = None) -> Pat
 
 
 def read_reference_runs(folder: Path, run: Run) -> tuple[list[Run], list[str]]:
-    """The runs of `report.beside`, and a note for each that cannot be read.
+    """Read the runs of `report.beside`; return them and a note for each unreadable one.
 
     A relative path is tried from the working directory, from that of the run, from the run, and beside the run, so
     that a moved folder of runs still works.

@@ -1,6 +1,6 @@
 """Calibration, risk and coverage, and the no-answer threshold: the section on confidence.
 
-In: the prediction lines of the best evaluation and the score that counts. Out: a Section.
+In: the prediction lines of the best evaluation and the name of a score. Out: a Section.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fivetune.report.page.wording import (
 from fivetune.report.run.scores import get_score_label
 from fivetune.rundir.records import Prediction
 
-CALIBRATED = 0.01  # mean confidence and accuracy this close are called neither over- nor underconfident
+CALIBRATED = 0.01  # difference of mean confidence and accuracy below which a model is neither over- nor underconfident
 COVERAGES = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEANING = (
     "Confidence is the probability of the label for tasks with labels, and for written answers the mean probability "
@@ -38,10 +38,10 @@ MEANING = (
 
 
 def build_confidence_section(lines: Sequence[Prediction], key: str | None) -> Section:
-    """Calibration, the score of the most confident answers, and the gain of a no-answer threshold.
+    """Build the section: calibration, score of the most confident answers, gain of a no-answer threshold.
 
     Args:
-        key: the score of each line (0-1) that counts; 1 is right.
+        key: name of the score of each line (0-1); 1 is right.
     """
     if not lines or key is None:
         return Section("Confidence", ())
@@ -58,7 +58,7 @@ def build_confidence_section(lines: Sequence[Prediction], key: str | None) -> Se
 
 
 def _group_by_part(lines: Sequence[Prediction]) -> dict[str, list[Prediction]]:
-    """The lines of each part of a mixture, whose confidences may be of different kinds."""
+    """Group lines by part of a mixture, because the parts can have different kinds of confidence."""
     parts: dict[str, list[Prediction]] = {}
     for line in lines:
         parts.setdefault(format_plain(line.meta.get("source_task")), []).append(line)
@@ -119,7 +119,7 @@ def _build_calibration_parts(pairs: Sequence[tuple[float, float]], key: str) -> 
 
 
 def _describe_tendency(mean: float, accuracy: float) -> str:
-    """ ": overconfident" or ": underconfident", from a distance of CALIBRATED on; "" below it."""
+    """Return ": overconfident" or ": underconfident"; "" for a difference below CALIBRATED."""
     if abs(mean - accuracy) < CALIBRATED:
         return ""
     return ": overconfident" if mean > accuracy else ": underconfident"

@@ -1,4 +1,4 @@
-"""Predictions -> examples to browse, and counts by outcome: the section on examples.
+"""Examples to browse, and counts of predictions by outcome: the section on examples.
 
 In: predictions. Out: Examples, Tables, and their Section. The choice of examples is deterministic: it depends on the
 ids, not on their order.
@@ -36,7 +36,7 @@ OUTCOMES = (
 
 
 def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section:
-    """Predictions by outcome, and single predictions to browse: the lowest scored and random others."""
+    """Build the section: predictions by outcome, and single predictions with the lowest scores and random ones."""
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
     if not lines:
         reason = (
@@ -60,13 +60,13 @@ def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section
 
 
 def compute_mean_score(prediction: Prediction) -> float | None:
-    """Mean of a prediction's scores (0-1): F1 breaks the ties of exact match."""
+    """Compute the mean of a prediction's scores (0-1), so that F1 breaks ties of exact match."""
     values = prediction.scores.values()
     return sum(values) / len(values) if values else None
 
 
 def select_worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> list[Prediction]:
-    """The lowest scored predictions that are not right; ties are ordered by a hash of the id."""
+    """Select the wrong predictions with the lowest scores; ties are ordered by a hash of the id."""
     scored = [
         (value, _compute_order_key(p, "worst"), p)
         for p in predictions
@@ -76,7 +76,7 @@ def select_worst(predictions: Sequence[Prediction], num: int = NUM_WORST) -> lis
 
 
 def sample(predictions: Sequence[Prediction], exclude: Sequence[Prediction], num: int = NUM_RANDOM) -> list[Prediction]:
-    """Random predictions that are not in `exclude`, drawn by a hash of the id."""
+    """Draw random predictions outside `exclude`, by a hash of the id."""
     shown = {p.id for p in exclude}
     return sorted((p for p in predictions if p.id not in shown), key=lambda p: _compute_order_key(p, "sample"))[:num]
 
@@ -86,7 +86,7 @@ def _compute_order_key(prediction: Prediction, salt: str) -> str:
 
 
 def classify_outcome(prediction: Prediction) -> str | None:
-    """The outcome (OUTCOMES) of a question-answering prediction; None without exact match and F1."""
+    """Return the outcome (OUTCOMES) of a question-answering prediction; None without exact match and F1."""
     exact, f1 = prediction.scores.get("exact"), prediction.scores.get("f1")
     if exact is None or f1 is None:
         return None
@@ -100,12 +100,12 @@ def classify_outcome(prediction: Prediction) -> str | None:
 
 
 def list_gold_answers(prediction: Prediction) -> tuple[str, ...]:
-    """All gold answers that are not blank; () for an unanswerable question."""
+    """List all gold answers that are not blank; () for an unanswerable question."""
     return tuple(reference for reference in prediction.references if reference)
 
 
 def build_example(prediction: Prediction, reason: str) -> Example:
-    """One prediction as the page shows it; `reason` is why it was chosen."""
+    """Build the Example of one prediction; `reason` is the reason for its choice."""
     value = compute_mean_score(prediction)
     scores = [f"{key} {format_decimal(score)}" for key, score in prediction.scores.items()]
     if prediction.confidence is not None:
@@ -124,13 +124,13 @@ def build_example(prediction: Prediction, reason: str) -> Example:
 
 
 def truncate_text(text: str) -> str:
-    """The first MAX_INPUT_CHARS characters, and the number of those left out."""
+    """Truncate a text to MAX_INPUT_CHARS characters, and append the number of removed ones."""
     rest = len(text) - MAX_INPUT_CHARS
     return text if rest <= 0 else f"{text[:MAX_INPUT_CHARS]} ... ({format_count(rest)} more characters)"
 
 
 def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
-    """Number and share of each outcome."""
+    """Build the table of number and share of each outcome."""
     counts = Counter(classify_outcome(prediction) for prediction in predictions)
     scored = sum(counts.values()) - counts[None]
     if not scored:
@@ -142,7 +142,7 @@ def build_outcomes_table(predictions: Sequence[Prediction]) -> Table | None:
 
 
 def build_changes_table(before: Sequence[Prediction], after: Sequence[Prediction]) -> Table | None:
-    """Examples by exact match in two evaluations: fixed, broken, right or wrong in both."""
+    """Build the table of examples by exact match in two evaluations: fixed, broken, right or wrong in both."""
     earlier = {p.id: p.scores.get("exact") for p in before}
     moves: Counter[tuple[bool, bool]] = Counter()
     for prediction in after:

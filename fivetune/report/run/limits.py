@@ -23,7 +23,7 @@ Step = dict[str, Any]
 
 
 def build_limits_section(run: Run, verdicts: Sequence[Verdict]) -> Section:
-    """The verdicts of the diagnosis: problem, change, predicted speed-up; no parts without steps."""
+    """Build the section on the verdicts of the diagnosis: problem, change, predicted speed-up; empty without steps."""
     if not run.steps and not verdicts:
         return Section("Limits", ())
     parts: list[Part] = []
@@ -42,7 +42,7 @@ def _format_gain(verdict: Verdict) -> str:
 
 
 def build_verdicts_table(found: Mapping[str, Sequence[Verdict]], *, named: bool) -> Table:
-    """Measured value, threshold and change of each verdict, folded; `named` adds a column with the variant."""
+    """Build a folded table of measured value, threshold and change by verdict; `named` adds a column of variants."""
     rows: list[tuple[str, ...]] = []
     for name, verdicts in found.items():
         for verdict in verdicts:

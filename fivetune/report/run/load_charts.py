@@ -18,7 +18,7 @@ from fivetune.report.run.load import DEVICE_GAUGES, HOST_GAUGES, Gauge, Load, Ph
 from fivetune.rundir.records import Run
 from fivetune.values import select_finite
 
-IDLE_PERCENT = 10.0  # per cent: below it a device does next to nothing
+IDLE_PERCENT = 10.0  # utilisation in per cent below which a device is idle
 LANE, SMALL_LANE, FRAME = 200, 66, 84
 NAME = 0.27  # share of a small lane that its name takes
 LINE_STYLES = {"solid": "solid", "dash": "dashed", "dashdot": "dash and dot", "longdash": "long dashes"}
@@ -46,12 +46,12 @@ def choose_line_style(place: int) -> tuple[str, str]:
 
 
 def compute_point_budget(num_series: int) -> int:
-    """Points that each of `num_series` series may keep, so that a page of many runs stays small."""
+    """Compute the maximum number of points of each of `num_series` series, to limit the size of a page."""
     return max(150, min(MAX_POINTS, 9000 // max(num_series, 1)))
 
 
 def round_values(values: Sequence[float | None], digits: int = 4) -> Series:
-    """Values to the digits that a chart can show: a page stays small."""
+    """Round values to the resolution of a chart, to limit the size of a page."""
     return [None if value is None else float(f"{value:.{digits}g}") for value in values]
 
 
@@ -115,7 +115,7 @@ def draw_lanes_chart(gauge: Gauge, lanes: Sequence[Lane], caption: str, *, wide:
 
 
 def _list_in_own_legend(trace: Trace) -> Trace:
-    """A series moves from the shared legend to that of its chart; phases and limits stay where they are."""
+    """Move a series from the shared legend to that of its chart; phases and limits stay in the shared one."""
     if trace.get("fill") or "meta" not in trace:
         return {**trace, "showlegend": False}
     return {key: value for key, value in trace.items() if key != "meta"}
@@ -250,7 +250,7 @@ def build_run_load_section(run: Run) -> Section:
 
 
 def _is_zero(gauge: Gauge, track: Track) -> bool:
-    """Whether a series has nothing to show. A device that is used 0 % of the time has: it should not be idle."""
+    """Whether a series is zero throughout; series in per cent never count, because an idle device is a finding."""
     return gauge.unit != "%" and not any(track.values)
 
 

@@ -56,7 +56,7 @@ PUBLISHED = "published"
 
 
 def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
-    """The verdict in sentences, the main scores, and all scores beside their baselines."""
+    """Build the section: the verdict in sentences, the main scores, and all scores beside their baselines."""
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
     parts: list[Part] = [Text(" ".join(describe_verdict(run, reference_runs)), "lead")]
     if best is None:
@@ -94,7 +94,7 @@ def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
 
 
 def describe_blank_golds(lines: Sequence[Prediction], key: str) -> str:
-    """The main score without the questions that have a blank gold answer beside others; "" where there are none."""
+    """Describe the main score without questions that have a blank gold answer beside others; "" if there are none."""
     scored = [line for line in lines if key in line.scores]
     rest = [line.scores[key] for line in scored if all(line.references) or not any(line.references)]
     if len(rest) == len(scored) or not rest:
@@ -120,7 +120,7 @@ def _format_interval(record: EvalRecord, key: str) -> str:
 
 
 def find_published_doubts(run: Run, best: EvalRecord | None) -> list[str]:
-    """Why the published scores (report.expected) do not compare with this run's: another model, other examples."""
+    """Return why published scores (report.expected) are not comparable with the run: another model, other examples."""
     if not get_nested(run.config, "report", "expected"):
         return []
     model, theirs = (get_nested(run.config, "report", key) for key in ("expected_model", "expected_examples"))
@@ -149,7 +149,7 @@ def _draw_dots_charts(keys: Sequence[str], best: EvalRecord, others: Mapping[str
 
 
 def build_figures_section(run: Run) -> Section:
-    """Steps, time, throughput, memory."""
+    """Build the section of key figures: steps, time, throughput, memory."""
     steps, status = select_latest_by_step(run.steps), run.status
     losses: Series = [record.loss for record in steps]
     level = select_finite(smooth_series(losses, choose_smoothing_span(len(losses))))
@@ -193,7 +193,7 @@ def _format_if_known(words: str, value: str) -> str:
 
 
 def describe_verdict(run: Run, reference_runs: Sequence[Run]) -> list[str]:
-    """The result, its comparison with the reference runs, and how the run ended: a sentence each."""
+    """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each."""
     return [*_describe_outcome(run), *_describe_comparison(run, reference_runs), _describe_ending(run)]
 
 
@@ -226,7 +226,7 @@ def _describe_outcome(run: Run) -> list[str]:
 
 
 def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
-    """What the evaluation loss did, where the score says nothing."""
+    """Describe the change of the evaluation loss, for runs whose score is uninformative."""
     now, then = best.loss, baseline.loss if baseline else None
     if now is None or then is None or now == then:
         return []
@@ -269,5 +269,5 @@ def _describe_ending(run: Run) -> str:
 
 
 def format_difference(reached: float | None, before: float | None) -> str:
-    """The change of a score: +3.50."""
+    """Format the change of a score: +3.50."""
     return format_signed(None if reached is None or before is None else reached - before)

@@ -17,7 +17,7 @@ from fivetune.rundir.records import Prediction
 
 
 class Rate(NamedTuple):
-    """A share of the predictions: its name, and the share above which `warning` is shown, if there is one."""
+    """A share of the predictions: its name, and optionally a threshold with its `warning`."""
 
     name: str
     limit: float | None = None
@@ -66,20 +66,20 @@ DECODING_GAP = 0.01
 
 
 def read_rate(record: EvalRecord | None, name: str) -> float | None:
-    """A rate (0-1) of an evaluation; None where it has none."""
+    """Return a rate (0-1) of an evaluation; None if unknown."""
     return None if record is None else record.rates.get(name)
 
 
 def read_majority_score(record: EvalRecord | None, key: str) -> float | None:
-    """The score in points that always giving the most frequent label would have; None where labels decide nothing."""
+    """Return the score in points of always predicting the most frequent label; None for tasks without labels."""
     share = read_rate(record, "majority_label") if key in LABEL_SCORES else None
     return None if share is None else 100 * share
 
 
 def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Prediction]) -> EvalRecord | None:
-    """The evaluation with its rates of exact targets over the generated answers only.
+    """Return the evaluation with its rates of exact targets recomputed over generated answers only.
 
-    A label that was chosen by its probability was not generated, so it has no generated target to compare with.
+    A label that was chosen by its probability has no generated target to compare with.
     """
     written = [line for line in lines if line.left_label_set is None]
     if record is None or len(written) == len(lines):
@@ -99,7 +99,7 @@ def recompute_written_rates(record: EvalRecord | None, lines: Sequence[Predictio
 
 
 def find_rate_warnings(best: EvalRecord | None) -> list[str]:
-    """Warnings of the best evaluation's rates; none for the model before fine-tuning."""
+    """Return the warnings of the best evaluation's rates; none for the model before fine-tuning."""
     if best is None or best.step == 0:
         return []
     cap = format_plural(best.max_new_tokens, "token")
@@ -115,7 +115,7 @@ def find_rate_warnings(best: EvalRecord | None) -> list[str]:
 
 
 def _find_empty_warnings(best: EvalRecord) -> list[str]:
-    """More empty predictions than unanswerable questions."""
+    """Warn of more empty predictions than unanswerable questions."""
     empty, unanswerable = read_rate(best, "empty"), read_score(best, "NoAns_total")
     if empty is None:
         return []
@@ -132,7 +132,7 @@ def _find_empty_warnings(best: EvalRecord) -> list[str]:
 
 
 def _find_decoding_gap_warnings(best: EvalRecord) -> list[str]:
-    """Greedy decoding writes every target whose tokens are all the most probable; a gap is a setting or a fault."""
+    """Warn of targets that are exact with teacher forcing but not in generation: the cause is a setting or a fault."""
     forced, free = read_rate(best, "teacher_forced_exact"), read_rate(best, "free_running_exact")
     if forced is None or free is None or forced - free <= DECODING_GAP:
         return []
@@ -145,7 +145,7 @@ def _find_decoding_gap_warnings(best: EvalRecord) -> list[str]:
 
 
 def build_rates_table(best: EvalRecord | None, baseline: EvalRecord | None) -> Table | None:
-    """All rates that the best evaluation has, beside those before fine-tuning."""
+    """Build a table of the rates of the best evaluation and of the one before fine-tuning."""
     rows = tuple(
         (
             known.name,

@@ -59,7 +59,7 @@ MEANINGS = {
 
 
 def build_speed_section(run: Run) -> Section:
-    """Throughput, seconds per step, padding, and seconds by phase."""
+    """Build the section on throughput, seconds per step, padding, and seconds by phase."""
     steps = select_latest_by_step(run.steps)
     phases = _compute_phase_seconds(run)
     if not steps and not phases:
@@ -90,7 +90,7 @@ def build_speed_section(run: Run) -> Section:
 
 
 def _compute_phase_seconds(run: Run) -> dict[str, float]:
-    """Seconds by phase; the rest of the run's time is "other"."""
+    """Compute seconds by phase; the rest of the run's time is "other"."""
     phases, whole_run = dict(run.status.seconds_by_phase), run.status.seconds
     if phases and whole_run is not None and whole_run - sum(phases.values()) > 0.005 * whole_run:
         phases["other"] = whole_run - sum(phases.values())
@@ -127,12 +127,12 @@ def _build_speed_table(rates: Series, seconds: Series, waits: Series, padding: S
 
 
 def list_tokens_per_second(steps: Sequence[StepRecord]) -> Series:
-    """Input and target tokens of each step divided by its duration."""
+    """List input and target tokens of each step divided by its duration."""
     return [count_tokens(step) / step.step_seconds if step.step_seconds else None for step in steps]
 
 
 def build_step_time_section(run: Run) -> Section:
-    """Mean seconds of a step by part, with median and p99."""
+    """Build the section on the mean seconds of a step by part, with median and p99."""
     measured = select_measured_steps(run.steps)
     parts = compute_step_breakdown(measured)
     if not parts:
@@ -144,12 +144,12 @@ def build_step_time_section(run: Run) -> Section:
 
 
 def select_measured_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """The steps with measured parts, without the warm-up."""
+    """Return the steps with measured parts, without warm-up."""
     return [step for step in select_latest_by_step(steps) if step.phase_seconds and not step.warm_up]
 
 
 def compute_step_breakdown(measured: Sequence[StepRecord]) -> dict[str, float]:
-    """Mean seconds of a step by part; the rest of the step is "other"."""
+    """Compute the mean seconds of a step by part; the rest of the step is "other"."""
     if not measured:
         return {}
     means = {part: fmean(values) for part in STEP_PARTS if (values := _list_part_seconds(measured, part))}
@@ -178,7 +178,7 @@ def _build_parts_table(measured: Sequence[StepRecord], parts: Mapping[str, float
 
 
 def draw_step_time_chart(rows: Mapping[str, Mapping[str, float]], caption: str, *, wide: bool = True) -> Chart:
-    """Stacked bars: mean seconds of a step by part, one bar per row, the first on top.
+    """Draw mean seconds of a step by part as stacked bars, one per row, the first on top.
 
     Args:
         rows: name -> part -> seconds.

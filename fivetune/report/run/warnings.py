@@ -31,7 +31,7 @@ UNKNOWN_LIMIT = 0.001
 
 
 def find_warnings(run: Run, reference_runs: Sequence[Run] = ()) -> list[str]:
-    """Warnings about scores and data that follow from the records; what is wrong with the training, diagnosis says."""
+    """Return warnings about scores and data from the records; problems of the training are up to the diagnosis."""
     best = choose_best_eval(run)
     return [
         *find_rate_warnings(recompute_written_rates(best, get_predictions(run, best))),
@@ -41,7 +41,7 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = ()) -> list[str]:
 
 
 def _find_size_warnings(run: Run, best: EvalRecord | None, reference_runs: Sequence[Run]) -> list[str]:
-    """Evaluations on different numbers of examples."""
+    """Warn of evaluations on different numbers of examples."""
     sizes = Counter(record.num_examples for record in select_main_evals(run))
     sentences: list[str] = []
     if len(sizes) > 1:
@@ -88,7 +88,7 @@ def _find_data_warnings(data: DataSummary) -> list[str]:
 
 
 def select_own_warnings(run: Run) -> list[str]:
-    """The run's own warnings; those on truncation are left out where data.json has the counts."""
+    """Return the run's own warnings, without those on truncation if data.json has the counts."""
     has_counts = run.data != DataSummary()
     counted = {one.message for one in run.status.warnings if has_counts and one.kind == "truncation"}
     return merge_repeats(text for text in run.warnings if text not in counted)
