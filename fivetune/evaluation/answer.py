@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import exp
+from math import exp, isfinite
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from fivetune.data.spans import Offsets, extract_span_text, find_context_positio
 from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, GeneratedAnswer, generate, group_by_length, to_text
 from fivetune.decode.span_search import SpanAnswer, extract_spans
+from fivetune.errors import NumericError
 from fivetune.evaluation.tally import TargetLoss
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
@@ -56,10 +57,24 @@ class AnswerSettings(Protocol):
 def answer_passages(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
 ) -> Iterator[tuple[int, Prediction]]:
-    """Yield row and Prediction of every passage as soon as it is answered; adds the loss of its target to `loss`."""
-    if head_of(settings.task) == "extractive":
-        yield from _answer_with_spans(settings, model, rows, loss)
-        return
+    """Yield row and Prediction of every passage as soon as it is answered; adds the loss of its target to `loss`.
+
+    Raises NumericError if the loss or a confidence is not finite: no file of a run holds such a number.
+    """
+    answer = _answer_with_spans if head_of(settings.task) == "extractive" else _answer_with_text
+    for row, prediction in answer(settings, model, rows, loss):
+        found = {"loss": loss.total, "confidence": prediction.confidence, "log-probability": prediction.logprob}
+        if bad := [f"{name} {value}" for name, value in found.items() if value is not None and not isfinite(value)]:
+            raise NumericError(
+                f"evaluation of {prediction.id}: {', '.join(bad)}. The weights are not finite or the forward pass "
+                "overflows. Use train.precision bf16 or fp32 (T5 overflows in fp16), or earlier weights."
+            )
+        yield row, prediction
+
+
+def _answer_with_text(
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+) -> Iterator[tuple[int, Prediction]]:
     store, device, autocast = settings.store, settings.device, settings.autocast
     for one in generate(model, store, rows, settings.decoding, device=device, autocast=autocast):
         yield one.row, _build_text_prediction(settings, one, loss)

@@ -57,6 +57,7 @@ from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
     add_part,
     describe_lost_files,
+    describe_other_evaluation,
     describe_owner,
     describe_schedule_change,
     read_batch_size,
@@ -192,7 +193,14 @@ def _prepare(
     forward = read_forward(run.path) if resume else None
     setup = set_up(config, on_progress=progress.update, resumed_forward=forward, world=world)
     plan, warnings = setup.plan, list(setup.loaded.warnings)
-    owner = describe_owner(run.path, setup.config, setup.data.stream.store.fingerprint, setup.learner.forward)
+    evaluator = setup.data.evaluator
+    owner = describe_owner(
+        run.path,
+        setup.config,
+        setup.data.stream.store.fingerprint,
+        setup.learner.forward,
+        eval_data=evaluator.store.fingerprint if evaluator else "",
+    )
     if resume:
         plan = _restore_plan(setup, run, progress, warnings, owner)
         _write_initial_status(config, run)
@@ -213,11 +221,12 @@ def _prepare(
     if decision:
         progress.log(f"steps are {decision}")
     setup = replace(setup, learner=learner)
-    state = _load_progress(setup, run, progress, resume=resume)
+    state = _load_progress(setup, run, progress, owner, resume=resume)
     graphs = {"capture": asdict(decision)} if decision else {}
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
     _record_machine(run, progress, machine, step=state.step, resume=resume)
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
+    past_evals = select_evals_by_step(_read_past_evals(run, world))
     return Training(
         setup,
         plan,
@@ -229,7 +238,8 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
-        evaluated_steps={record.step for record in select_evals_by_step(_read_past_evals(run, world))},
+        # Without a best evaluation, that of the current step counts: it is repeated with this metric and these data.
+        evaluated_steps={each.step for each in past_evals if state.best or each.step == 0},
         owner=owner,
     )
 
@@ -307,7 +317,9 @@ def _write_initial_status(config: RunConfig, run: RunDir) -> None:
     )
 
 
-def _load_progress(setup: Setup, run: RunDir, progress: Progress, *, resume: bool) -> TrainingProgress:
+def _load_progress(
+    setup: Setup, run: RunDir, progress: Progress, owner: CheckpointOwner, *, resume: bool
+) -> TrainingProgress:
     """Restore the newest whole checkpoint if the run is resumed; otherwise start at step 0."""
     learner, world = setup.learner, setup.learner.world
     seed_everything(setup.config.run.seed + world.rank)
@@ -320,6 +332,10 @@ def _load_progress(setup: Setup, run: RunDir, progress: Progress, *, resume: boo
     path = world.broadcast_object(found)
     if path is not None:
         state = checkpoint.restore_checkpoint(path, learner.model, learner.optimizer, learner.scaler, world)
+        _, before = checkpoint.read_state(path)
+        for message in describe_other_evaluation(state.best, setup.metric, before, owner):
+            _warn(run, progress, message)
+            state.best, state.num_evals_without_improvement = None, 0
     if resume:
         for message in run.truncate_after(state.step):
             _warn(run, progress, message)

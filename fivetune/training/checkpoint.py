@@ -68,7 +68,7 @@ class CheckpointOwner:
     Args:
         run_id: id of the run directory, generated when the run is created.
         settings: the settings that a resume must not change, by dotted name.
-        data: fingerprint of the training examples.
+        data: fingerprint of the training examples; eval_data: of the evaluation set, which a resume may change.
         forward: the fields of the run's Forward.
         batch_size: examples per forward pass when the checkpoint was written.
     """
@@ -78,6 +78,7 @@ class CheckpointOwner:
     data: str = ""
     forward: JsonTable = field(default_factory=dict)
     batch_size: int = 0
+    eval_data: str = ""
 
 
 NO_OWNER = CheckpointOwner()
@@ -216,6 +217,7 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             data=str(owner.get("data", "")),
             forward=dict(owner.get("forward", {})),
             batch_size=int(owner.get("batch_size", 0)),
+            eval_data=str(owner.get("eval_data", "")),
         )
         return TrainingProgress(step, best, num_without_improvement, seconds), found
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:

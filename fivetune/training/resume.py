@@ -74,11 +74,19 @@ def read_run_id(folder: Path) -> str:
     return rundir.read_machine(folder).run_id or (ids[-1] if ids else uuid.uuid4().hex)
 
 
-def describe_owner(folder: Path, config: RunConfig, data: str, forward: Forward) -> CheckpointOwner:
-    """Build the owner record of the checkpoints in `folder`; `data` is the fingerprint of the training examples."""
+def describe_owner(
+    folder: Path, config: RunConfig, data: str, forward: Forward, *, eval_data: str = ""
+) -> CheckpointOwner:
+    """Build the owner record of the checkpoints in `folder`.
+
+    Args:
+        data, eval_data: fingerprints of the training examples and of the evaluation set; "" without one.
+    """
     flat = _flatten_sections(json.loads(json.dumps(redact_settings(config.as_dict()))))
     settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
-    return CheckpointOwner(run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward))
+    return CheckpointOwner(
+        run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward), eval_data=eval_data
+    )
 
 
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
@@ -194,6 +202,27 @@ def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[
     return [
         f"the run was started for {before:,} steps and now has {after:,}: schedule.name {schedule.plugin_name()} "
         "uses the new number from here, so the learning rate jumps, unlike in an uninterrupted run"
+    ]
+
+
+def describe_other_evaluation(
+    best: JsonTable | None, metric: str, before: CheckpointOwner, now: CheckpointOwner
+) -> list[str]:
+    """A warning if later scores cannot be compared with the best one: another eval.metric or evaluation set; else none.
+
+    Args:
+        best: the best evaluation of the checkpoint that `before` owns.
+    """
+    if best is None:
+        return []
+    changes = [f"eval.metric was {best['metric']}, is {metric}"] if best["metric"] != metric else []
+    if before.eval_data and now.eval_data and before.eval_data != now.eval_data:
+        changes.append("the evaluation data differ")
+    if not changes:
+        return []
+    return [
+        f"the best evaluation so far, of step {best['step']:,}, is no longer compared with later ones: "
+        f"{' and '.join(changes)}. The best one is chosen among the evaluations from here."
     ]
 
 

@@ -16,6 +16,7 @@ from fivetune.data.batch import PaddedBatch
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.store import load_or_build_store
+from fivetune.errors import NumericError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics.squad_v2 import SQuADV2 as Metric
 from fivetune.model.forward import compute_padded_losses
@@ -69,6 +70,14 @@ def test_no_answer_score_is_the_probability_of_the_phrase(setup):
                 setup.learner.model.eval(), PaddedBatch(inputs, torch.ones_like(inputs), labels)
             ).sum()
         assert math.isclose(line["no_answer_score"], math.exp(-nats), rel_tol=1e-4)
+
+
+def test_weights_that_are_not_finite_are_a_numeric_error(setup):
+    """It ended in an internal error of the JSON writer."""
+    with torch.no_grad():
+        next(setup.learner.model.parameters()).fill_(math.nan)
+    with pytest.raises(NumericError, match=r"^evaluation of q1\d\d: loss nan, confidence nan, .*train.precision bf16"):
+        _run(setup)
 
 
 def test_loss_is_nats_per_target_token(setup):

@@ -183,6 +183,21 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_f
     assert train(table, resume=True, preflight=False, quiet=True).status.state == "finished"
 
 
+@pytest.mark.parametrize("change", ["metric", "data"])
+def test_scores_of_another_metric_or_evaluation_set_are_not_compared(tmp_path, model_folder, monkeypatch, change):
+    """The best score stayed that of the other metric: the early step was exported, with a score of other data."""
+    kit.scored(monkeypatch, [90.0, 1.0])
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, eval__at_start=False)
+    train(table, preflight=False, quiet=True)
+    changes = {"metric": {"eval.metric": "exact"}, "data": {"data.eval": str(tmp_path / "train.json")}}
+    run = train(table, changes[change], resume=True, preflight=False, quiet=True)
+    expected = {"metric": "eval.metric was f1, is exact.", "data": "the evaluation data differ."}
+    assert any(text.startswith("the best evaluation so far, of step 2,") for text in run.warnings)
+    assert any(expected[change] in text for text in run.warnings)
+    assert run.status.best.metric == ("exact" if change == "metric" else "f1") and run.status.best.score < 90
+    assert run.status.best.step == 2 and [record.step for record in run.evals] == [2, 2]
+
+
 def test_another_environment_is_listed_and_warned_of():
     before = {"device": {"name": "A"}, "num_threads": 2, "versions": {"torch": "2.11"}}
     parts, warnings = resume.add_part((), before, step=0)
