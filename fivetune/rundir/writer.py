@@ -148,6 +148,8 @@ class RunDir:
             run._status = _drop_invalid(read_json(path / STATUS))
         except RunDirError as error:
             run._set_aside(STATUS, str(error).removeprefix(f"{path / STATUS}").partition(". ")[0])
+        if run._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
+            run._status |= {"state": "interrupted", "why": "killed"}
         run.warnings = _parse_warnings(run._status)
         for message in run.set_aside:
             run.add_warning(message)

@@ -68,7 +68,14 @@ from fivetune.training.resume import (
     refuse_other_data,
     with_saved_batch_size,
 )
-from fivetune.training.setup import Setup, build_decoding, describe_machine, seed_everything, set_up
+from fivetune.training.setup import (
+    Setup,
+    build_decoding,
+    describe_machine,
+    seed_everything,
+    set_up,
+    with_batch_size,
+)
 from fivetune.training.signals import StopNowError, StopRequest
 from fivetune.training.sources import with_data_labels
 from fivetune.training.update import make_nonfinite_flag
@@ -152,6 +159,7 @@ def _open_run_outputs(
     if not world.is_first:
         return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)
     run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
+    checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
     world.broadcast_object(run.get_status())
     progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
     for message in run.set_aside:
@@ -193,19 +201,12 @@ def _prepare(
     forward = read_forward(run.path) if resume else None
     setup = set_up(config, on_progress=progress.update, resumed_forward=forward, world=world)
     plan, warnings = setup.plan, list(setup.loaded.warnings)
-    evaluator = setup.data.evaluator
-    owner = describe_owner(
-        run.path,
-        setup.config,
-        setup.data.stream.store.fingerprint,
-        setup.learner.forward,
-        eval_data=evaluator.store.fingerprint if evaluator else "",
-    )
+    owner = describe_owner(run.path, setup)
     if resume:
         plan = _restore_plan(setup, run, progress, warnings, owner)
         _write_initial_status(config, run)
     if setup.fit:
-        run.write_config(setup.config.as_redacted_yaml())
+        run.write_config(with_batch_size(config, setup.fit.batch_size).as_redacted_yaml())
         progress.log(str(setup.fit))
     if setup.learner.compute.precision == "fp16":
         warnings.append(FP16_WARNING)
@@ -226,7 +227,6 @@ def _prepare(
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
     _record_machine(run, progress, machine, step=state.step, resume=resume)
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
-    past_evals = select_evals_by_step(_read_past_evals(run, world))
     return Training(
         setup,
         plan,
@@ -238,8 +238,7 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
-        # Without a best evaluation, that of the current step counts: it is repeated with this metric and these data.
-        evaluated_steps={each.step for each in past_evals if state.best or each.step == 0},
+        evaluated_steps=_find_evaluated_steps(run, world, state),
         owner=owner,
     )
 
@@ -260,7 +259,8 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     """
     refuse_foreign_checkpoints(run.path, owner)
     refuse_other_data(run.path, setup.data.stream.store.fingerprint)
-    refuse_fewer_steps(run.path, run.get_status_value("step", 0), setup.plan.num_steps)
+    saved = checkpoint.list_steps(run.path / "checkpoints")  # status.json may be lost, or older than the checkpoint
+    refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
     world = setup.learner.world
     warnings += world.broadcast_object(describe_lost_files(run.path))
     before = world.broadcast_object(read_plan(run.path))
@@ -308,6 +308,12 @@ def _train_and_export(training: Training) -> None:
 def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
     """The evaluations that rank 0 has written, on every rank."""
     return world.broadcast_object(rundir.read_evals(run.path) if world.is_first else [])
+
+
+def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress) -> set[int]:
+    """The steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far."""
+    records = select_evals_by_step(_read_past_evals(run, world))
+    return {record.step for record in records if state.best or record.step == 0}
 
 
 def _write_initial_status(config: RunConfig, run: RunDir) -> None:

@@ -170,6 +170,20 @@ def list_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name, re.ASCII))
 
 
+def restore_replaced_checkpoints(folder: Path) -> None:
+    """Rename `.N.old` back to N where N is missing: the process was killed between the renames of `replace_folder`.
+
+    Raises RunDirError if the system refuses.
+    """
+    for old in folder.glob(".*.old"):
+        target = old.with_name(old.name.removeprefix(".").removesuffix(".old"))
+        try:
+            if not target.exists():
+                old.rename(target)
+        except OSError as error:
+            raise RunDirError(f"{old}: cannot be renamed to {target.name}: {error.strerror}. Rename it.") from None
+
+
 def find_newest_checkpoint(folder: Path, *, on_damage: Callable[[str], object]) -> Path | None:
     """Find the newest whole checkpoint; damaged ones are renamed to <step>.damaged and reported to `on_damage`.
 

@@ -328,7 +328,7 @@ def _check_reload(setup: Setup) -> Outcome:
         return "warn", "skipped: the model is too large to be written and read in a minute"
     with learner.gather_model() as plain:
         error = learner.world.broadcast_object(_measure_reload_error(setup, plain) if learner.world.is_first else 0.0)
-    if error > 1e-5:
+    if not error <= 1e-5:  # NaN fails too
         return "fail", f"a saved and reloaded model differs by {error:.3g} nats. Report this with your versions"
     return "pass", f"the reloaded model gives the same token losses (largest difference {error:.1g} nats)"
 

@@ -24,7 +24,7 @@ from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import ForwardFacts, RunPart
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import CheckpointOwner
-from fivetune.training.setup import with_batch_size
+from fivetune.training.setup import Setup, with_batch_size
 from fivetune.values import flatten_table, get_nested
 
 if TYPE_CHECKING:
@@ -74,18 +74,17 @@ def read_run_id(folder: Path) -> str:
     return rundir.read_machine(folder).run_id or (ids[-1] if ids else uuid.uuid4().hex)
 
 
-def describe_owner(
-    folder: Path, config: RunConfig, data: str, forward: Forward, *, eval_data: str = ""
-) -> CheckpointOwner:
-    """Build the owner record of the checkpoints in `folder`.
-
-    Args:
-        data, eval_data: fingerprints of the training examples and of the evaluation set; "" without one.
-    """
-    flat = _flatten_sections(json.loads(json.dumps(redact_settings(config.as_dict()))))
+def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
+    """Build the owner record of the checkpoints that the run of a set-up writes in `folder`."""
+    evaluator = setup.data.evaluator
+    flat = _flatten_sections(json.loads(json.dumps(redact_settings(setup.config.as_dict()))))
     settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
     return CheckpointOwner(
-        run_id=read_run_id(folder), settings=settings, data=data, forward=asdict(forward), eval_data=eval_data
+        run_id=read_run_id(folder),
+        settings=settings,
+        data=setup.data.stream.store.fingerprint,
+        forward=asdict(setup.learner.forward),
+        eval_data=evaluator.store.fingerprint if evaluator else "",
     )
 
 

@@ -202,6 +202,14 @@ def test_one_part_predicts(run, capsys):
     assert json.loads(capsys.readouterr().out)["prediction"] in LABELS
 
 
+def test_a_part_with_a_measured_batch_size_is_resumed_by_its_recipe(tmp_path, model):
+    """config.yaml had the part's task in place of the mixture."""
+    recipe = mixture(tmp_path, model, part="quality")
+    recipe["train"] |= {"num_steps": 1, "batch_size": "auto"}
+    train(recipe, preflight=False, quiet=True)
+    assert train(recipe, {"train.num_steps": 2}, resume=True, preflight=False, quiet=True).status.step == 2
+
+
 def test_one_part_is_evaluated_on_other_files(run, tmp_path):
     other = posts(tmp_path / "other.csv", num=5)
     for overrides in ({"task.part": "tags", "data.eval": str(other)}, {"task.part": "squad", "data.eval": str(other)}):

@@ -355,10 +355,10 @@ def test_a_damaged_status_is_set_aside(tmp_path, content):
 )
 def test_values_of_the_wrong_kind_in_a_status_count_as_missing(tmp_path, changes):
     started(tmp_path).close()
-    rundir.write_json(tmp_path / STATUS, {"state": "running", **changes})
+    rundir.write_json(tmp_path / STATUS, {"state": "interrupted", **changes})
     run = RunDir.resume(tmp_path)
     run.close()
-    assert run.get_status() == {"state": "running"} and run.warnings == []
+    assert run.get_status() == {"state": "interrupted"} and run.warnings == []
 
 
 @pytest.mark.parametrize("name", ["log.txt", "telemetry.jsonl", "telemetry-1.jsonl"])

@@ -284,6 +284,11 @@ def test_failed_check_stops_the_run(tmp_path, model_folder, monkeypatch):
     assert not (tmp_path / "run").exists(), "a run that never began leaves its place free"
 
 
+def test_a_reloaded_model_with_nan_fails(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight, "_measure_reload_error", lambda *_: math.nan)
+    assert _checks(tmp_path, model_folder)["save and reload"].state == "fail"
+
+
 def test_warnings_go_into_the_run(tmp_path, model_folder):
     run = train(kit.recipe(tmp_path, model_folder, optimizer__lr=6e-3, train__num_steps=1), quiet=True)
     assert any(w.startswith("learning rate: optimizer.lr 0.006 is outside") for w in run.warnings)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fivetune import rundir
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.training import resume, train
@@ -196,6 +197,27 @@ def test_scores_of_another_metric_or_evaluation_set_are_not_compared(tmp_path, m
     assert any(expected[change] in text for text in run.warnings)
     assert run.status.best.metric == ("exact" if change == "metric" else "f1") and run.status.best.score < 90
     assert run.status.best.step == 2 and [record.step for record in run.evals] == [2, 2]
+
+
+def test_a_refused_resume_of_a_killed_run_leaves_it_interrupted(stopped):
+    """It became a failed run, which a sweep trains from the start."""
+    edit(path_of(stopped, "status.json"), '"finished"', '"running"')
+    with pytest.raises(ConfigError, match=r"^train\.num_steps: 1 is below the"):
+        train(stopped, {"train.num_steps": 1}, resume=True, preflight=False, quiet=True)
+    assert rundir.read_status(path_of(stopped, ".")).state == "interrupted"
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused_without_status_json(stopped):
+    path_of(stopped, "status.json").unlink()
+    with pytest.raises(ConfigError, match=r"^train.num_steps: 1 is below the 2 steps that .*run has done\. Set"):
+        train(stopped, {"train.num_steps": 1}, resume=True, preflight=False, quiet=True)
+
+
+def test_a_checkpoint_killed_between_the_renames_of_its_replacement_is_used(stopped, finished):
+    path_of(stopped, "checkpoints/2").rename(path_of(stopped, "checkpoints/.2.old"))
+    run = continue_run(stopped)
+    assert [part.step for part in run.machine.parts] == [0, 2] and run.warnings == []
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
 
 
 def test_another_environment_is_listed_and_warned_of():
