@@ -28,11 +28,12 @@ ROUNDS = 2
 
 SHORT_RUN_SETTINGS: dict[str, Any] = {
     "train.num_steps": NUM_STEPS, "train.num_epochs": None, "report.sinks": [], "report.beside": [],
-    "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS,
+    "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS, "train.early_stopping": None,
 }  # fmt: skip
+NO_EVALUATION: dict[str, Any] = {"data.eval": [], "data.eval_share": None}
 INTERRUPTION_SETTINGS: dict[str, dict[str, Any]] = {
     "evaluation_bound": {"eval.every_steps": NUM_STEPS // 2},
-    "checkpoint_bound": {"data.eval": [], "checkpoint.every_steps": NUM_STEPS // 4},
+    "checkpoint_bound": {**NO_EVALUATION, "checkpoint.every_steps": NUM_STEPS // 4},
 }
 """Settings of the short runs that measure the duration of one interruption, with and without the change."""
 
@@ -87,7 +88,7 @@ def verify_change(
 def _run_training(folder: Path, target: Path, verdict: Verdict, *, changed: bool) -> Run:
     settings = {
         **SHORT_RUN_SETTINGS,
-        **INTERRUPTION_SETTINGS.get(verdict.rule, {"data.eval": []}),
+        **INTERRUPTION_SETTINGS.get(verdict.rule, NO_EVALUATION),
         "run.dir": str(target),
     }
     if verdict.rule not in INTERRUPTION_SETTINGS:  # otherwise the short runs need their own interval

@@ -9,6 +9,8 @@ import pytest
 from uneven_questions import questions
 
 from fivetune.cli import main
+from fivetune.config import load_config
+from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.diagnosis import verify as trial
 from fivetune.diagnosis.rules import diagnose
 from fivetune.diagnosis.stats import RunStats, collect_run_stats
@@ -99,6 +101,28 @@ def test_what_is_changed_is_as_the_recipe_has_it_in_the_runs_without_the_change(
     verdict = Verdict("host_bound", "", None, None, 1.0, "", change, gain=1.5)
     verify_change(Path("runs/x"), RunStats(), verdict, on_progress=lambda _: None)
     assert ["--report.sinks=[]" in command for command in commands] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("rule", ["host_bound", "checkpoint_bound", "evaluation_bound"])
+def test_only_short_runs_that_measure_evaluations_evaluate(monkeypatch, tmp_path, model_folder, rule):
+    """Without evaluations there is no early stopping either; a share of the training data is not held back."""
+    configs = []
+
+    class JobLoads(JobHere):
+        def wait(self) -> int:
+            configs.append(load_config(self.words[1], parse_overrides(self.words[4:])))
+            return 0
+
+    table = kit.recipe(tmp_path, model_folder, train__early_stopping=2, data__eval=[], data__eval_share=0.2)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(as_yaml(table))
+    monkeypatch.setattr(trial, "_measure_cost", lambda *_: 1.0)
+    monkeypatch.setattr(trial.rundir, "read_run", lambda _: None)
+    monkeypatch.setattr(trial, "Job", JobLoads)
+    verdict = Verdict(rule, "", None, None, 1.0, "", {"train.batch_size": 4}, gain=1.5)
+    verify_change(recipe, RunStats(), verdict, on_progress=lambda _: None)
+    assert {config.train.early_stopping for config in configs} == {None}
+    assert {config.data.eval_share for config in configs} == {0.2 if rule == "evaluation_bound" else None}
 
 
 def test_a_short_run_that_fails_says_why(tmp_path, model_folder, here):
