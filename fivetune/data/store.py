@@ -218,7 +218,9 @@ def _build_store(
                 file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode())
             remove_progress(staging)
             fsync_folder(staging)
-            if not folder.exists():
+            if folder.exists():
+                shutil.rmtree(staging, ignore_errors=True)
+            else:  # from the rename on, a folder of the name `staging` is that of another process
                 staging.rename(folder)
                 fsync_folder(folder.parent)
     except KeyboardInterrupt:
@@ -230,7 +232,6 @@ def _build_store(
         raise
     finally:
         lock.close()
-    shutil.rmtree(staging, ignore_errors=True)
 
 
 def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:

@@ -83,6 +83,17 @@ def test_two_processes_do_not_build_in_one_folder(tmp_path, tokenizer_folder, sm
     assert {path.name for path in cache.iterdir()} == {folder.name, other.name}
 
 
+def test_a_build_that_begins_while_another_ends_is_left_alone(tmp_path, tokenizer_folder, monkeypatch):
+    def begin_another(path: Path) -> None:
+        if path.name == "cache":  # the first build has just renamed its folder
+            (folder,) = path.iterdir()
+            folder.with_name(f".{folder.name}.partial").mkdir()
+
+    monkeypatch.setattr(store_module, "fsync_folder", begin_another)
+    load_or_build_store(_source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder), cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob(".*.partial"))) == 1
+
+
 # --- the command ---
 
 
