@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -33,6 +33,7 @@ from fivetune.rundir.figures import (
 )
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.tasks import is_higher_better
+from fivetune.values import get_nested
 
 MIN_STEPS = 10
 """Minimum number of steady steps for timings: one delayed step is a tenth of them."""
@@ -180,7 +181,7 @@ class RunStats:
         >>> RunStats(config={"train": {"batch_size": 8}}).get_setting("train.batch_size")
         8
         """
-        return _get_setting(self.config, key)
+        return get_nested(self.config, *key.split("."))
 
     @property
     def examples_per_step(self) -> int | None:
@@ -218,7 +219,6 @@ def collect_log_stats(records: Sequence[TelemetryRecord], *, devices_requested: 
 
 def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunStats:
     """Collect the statistics of a run, finished or in progress."""
-    run = replace(run, config=run.config or {})
     steps, machine, status = run.steps, run.machine, run.status
     kind, metric = machine.device.kind, status.best.metric if status.best else None
     exported = find_exported_eval(run)
@@ -229,7 +229,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     return RunStats(
         config=run.config,
         state=": ".join(filter(None, (status.state, status.why))) or None,
-        devices_requested=devices_requested or _get_requested_nproc(_get_setting(run.config, "launch.nproc")),
+        devices_requested=devices_requested or _get_requested_nproc(get_nested(run.config, "launch", "nproc")),
         world_size=steps[-1].world_size if steps else None,
         device_kind=kind,
         precision=machine.precision,
@@ -264,12 +264,6 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         ranks=_measure_busy_cores(run.telemetry),
         host_load=_measure_host_load(run.telemetry),
     )
-
-
-def _get_setting(config: Mapping[str, Any], key: str) -> Any:
-    section, _, name = key.partition(".")
-    table: Mapping[str, Any] | None = config.get(section)
-    return table.get(name) if isinstance(table, Mapping) else None
 
 
 # --- the steps ---
@@ -438,7 +432,7 @@ def _measure_host_load(telemetry: Sequence[TelemetryRecord]) -> HostLoad | None:
 
 
 def _find_lowered_batch_size(run: Run) -> int | None:
-    requested, now = _get_setting(run.config, "train.batch_size"), run.plan.batch_size if run.plan else None
+    requested, now = get_nested(run.config, "train", "batch_size"), run.plan.batch_size if run.plan else None
     return now if isinstance(requested, int) and now is not None and now < requested else None
 
 

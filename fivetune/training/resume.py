@@ -231,12 +231,9 @@ def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tupl
     >>> find_changed_settings({"run": {"seed": 1}, "device": "cpu"}, {"run": {"seed": 2}, "device": "cpu"})
     {'run.seed': (1, 2)}
     """
-    found = {}
-    for key in sorted({*_flatten_sections(before), *_flatten_sections(after)}):
-        old, new = _flatten_sections(before).get(key), _flatten_sections(after).get(key)
-        if old != new and not _is_changeable(key):
-            found[key] = (old, new)
-    return found
+    old, new = _flatten_sections(before), _flatten_sections(after)
+    pairs = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if not _is_changeable(key)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _is_changeable(key: str) -> bool:
