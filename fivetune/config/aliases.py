@@ -195,6 +195,19 @@ _SWITCHES = {"gradient_checkpointing", "activation_checkpointing", "eval_on_star
 _SWITCHES |= {"auto_find_batch_size", "bf16", "use_cpu", "adafactor"}
 
 
+class NoEquivalentError(ConfigError):
+    """An argument of transformers, or its value, has no equivalent setting.
+
+    Args:
+        where: place of the argument.
+        advice: what to do instead.
+    """
+
+    def __init__(self, name: str, *, where: str, advice: str) -> None:
+        super().__init__(f"{where}: {name} has no setting of its own here. {advice}")
+        self.where, self.advice = where, advice
+
+
 def is_known(name: str) -> bool:
     """Whether a name is one of transformers' arguments."""
     return any(name in table for table in (ALIASES, UNCHANGED, NO_EFFECT, NO_EQUIVALENT, _COMPOSED))
@@ -216,7 +229,8 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
         where: place of the argument, for the message.
         beside: all arguments of the same file or command line, by name.
 
-    Raises ConfigError with the alternative for an argument or a value without an equivalent.
+    Raises NoEquivalentError with the alternative for an argument or a value without an equivalent, ConfigError for a
+    data set that cannot be named.
 
     >>> translate_argument("learning_rate", 1e-3, where="--learning_rate", beside={})
     {'optimizer.lr': 0.001}
@@ -231,7 +245,7 @@ def translate_argument(name: str, value: object, *, where: str, beside: Mapping[
         return {}
     advice = UNCHANGED[name][1] if name in UNCHANGED else NO_EQUIVALENT.get(name)
     if advice:
-        raise ConfigError(f"{where}: {name} has no setting of its own here. {advice}")
+        raise NoEquivalentError(name, where=where, advice=advice)
     if name in _COMPOSED:
         return _translate_dataset(name, value, where=where, beside=beside)
     if name == "doc_stride":

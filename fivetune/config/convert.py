@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from fivetune.config.aliases import NO_EFFECT, is_known, translate_argument
+from fivetune.config.aliases import NO_EFFECT, NoEquivalentError, is_known, translate_argument
 from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.errors import ConfigError
 from fivetune.types import JsonTable
@@ -91,8 +91,11 @@ def convert_arguments(text: str) -> ConvertedRecipe:
             continue
         try:
             found = translate_argument(name, value, where=f"--{name}", beside=arguments)
+        except NoEquivalentError as error:
+            left_out.append(f"{error.where}: {error.advice}")
+            continue
         except ConfigError as error:
-            left_out.append(str(error).replace(f"{name} has no setting of its own here. ", ""))
+            left_out.append(str(error))
             continue
         if not found and name in NO_EFFECT:
             left_out.append(f"--{name}: changes no result.")

@@ -14,7 +14,15 @@ from transformers import Seq2SeqTrainingArguments
 
 from fivetune import plugins
 from fivetune.config import RunConfig, load_config
-from fivetune.config.aliases import ALIASES, NO_EFFECT, NO_EQUIVALENT, UNCHANGED, VALUE_ALIASES, is_known
+from fivetune.config.aliases import (
+    ALIASES,
+    NO_EFFECT,
+    NO_EQUIVALENT,
+    UNCHANGED,
+    VALUE_ALIASES,
+    NoEquivalentError,
+    is_known,
+)
 from fivetune.config.convert import convert_arguments
 from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, parse_overrides, parse_value
 from fivetune.config.recipes import find_recipe, list_recipe_names
@@ -404,9 +412,10 @@ def test_report_to_takes_one_or_all():
 
 @pytest.mark.parametrize(("name", "advice"), NO_EQUIVALENT.items())
 def test_names_without_a_place_say_what_to_do(name, advice):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(NoEquivalentError) as caught:
         load_config(BASIC, {name: 1})
     assert str(caught.value) == f"--{name}: {name} has no setting of its own here. {advice}"
+    assert caught.value.where == f"--{name}" and caught.value.advice == advice
 
 
 # --- values ---
