@@ -144,7 +144,8 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     tokens = fmean(count_tokens(step) for step in recent) if recent else None
     state, step = status.state or "preparing", steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
-    best, plan = status.best, read_plan(path)
+    best = status.best
+    plan = read_plan(path, on_damage=lambda text: None)  # `find_verdict_message` reports the damage
     return View(
         name=name,
         state=state,

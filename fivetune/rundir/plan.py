@@ -7,6 +7,7 @@ machine: optimizer steps, evaluation interval, micro-batch.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,24 @@ class Plan:
         return asdict(self)
 
 
-def read_plan(folder: str | Path) -> Plan | None:
-    """Read plan.json; None if the run ended before it was written. Raises RunDirError if it is damaged."""
-    path = Path(folder) / PLAN
+def read_plan(folder: str | Path, *, on_damage: Callable[[str], Any] | None = None) -> Plan | None:
+    """Read plan.json; None if the run ended before it was written.
+
+    Args:
+        on_damage: called with a sentence if the file is damaged, which then counts as missing; only a resume needs it.
+
+    Raises RunDirError for a damaged file if `on_damage` is None.
+    """
+    try:
+        return _parse_plan(Path(folder) / PLAN)
+    except RunDirError as error:
+        if on_damage is None:
+            raise
+        on_damage(str(error))
+        return None
+
+
+def _parse_plan(path: Path) -> Plan | None:
     if not path.is_file():
         return None
     try:
@@ -68,4 +84,6 @@ def read_plan(folder: str | Path) -> Plan | None:
 
 
 def _build_damage_error(path: Path, reason: str) -> RunDirError:
-    return RunDirError(f"{path}: damaged: {reason}. Restore the file, or start a new run in another run.dir.")
+    return RunDirError(
+        f"{path}: damaged: {reason}. To resume the run, restore the file, or start a new run in another run.dir."
+    )

@@ -103,6 +103,7 @@ def read_run(folder: str | Path) -> Run:
     telemetry = read_telemetry(folder, on_damage=notes.append)
     if len(notes) > 1:
         notes = [f"{notes[0]} {len(notes) - 1} more damaged telemetry lines are left out."]
+    plan = read_plan(folder, on_damage=notes.append)
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
@@ -115,7 +116,7 @@ def read_run(folder: str | Path) -> Run:
         warnings=[*(warning.message for warning in status.warnings), *notes],
         telemetry=telemetry,
         trace=read_json(folder / TRACE),
-        plan=read_plan(folder),
+        plan=plan,
         found={name: result for name in FINDERS if (result := read_json(build_sibling_path(folder, f"{name}.json")))},
     )
 

@@ -19,6 +19,7 @@ from fake_run import fake_run, make_eval, make_run, write_run
 from rich.console import Console
 
 from fivetune import cli, rundir
+from fivetune.errors import RunDirError
 from fivetune.progress import Progress
 from fivetune.report.live import (
     SAMPLE_BYTES,
@@ -29,6 +30,8 @@ from fivetune.report.live import (
     render_frame,
     sample_records,
 )
+from fivetune.rundir import read_run
+from fivetune.rundir.plan import read_plan
 
 
 def shown(folder: Path, *, width: int = 100, height: int | None = None) -> str:
@@ -102,6 +105,23 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     (a_run(tmp_path / "two") / "status.json").write_text("{")
     text = shown(tmp_path)
     assert "1 finished" in text and "1 unreadable" in text and "damaged" in text
+
+
+def test_a_damaged_plan_is_named_and_the_run_is_shown(tmp_path):
+    run = a_run(tmp_path / "one")
+    (run / "plan.json").write_text("{")
+    text = shown(tmp_path, width=300)
+    assert "1 finished" in text and "f1 93.95 at step 250" in text and f"{run}/plan.json: damaged: " in text
+    assert read_run(run).plan is None
+    assert read_run(run).warnings[-1].startswith(f"{run}/plan.json: damaged: JSONDecodeError")
+    with pytest.raises(RunDirError, match=r"plan\.json: damaged: .*To resume the run, restore the file"):
+        read_plan(run)
+    assert cli.main(["report", str(run)]) == 0 and "plan.json: damaged: " in (run / "report.html").read_text()
+    other = a_run(tmp_path / "two")
+    changed = {**rundir.read_run_config(other), "optimizer": {"name": "adamw"}}
+    rundir.write_text(other / rundir.CONFIG, yaml.safe_dump(changed))
+    assert cli.main(["compare", str(run), str(other)]) == 0
+    assert cli.main(["diagnose", str(run)]) == 0
 
 
 @pytest.mark.parametrize("width", [80, 140])
