@@ -48,7 +48,7 @@ class RawRecord:
     """One record as its source gave it.
 
     Args:
-        fields: the columns of the record, names as in the source (after `data.list_columns` was applied).
+        fields: the columns of the record, by the source's names until `read_records` applies `data.columns`.
         where: file and line (or record number) for messages: `train.jsonl:17`.
         has_own_id: the source gave the column `id`; else it was made up from the record's place.
     """

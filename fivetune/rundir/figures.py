@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from statistics import fmean, median
 
 from fivetune.rundir.layout import OWN_SPLITS
-from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.rundir.records import BestEval, DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.values import divide
 
 FROZEN_STEPS = 10
@@ -93,19 +93,25 @@ def find_best_eval(
     records = [record for record in records if record.split == "eval"] or records
     best: EvalRecord | None = None
     for record in records:
-        if best is None or is_better_eval(record, best, metric=metric, higher_is_better=higher_is_better):
+        if best is None or is_better_eval(
+            build_best_eval(record, metric), build_best_eval(best, metric), higher_is_better=higher_is_better
+        ):
             best = record
     return best
 
 
-def is_better_eval(later: EvalRecord, earlier: EvalRecord, *, metric: str, higher_is_better: bool) -> bool:
+def build_best_eval(record: EvalRecord, metric: str) -> BestEval:
+    """Build what is compared of an evaluation: its step, its score by `metric` and its loss."""
+    return BestEval(record.step, metric, record.scores[metric], record.loss)
+
+
+def is_better_eval(later: BestEval, earlier: BestEval, *, higher_is_better: bool) -> bool:
     """Whether a later evaluation replaces an earlier one as the best: the better score, then the lower loss.
 
     If the losses are equal or one is unknown, the later step wins, because its weights have seen more data.
     """
-    new, old = later.scores[metric], earlier.scores[metric]
-    if new != old:
-        return new > old if higher_is_better else new < old
+    if later.score != earlier.score:
+        return later.score > earlier.score if higher_is_better else later.score < earlier.score
     if later.loss is None or earlier.loss is None:
         return True
     return later.loss <= earlier.loss

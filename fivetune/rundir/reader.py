@@ -224,7 +224,10 @@ def _get_advice(name: str) -> str:
 
 
 def _find_dead_owner(path: Path) -> str | None:
-    """Return the last owner of a lock that is now free; None if the lock is held or was never taken (as in a copy)."""
+    """Return the last owner of a lock that is now free; None if the lock is held or there is no lock file.
+
+    A copy of a live run has the lock file but not the lock, so it counts as killed.
+    """
     try:
         with (path / LOCK).open() as file:
             return (file.read().strip() or "its process") if lock_file(file, shared=True) else None

@@ -300,7 +300,7 @@ def _train_and_export(training: Training) -> None:
         incomplete=incomplete,
         num_starved_steps=setup.data.stream.num_starved,
         seconds=sum(state.seconds.values()),
-        best=state.best,
+        best=asdict(state.best) if state.best else None,
     )
     setup.learner.world.barrier()
 
@@ -366,8 +366,8 @@ def _export_model(training: Training) -> str | None:
     world = learner.world
     incomplete = None
     with measure_phase(training, "checkpoint"):
-        if state.best and state.best["step"] != state.step:
-            path = run.path / "checkpoints" / str(state.best["step"])
+        if state.best and state.best.step != state.step:
+            path = run.path / "checkpoints" / str(state.best.step)
             if reason := world.broadcast_object(
                 checkpoint.find_damage(path, names=[WEIGHTS]) if world.is_first else None
             ):
@@ -377,13 +377,13 @@ def _export_model(training: Training) -> str | None:
             else:
                 checkpoint.load_weights(path, learner.model)
     scored = {(e.step, e.split) for e in _read_past_evals(run, world)}
-    if state.best and (state.best["step"], "eval") not in scored:
+    if state.best and (state.best.step, "eval") not in scored:
         with measure_phase(training, "evaluate"):
-            run_evaluation(training, step=state.best["step"])
+            run_evaluation(training, step=state.best.step)
     with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
         if world.is_first:
             run.refuse_moved()
-            best = find_own_eval(rundir.read_evals(run.path), state.best["step"]) if state.best else None
+            best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
             name, model_type = run.path.resolve().name, plain.config.model_type
             card = redact_secrets(build_model_card(setup.config, best, name=name, model_type=model_type))
             target_p99 = setup.data.stream.store.summary["target_p99"]

@@ -37,6 +37,7 @@ from fivetune.errors import RunDirError, format_size
 from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import find_damage, write_checksums
+from fivetune.rundir.records import BestEval
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable, TorchState
@@ -50,13 +51,13 @@ class TrainingProgress:
 
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
-        best: {"step", "metric", "score", "loss"} of the best evaluation so far.
+        best: the best evaluation so far; None before the first one.
         num_evals_without_improvement: number of evaluations since the last improvement.
         seconds: wall-clock seconds by phase, over all resumes.
     """
 
     step: int = 0
-    best: JsonTable | None = None
+    best: BestEval | None = None
     num_evals_without_improvement: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -86,7 +87,10 @@ NO_OWNER = CheckpointOwner()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of the state on the host: weights by name, and the content of state.pt."""
+    """The state on the host: weights by name, and the content of state.pt.
+
+    Tensors that are on the host already are not copied: a snapshot of a CPU run is written before the next step.
+    """
 
     weights: dict[str, Tensor]
     state: TorchState
@@ -95,7 +99,7 @@ class Snapshot:
 def take_snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World = SINGLE_PROCESS
 ) -> Snapshot:
-    """Copy the current state to the host. Collective: all ranks call it; the copy is complete on rank 0."""
+    """Gather the current state on the host. Collective: all ranks call it; the snapshot is complete on rank 0."""
 
     def taken(tensor: Tensor) -> Tensor:
         full = gather_tensor(tensor.detach())
@@ -214,12 +218,11 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
         step, best, seconds, owner = table["step"], table["best"], table["seconds"], table.get("owner", {})
         if type(step) is not int or str(step) != path.name.removesuffix(".damaged"):
             raise ValueError(f"step is {step!r}")
-        if best is not None and not (
-            type(best["step"]) is int and 0 < best["step"] <= step and _is_number(best["score"])
-        ):
-            raise ValueError(f"best is {best!r}")
-        if best is not None and not (best.get("loss") is None or _is_number(best["loss"])):
-            raise ValueError(f"best is {best!r}")
+        if best is not None:
+            best = BestEval(best["step"], best["metric"], best["score"], best.get("loss"))
+            is_step = type(best.step) is int and 0 < best.step <= step
+            if not (is_step and _is_number(best.score) and (best.loss is None or _is_number(best.loss))):
+                raise ValueError(f"best is {best!r}")
         num_without_improvement = table["num_evals_without_improvement"]
         if type(num_without_improvement) is not int or num_without_improvement < 0:
             raise ValueError(f"num_evals_without_improvement is {num_without_improvement!r}")

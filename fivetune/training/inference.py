@@ -195,8 +195,8 @@ def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
         cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
     except (OSError, ValueError, KeyError, TypeError):
         raise RunDirError(
-            f"{path}: holds no max_new_tokens, the generation cap of the run. Restore the file, or give "
-            "--eval.max_new_tokens NUMBER."
+            f"{path}: holds no max_new_tokens, the generation cap of the run. Restore the file, or export the model "
+            f"again: delete {folder}, then run: fivetune train {folder.parent} --resume"
         ) from None
     return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})
 

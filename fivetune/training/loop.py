@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops, count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.rundir.figures import FROZEN_STEPS, find_divergence, is_frozen
+from fivetune.rundir.figures import FROZEN_STEPS, build_best_eval, find_divergence, is_better_eval, is_frozen
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord, StepRecord
@@ -40,9 +40,6 @@ from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
 
 DIVERGENCE_CHECKS = 50  # per run
 
@@ -251,18 +248,14 @@ def evaluate_model(training: Training) -> None:
     write_steps(training, wait=True)
     record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
     training.evaluated_steps.add(state.step)
-    before = state.best
-    if state.step > 0 and (before is None or _is_better_than_best(setup, record, before)):
-        if before is None or (record.scores[setup.metric], record.loss) != (before["score"], before.get("loss")):
+    before, found = state.best, build_best_eval(record, setup.metric)
+    maximized = is_maximized(setup.config.task.metrics, setup.metric)
+    if state.step > 0 and (before is None or is_better_eval(found, before, higher_is_better=maximized)):
+        if before is None or (found.score, found.loss) != (before.score, before.loss):
             state.num_evals_without_improvement = -1
-        state.best = {
-            "step": state.step,
-            "metric": setup.metric,
-            "score": record.scores[setup.metric],
-            "loss": record.loss,
-        }
+        state.best = found
     state.num_evals_without_improvement += state.step > 0
-    training.run.update_status(step=state.step, best=state.best)
+    training.run.update_status(step=state.step, best=asdict(state.best) if state.best else None)
     last = training.last_eval
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
         warn_once(
@@ -324,7 +317,7 @@ def save_checkpoint(training: Training) -> None:
         training.progress.warn(f"{error} Retrying once.")
         checkpoint.write_checkpoint(folder, snapshot, state, owner)
     warn = partial(warn_once, training)
-    best_step = state.best["step"] if state.best else None
+    best_step = state.best.step if state.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():
         try:
             checkpoint.update_best_link(training.run.path, best_step)
@@ -360,7 +353,7 @@ def describe_early_stop(training: Training) -> str:
         return ""
     return (
         f"stopped early after step {state.step:,} of {training.plan.num_steps:,}: no evaluation was better than that "
-        f"of step {state.best['step']:,} ({state.best['metric']} {state.best['score']:.2f}) in "
+        f"of step {state.best.step:,} ({state.best.metric} {state.best.score:.2f}) in "
         f"{state.num_evals_without_improvement} evaluations (train.early_stopping)"
     )
 
@@ -370,7 +363,7 @@ def is_checkpoint_due(training: Training) -> bool:
     plan, state = training.plan, training.state
     if is_stopped_early(training):
         return True
-    is_best = state.best is not None and state.best["step"] == state.step
+    is_best = state.best is not None and state.best.step == state.step
     return is_best or state.step == plan.num_steps or state.step % plan.checkpoint_every_steps == 0
 
 
@@ -418,15 +411,6 @@ def _warn_of_losses(training: Training, step: int, loss: float, norm: float) -> 
             f"{found.last_loss:.3g}{guessing}. Start a new run with a lower optimizer.lr or more warm-up steps.",
             kind="diverged",
         )
-
-
-def _is_better_than_best(setup: Setup, record: EvalRecord, best: JsonTable) -> bool:
-    """Whether a later evaluation replaces the best one: a better score; at equal scores a loss that is not higher."""
-    score = record.scores[setup.metric]
-    if score != best["score"]:
-        return score > best["score"] if is_maximized(setup.config.task.metrics, setup.metric) else score < best["score"]
-    loss = best.get("loss")
-    return record.loss is None or loss is None or record.loss <= loss
 
 
 def _format_stop_message(training: Training) -> str:

@@ -21,7 +21,7 @@ from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.redaction import redact_settings
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
-from fivetune.rundir.records import ForwardFacts, RunPart
+from fivetune.rundir.records import BestEval, ForwardFacts, RunPart
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import CheckpointOwner
 from fivetune.training.setup import Setup, with_batch_size
@@ -205,7 +205,7 @@ def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[
 
 
 def describe_other_evaluation(
-    best: JsonTable | None, metric: str, before: CheckpointOwner, now: CheckpointOwner
+    best: BestEval | None, metric: str, before: CheckpointOwner, now: CheckpointOwner
 ) -> list[str]:
     """A warning if later scores cannot be compared with the best one: another eval.metric or evaluation set; else none.
 
@@ -214,13 +214,13 @@ def describe_other_evaluation(
     """
     if best is None:
         return []
-    changes = [f"eval.metric was {best['metric']}, is {metric}"] if best["metric"] != metric else []
+    changes = [f"eval.metric was {best.metric}, is {metric}"] if best.metric != metric else []
     if before.eval_data and now.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
     if not changes:
         return []
     return [
-        f"the best evaluation so far, of step {best['step']:,}, is no longer compared with later ones: "
+        f"the best evaluation so far, of step {best.step:,}, is no longer compared with later ones: "
         f"{' and '.join(changes)}. The best one is chosen among the evaluations from here."
     ]
 

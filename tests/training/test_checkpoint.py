@@ -14,6 +14,7 @@ import kit
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fivetune import rundir
 from fivetune.data.batch import collate
@@ -21,6 +22,7 @@ from fivetune.errors import FiveTuneEnvironmentError, RunDirError
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.rundir.checksums import write_checksums
+from fivetune.rundir.records import BestEval
 from fivetune.training import checkpoint, train
 from fivetune.training.checkpoint import TrainingProgress
 from fivetune.training.update import train_step
@@ -49,7 +51,7 @@ def test_everything_comes_back(tmp_path, model_folder, optimizer):
     table = {"optimizer": {"name": optimizer, "lr": 1e-3}, "model__dropout": 0.1}
     setup = kit.ready(tmp_path, model_folder, **table)
     _step(setup)
-    facts = {"best": {"step": 1, "metric": "f1", "score": 50.0}, "seconds": {"train": 1.5}}
+    facts = {"best": BestEval(1, "f1", 50.0), "seconds": {"train": 1.5}}
     path = _save(tmp_path / "checkpoints", setup, **facts)
     expected = [_step(setup), random.random(), float(np.random.rand()), torch.rand(1).item()]
 
@@ -143,14 +145,8 @@ def test_every_flipped_bit_of_the_manifest_is_found_or_harmless(tmp_path, setup)
         changed = bytearray(content)
         changed[position] ^= 1 << position % 8
         (path / "manifest.json").write_bytes(changed)
-        reason = checkpoint.find_damage(path)
-        assert (
-            reason is None
-            or "manifest.json" in reason
-            or "is missing" in reason
-            or "damaged" in reason
-            or "format" in reason
-        )
+        if checkpoint.find_damage(path) is None:  # a lower format version, or other white space
+            assert json.loads(changed)["files"] == json.loads(content)["files"]
 
 
 def test_format_of_a_later_version_is_not_read(tmp_path, setup):
@@ -203,8 +199,10 @@ def test_damaged_best_checkpoint_is_not_exported(tmp_path, model_folder, monkeyp
     _flip(run / "checkpoints" / "3" / "model.safetensors")
     after = train(table, resume=True, quiet=True)
     assert any("It was the best checkpoint; model/ holds the last weights instead." in w for w in after.warnings)
-    last = (run / "checkpoints" / "6" / "model.safetensors").read_bytes()
-    assert len(kit.weights_of(run)) == pytest.approx(len(last), rel=0.05)
+    last = load_file(run / "checkpoints" / "6" / "model.safetensors")
+    exported = load_file(run / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, last[name]) for name, tensor in exported.items() if name in last)
+    assert exported.keys() & last.keys()
     assert after.status.best is None
 
 
@@ -232,7 +230,7 @@ def _write_state(path: Path, **changes) -> None:
         {"step": "x"},
         {"step": 1_000_000},
         {"step": None},
-        {"best": {"step": 99, "score": 1}},
+        {"best": {"step": 99, "metric": "f1", "score": 1}},
         {"best": [1]},
         {"seconds": []},
         {"seconds": {"train": "long"}},
