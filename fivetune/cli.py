@@ -26,7 +26,7 @@ def main(words: list[str] | None = None) -> int:
     show_traceback = "--traceback" in words
     words = [word for word in words if word != "--traceback"]
     try:
-        return _dispatch(words)
+        return _dispatch(words, show_traceback=show_traceback)
     except FiveTuneError as error:
         if show_traceback:
             traceback.print_exc()
@@ -57,7 +57,7 @@ def main(words: list[str] | None = None) -> int:
         return 1
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], *, show_traceback: bool) -> int:
     for word in words:
         if any("\ud800" <= character <= "\udfff" for character in word):
             raise ConfigError(f"{word!a}: is not UTF-8, so no file of a run could hold it. Give it in UTF-8.")
@@ -85,6 +85,7 @@ def _dispatch(words: list[str]) -> int:
         parser.refuse_early_settings(words[1:], args)
     else:
         args = parser.parse_args(words[1:])
+    args.traceback = show_traceback  # a command that starts processes passes it on
     return command.run(args)
 
 

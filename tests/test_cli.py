@@ -109,6 +109,13 @@ def test_a_wrong_flag_is_named(capsys):
     )
 
 
+def test_traceback_reaches_the_processes_of_a_run(monkeypatch):
+    commands = []
+    monkeypatch.setattr("fivetune.launch.start_processes", lambda words, **_: commands.append(words) or 0)
+    assert cli.main(["train", "squad_v2", "--traceback", "--launch.nproc", "2", "--strategy.name", "ddp"]) == 0
+    assert "--traceback" in commands[0]
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_traceback_shows_where_an_error_comes_from(capsys, recipe, place):
     words = ["train", recipe, "--run.seed=1"]

@@ -94,5 +94,7 @@ def _write_report(folder: str) -> Path:
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:
     """Rebuild the words of the command, without the program."""
-    flags = [name for name in ("resume", "overwrite", "no_preflight", "quiet", "json") if getattr(args, name)]
+    flags = [
+        name for name in ("resume", "overwrite", "no_preflight", "quiet", "json", "traceback") if getattr(args, name)
+    ]
     return ["train", args.recipe, *(f"--{name.replace('_', '-')}" for name in flags), *args.settings]

@@ -65,7 +65,7 @@ def convert_arguments(text: str) -> ConvertedRecipe:
     ('t5-small', 'squad', '--fp16: Set train.pr')
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "))
+        words = shlex.split(re.sub(r"\\\r?\n", " ", text))
     except ValueError as error:
         raise ConfigError(
             f"--from-args: cannot be read as a command line: {error}. Close the quotation mark."
@@ -132,7 +132,13 @@ def _translate_batch(arguments: JsonTable, num_processes: int) -> JsonTable:
     """Translate batch size, accumulation and processes; the number of examples per optimizer step is preserved."""
     settings: JsonTable = {}
     micro = arguments.get("per_device_train_batch_size", 8)
-    total = micro * arguments.get("gradient_accumulation_steps", 1) * num_processes
+    accumulation = arguments.get("gradient_accumulation_steps", 1)
+    if accumulation * num_processes != 1 and type(micro) is not int:
+        raise ConfigError(
+            f"--per_device_train_batch_size: {micro!r} times accumulation and processes is no number of examples. "
+            "Give a whole number."
+        )
+    total = micro * accumulation * num_processes
     if total != micro or arguments.get("auto_find_batch_size"):
         settings["train.global_batch_size"] = total
     if num_processes > 1:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def find_typed_path(typed: str, run_directory: str | Path) -> str:
-    """Resolve a path as typed: unchanged if it exists or is absolute, else relative to the run's working directory.
+    """Resolve a path as typed: if it exists or is absolute, only `~` is expanded; else relative to the run's directory.
 
-    machine.json records that directory. A hub name or a path that exists in neither place is returned unchanged.
+    machine.json records the working directory of the run. A hub name or a path that exists in neither place is returned
+    unchanged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -21,7 +22,7 @@ def find_typed_path(typed: str, run_directory: str | Path) -> str:
     """
     path = Path(typed).expanduser()
     if os.path.exists(path) or path.is_absolute():
-        return typed
+        return os.path.expanduser(typed)
     try:
         machine = json.loads((Path(run_directory) / "machine.json").read_text(encoding="utf-8"))
         candidate = Path(machine["working_directory"]) / path

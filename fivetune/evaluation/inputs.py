@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
@@ -75,11 +76,15 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
 def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> None:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    Raises DataError for a record that JSON cannot represent.
+    A record without id gets its number, or a larger one if another record has that id. Raises DataError for a record
+    that JSON cannot represent.
     """
+    given = {str(record.get(name)) for record in records for name in ("id", columns.get("id", "id"))}
+    free = (str(number) for number in count(len(records)) if str(number) not in given)
     lines = []
     for number, record in enumerate(records):
-        named = {"id": str(number)} | {str(key): value for key, value in record.items()}
+        own_id = str(number) if str(number) not in given else next(free)
+        named = {"id": own_id} | {str(key): value for key, value in record.items()}
         for wanted, name in columns.items():
             if name not in named and wanted in named:
                 named[name] = named.pop(wanted)

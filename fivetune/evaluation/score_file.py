@@ -71,7 +71,8 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
     """Yield (id, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
     while start := window.peek():
         if start == "[":
-            yield from (_parse_row(window.read_value(), path, keys) for _ in window.iter_indices())
+            rows = (window.read_value() for _ in window.iter_indices())
+            yield from (_parse_row(row, path, keys) for row in rows if not _is_skipped(row))
         elif start == "{":
             members = [(name, window.read_value()) for name in window.iter_keys()]
             names = [name for name, _ in members]
@@ -79,7 +80,7 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
                 yield from [_parse_row(row, path, keys) for row in rows if any(key in row for key in keys)]
                 continue
-            if dict(members).get("skipped"):  # a record that `fivetune predict` could not answer
+            if _is_skipped(dict(members)):
                 continue
             is_row = "id" in names and any(key in names for key in keys)
             if is_row and len(set(names)) < len(names):
@@ -92,6 +93,11 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
                 f"{path}: holds {quote_value(window.read_value())} where an object was expected. "
                 f"{_describe_expected(keys)}"
             )
+
+
+def _is_skipped(row: Any) -> bool:
+    """Whether a row is a record that `fivetune predict` could not answer."""
+    return isinstance(row, dict) and bool(row.get("skipped"))
 
 
 def _parse_row(row: Any, path: Path, keys: Sequence[str]) -> tuple[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from fivetune.compare.variants import make_unique_name
 from fivetune.config import RunConfig, load_config
-from fivetune.config.aliases import ALIASES
+from fivetune.config.aliases import is_known, translate_argument
 from fivetune.config.layers import EXCLUSIVE, as_yaml, read_settings
 from fivetune.config.recipes import SWEEPS, find_recipe, find_recipes_folder
 from fivetune.errors import ConfigError, suggest_names
@@ -89,8 +89,8 @@ def read_sweep(source: str | Path, overrides: Mapping[str, Any] | None = None) -
     shared = _merge_settings(file.read_shared_settings(), _flatten_settings(overrides or {}))
     variants = _build_variants(file)
     varied = tuple(dict.fromkeys(key for settings in variants.values() for key in settings))
-    for key in overrides or {}:
-        if ALIASES.get(key, key) in varied:
+    for key, value in (overrides or {}).items():
+        if not _flatten_settings({key: value}).keys().isdisjoint(varied):
             raise ConfigError(f"--{key}: is varied by {path}. Change it there.")
         if key in RESERVED_KEYS:
             raise ConfigError(f"--{key}: is set by the sweep. Change `{RESERVED_KEYS[key]}:` in {path}.")
@@ -318,17 +318,39 @@ def _check_is_table(path: Path) -> None:
 
 
 def _flatten_settings(table: Mapping[str, Any]) -> Settings:
-    """Flatten settings to dotted names; transformers' names are translated.
+    """Flatten settings to dotted names; transformers' arguments are translated.
+
+    An argument without an equivalent is unchanged: `load_config` refuses it, and its message gets the line.
 
     >>> _flatten_settings({"train": {"num_steps": 4}, "learning_rate": 0.1, "data.columns": {"a": "b"}})
     {'train.num_steps': 4, 'optimizer.lr': 0.1, 'data.columns': {'a': 'b'}}
+    >>> _flatten_settings({"doc_stride": 64, "bf16": True})
+    {'data.window_overlap': 64, 'data.overlong': 'windows', 'train.precision': 'bf16'}
     """
+    return _translate_arguments(_flatten_sections(table))
+
+
+def _translate_arguments(given: Settings) -> Settings:
+    """Translate transformers' arguments among settings; other settings are unchanged."""
+    beside = {key.replace("-", "_"): value for key, value in given.items()}
+    settings: Settings = {}
+    for key, value in given.items():
+        name = key.replace("-", "_")
+        try:
+            settings |= translate_argument(name, value, where=key, beside=beside) if is_known(name) else {key: value}
+        except ConfigError:
+            settings[key] = value
+    return settings
+
+
+def _flatten_sections(table: Mapping[str, Any]) -> Settings:
+    """Flatten settings to dotted names, as they are written."""
     flat: Settings = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and "." not in key:
             flat |= {f"{key}.{inner}": item for inner, item in cast(Settings, value).items()}
         else:
-            flat[ALIASES.get(key.replace("-", "_"), key)] = value
+            flat[key] = value
     return flat
 
 
@@ -381,21 +403,25 @@ def _read_zip_factors(file: _SweepFile) -> list[Factor]:
             f"{file.locate('zip')}: zip: the lists differ in length ({counts}). Give lists of one length."
         )
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return [[(_format_label(row, columns), _flatten_settings(row)) for row in rows]] if rows else []
+    return [[_build_choice(row, columns) for row in rows]] if rows else []
 
 
 def _read_grid_factors(file: _SweepFile) -> list[Factor]:
     columns = _read_columns(file, "grid", file.keys.grid)
     found = [[{key: value} for value in values] for key, values in columns.items()]
-    return [
-        [(_format_label(settings, columns), _flatten_settings(settings)) for settings in factor] for factor in found
-    ]
+    return [[_build_choice(settings, columns) for settings in factor] for factor in found]
+
+
+def _build_choice(given: Settings, columns: Settings) -> tuple[str, Settings]:
+    """Build the name and the settings of one value of a factor; an argument that changes no setting names it itself."""
+    label = _format_label(_translate_arguments(given), _translate_arguments(columns))
+    return label or _format_label(given, columns), _flatten_settings(given)
 
 
 def _read_columns(file: _SweepFile, kind: str, table: Settings) -> dict[str, list[Any]]:
     """Read the settings of `grid` or `zip` with their lists of values."""
-    columns = _flatten_settings(table)
-    file.check_reserved(kind, columns)
+    columns = _flatten_sections(table)
+    file.check_reserved(kind, _flatten_settings(columns))
     for key, values in columns.items():
         if not isinstance(values, list) or not values:
             where = file.locate(f"{kind}.{key}")

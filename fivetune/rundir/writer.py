@@ -126,6 +126,11 @@ class RunDir:
     @classmethod
     def _replace_run(cls, path: Path) -> RunDir:
         """Move the run in `path` aside; `discard` restores it."""
+        if not path.is_absolute() and Path.cwd().is_relative_to(path.resolve()):  # the path would name the moved run
+            raise RunDirError(
+                f"{path}: is the working directory or above it, and --overwrite moves it aside. Change to the "
+                "directory above the run and give the run's name."
+            )
         aside = path.rename(path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
         run = cls(_make_folder(path))
         run._aside = aside
@@ -269,7 +274,8 @@ class RunDir:
             for parent in self._made:
                 parent.rmdir()
         if self._aside:
-            self._aside.rename(self.path)
+            with suppress(OSError):  # a trace is kept in its place; the error that ended the run must be reported
+                self._aside.rename(self.path)
 
     def close_file(self, name: str) -> None:
         file = self._files.pop(name, None)

@@ -25,6 +25,7 @@ from fivetune.config.aliases import (
 )
 from fivetune.config.convert import convert_arguments
 from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, parse_overrides, parse_value
+from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import find_recipe, list_recipe_names
 from fivetune.errors import ConfigError, UnknownPluginError
 
@@ -612,6 +613,10 @@ def test_a_command_line_of_run_summarization_becomes_templates():
     ("text", "message"),
     [
         ("run_glue.py --model_name_or_path m", "--from-args: run_glue.py has no counterpart. Allowed: run_seq2seq_qa,"),
+        (
+            "--per_device_train_batch_size auto --gradient_accumulation_steps 2",
+            "'auto' times accumulation and processes",
+        ),
         ("run_qa.py --learning_rate '3", "--from-args: cannot be read as a command line: No closing quotation."),
     ],
 )
@@ -619,3 +624,14 @@ def test_command_lines_that_cannot_be_converted(text, message):
     with pytest.raises(ConfigError) as caught:
         convert_arguments(text)
     assert message in str(caught.value)
+
+
+def test_lines_may_end_as_on_windows():
+    assert convert_arguments("run_qa.py \\\r\n --learning_rate 1e-3").settings["optimizer.lr"] == 1e-3
+
+
+def test_the_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert find_typed_path("~/model", tmp_path) == str(tmp_path / "model")
+    assert find_typed_path("~/none", tmp_path) == str(tmp_path / "none")

@@ -54,6 +54,10 @@ def _score(*words: object) -> int:
         ("preds.json.gz", PREDICTIONS),
         ("preds.jsonl", "\n".join(json.dumps({"id": k, "prediction": v}) for k, v in PREDICTIONS.items())),
         ("list.json", [{"id": k, "prediction_text": v} for k, v in PREDICTIONS.items()]),
+        (
+            "printed.json",  # by fivetune predict --json
+            [{"id": k, "prediction": v} for k, v in PREDICTIONS.items()] + [{"id": "", "skipped": "no question"}],
+        ),
     ],
 )
 def test_forms_of_predictions(dev, tmp_path, capsys, name, content):

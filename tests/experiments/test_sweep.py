@@ -133,6 +133,23 @@ def test_baseline_by_settings_and_a_setting_over_the_base(sweep_file):
         read_sweep(path, {"run.seed": 1})
 
 
+def test_arguments_of_transformers_keep_their_meaning(sweep_file):
+    sweep = read_sweep(
+        sweep_file("""
+        set: {ddp_timeout: 1800, doc_stride: 64, data.eval: [], validation_split_percentage: 20}
+        grid: {bf16: [true, false], learning_rate: [1e-3]}
+        baseline: {bf16: true}
+    """)
+    )
+    assert list(sweep.variants) == ["precision=bf16 lr=0.001", "bf16=false lr=0.001"]
+    first, second = (run.config for run in sweep.runs)
+    assert (first.train.precision, second.train.precision) == ("bf16", "auto")
+    assert (first.launch.timeout_minutes, first.data.eval_share) == (30, 0.2)
+    assert (first.data.overlong, first.data.window_overlap) == ("windows", 64)
+    with pytest.raises(ConfigError, match=r"sweep.yaml:3: .*fp16 has no setting of its own here. Set train.precision"):
+        read_sweep(sweep_file("grid: {fp16: [true]}"))
+
+
 def test_whole_sections_can_be_varied(sweep_file):
     sweep = read_sweep(sweep_file("grid: {optimizer: [{name: adamw, lr: 1e-2}, {name: adafactor}]}"))
     assert list(sweep.variants) == ["optimizer=name=adamw+lr=0.01", "optimizer=name=adafactor"]

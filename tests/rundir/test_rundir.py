@@ -26,6 +26,7 @@ from fivetune.rundir import (
     STATUS,
     STEPS,
     TELEMETRY,
+    TRACE_FOLDER,
     RunDir,
     read_jsonl,
     read_run,
@@ -102,6 +103,23 @@ def test_an_occupied_directory_is_refused_or_moved_aside(tmp_path):
     aside = next(tmp_path.glob("run.before-*"))
     assert (aside / CONFIG).is_file()
     assert not (tmp_path / "run" / CONFIG).exists()
+
+
+def test_the_working_directory_is_not_moved_aside(tmp_path, monkeypatch):
+    started(tmp_path / "run").close()
+    monkeypatch.chdir(tmp_path / "run")
+    with pytest.raises(RunDirError, match=r"^\.: is the working directory or above it, and --overwrite moves it aside"):
+        RunDir.create(".", overwrite=True)
+    assert (tmp_path / "run" / CONFIG).is_file()
+
+
+def test_a_discarded_run_with_a_trace_hides_no_error(tmp_path):
+    started(tmp_path / "run").close()
+    run = RunDir.create(tmp_path / "run", overwrite=True)
+    (tmp_path / "run" / TRACE_FOLDER).mkdir()
+    (tmp_path / "run" / TRACE_FOLDER / "trace.json").write_text("{}")
+    run.discard()
+    assert (next(tmp_path.glob("run.before-*")) / CONFIG).is_file()
 
 
 def test_a_discarded_run_brings_back_the_one_before(tmp_path):

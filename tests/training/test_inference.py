@@ -106,6 +106,12 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
         trained.predict([text, record])
 
 
+def test_made_up_ids_are_not_those_of_other_records(run: Path) -> None:
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = fivetune.open_run(run).predict([{"id": "1", **record}, record, record])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("1", False), ("3", False), ("2", False)]
+
+
 def test_a_record_that_cannot_be_used_keeps_its_place(run: Path) -> None:
     good = {"id": "g", "question": "What has Ann?", "context": "Ann has a red hat."}
     bad = {"id": "b", "question": " ", "context": "Ann has a red hat."}
