@@ -120,7 +120,7 @@ def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy": "single"}, "strategy.name single has one. Use ddp"),
+        ({"strategy": "single"}, "strategy.name single supports one. Use ddp"),
         (
             {"train": {"global_batch_size": 9, "batch_size": 3}},
             "global_batch_size 9 is not a multiple of launch.nproc 2",
