@@ -34,6 +34,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # what Triton registered is released before the interpreter ends
+
+
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return kit.make_tokenizer(tmp_path_factory.mktemp("tokenizer"))

@@ -45,11 +45,11 @@ def make_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int = 0) -> Path:
-    """A saved random model of a family, with the tokenizer in its folder."""
+def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int = 0, **shape: Any) -> Path:
+    """A saved random model of a family, with the tokenizer in its folder; `shape` changes settings of its config."""
     config = folder.with_name(f"{folder.name}-config")
     config.mkdir(parents=True, exist_ok=True)
-    settings = {**SHAPE, **FAMILIES[family], "vocab_size": 384, "decoder_start_token_id": 0}
+    settings = {**SHAPE, **FAMILIES[family], "vocab_size": 384, "decoder_start_token_id": 0, **shape}
     (config / "config.json").write_text(json.dumps(settings))
     torch.manual_seed(seed)
     loaded = load_model_and_tokenizer(None, config=str(config), tokenizer=str(tokenizer), init="random", dropout=0.1)

@@ -170,27 +170,34 @@ def cuda(monkeypatch):
     return times
 
 
+@pytest.fixture
+def small(tmp_path, tokenizer_folder):
+    """A set-up whose model the interpreter runs in seconds."""
+    model = kit.make_model(tmp_path / "small", tokenizer_folder, num_layers=1, num_heads=2)
+    return kit.ready(tmp_path, model, model__dropout=0.0)
+
+
 def _fastest(setup, wanted="auto", ours=OURS):
     batch = collate(setup.data.stream.store, [0, 1])  # the interpreter takes a second for each example
     return autotune.choose_fastest(ours, PADDED, setup.learner.model, "cpu", [batch], nullcontext, wanted=wanted)
 
 
-def test_the_fastest_forward_that_agrees_is_taken(setup, cuda):
-    weights = [p.detach().clone() for p in setup.learner.model.parameters()]
-    found = _fastest(setup)
+def test_the_fastest_forward_that_agrees_is_taken(small, cuda):
+    weights = [p.detach().clone() for p in small.learner.model.parameters()]
+    found = _fastest(small)
     assert (found.kind, found.parts) == ("flat", "triton")
     assert found.why == (
         "measured: flat (triton norms and activations) 100.0 ms a batch; "
         "flat (torch norms and activations) 200.0 ms a batch; padded 300.0 ms a batch"
     )
-    assert all(p.grad is None for p in setup.learner.model.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(weights, setup.learner.model.parameters(), strict=True))
+    assert all(p.grad is None for p in small.learner.model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(weights, small.learner.model.parameters(), strict=True))
     cuda[PADDED] = 0.01
-    assert _fastest(setup, ours=OURS[1:]).kind == "padded"
-    assert _fastest(setup, "flat", ours=OURS[1:]).parts == "torch"
+    assert _fastest(small, ours=OURS[1:]).kind == "padded"
+    assert _fastest(small, "flat", ours=OURS[1:]).parts == "torch"
 
 
-def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(setup, cuda, monkeypatch):
+def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(small, cuda, monkeypatch):
     from fivetune.model.cuda import attention, norm, pointwise
 
     def fail(*args, **named):
@@ -198,11 +205,11 @@ def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(setup, cuda,
 
     original = pointwise.add_dropout
     monkeypatch.setattr(pointwise, "add_dropout", lambda stream, x, rate: original(stream, x.detach(), rate))
-    found = _fastest(setup)
+    found = _fastest(small)
     assert found.parts == "torch" and "(triton norms and activations) is not used: " in found.why
     assert " instead of " in found.why
     monkeypatch.setattr(norm, "compute_rms_norm", fail)
-    found = _fastest(setup)
+    found = _fastest(small)
     assert found.parts == "torch" and "is not used: RuntimeError: PTX was compiled with an unsupp" in found.why
     monkeypatch.setattr(attention, "compute_attention", fail)
-    assert _fastest(setup).kind == _fastest(setup, "flat").kind == "padded"
+    assert _fastest(small).kind == _fastest(small, "flat").kind == "padded"
