@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fivetune.training.inference import TrainedRun
 
 TAKES_SETTINGS = True
-STDIN = "-"
+STDIN = STDOUT = "-"
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
 )
@@ -40,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="file to write; .csv or .tsv: the input's columns with prediction and confidence, else JSON lines; "
-        "default: standard output",
+        help="file to write; .csv or .tsv: the input's columns with prediction and confidence; .json: an array; .jsonl "
+        "or no suffix: JSON lines; default, or -: standard output",
     )
     parser.add_argument(
         "--format", choices=("bioasq",), help="bioasq: the official submission, factoid and yes/no questions together"
@@ -56,31 +57,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
+    from fivetune.errors import DataError
     from fivetune.evaluation import output
     from fivetune.progress import Progress
     from fivetune.training.inference import open_run
 
     record = _build_record(args)
+    target = Path(args.output) if args.output and args.output != STDOUT else None
+    if target:
+        _refuse_output(target, args.input, args.format)
     with tempfile.TemporaryDirectory(prefix="fivetune-stdin-") as folder:
-        source = _find_source(args.input, Path(folder))
         progress = Progress()
         progress.start()
         try:
+            source = _find_source(args.input, Path(folder))
             trained = open_run(args.run, parse_overrides(args.settings), unsupported=OWN_SOURCE)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             found = {name: _predict(part, source, args.inputs, record, progress) for name, part in parts.items()}
+        except DataError as error:  # names standard input as stdin, not by its copy
+            raise DataError(str(error).replace(f"{folder}/", "")) from None
         finally:
             progress.close()
     predicted = _merge_parts(list(found.values()))
     if args.format == "bioasq":
         text = output.format_bioasq(found)
-    elif args.output and (delimiter := output.choose_delimiter(Path(args.output))):
+    elif target and (delimiter := output.choose_delimiter(target)):
         text = output.format_table(predicted, delimiter=delimiter)
+    elif target and target.suffix.lower() == ".json":
+        text = output.format_array(predicted)
     else:
         text = output.format_lines(predicted)
-    print(output.escape_invisible(output.summarise(predicted)), file=sys.stderr)
-    if args.output:
-        _write(Path(args.output), text)
+    summary = output.summarise(predicted).replace(f"{folder}/", "")
+    print(output.escape_invisible(summary), file=sys.stderr)
+    if target:
+        _write(target, text)
         if args.json:
             print_json(_build_counts(predicted, args.output, trained.step))
     elif args.json and args.format is None:
@@ -110,6 +120,29 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
             "--column NAME=VALUE for one record."
         )
     return record
+
+
+def _refuse_output(path: Path, source: str | None, format: str | None) -> None:
+    """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
+    from fivetune.data.source_files import list_local_files
+    from fivetune.errors import ConfigError
+    from fivetune.evaluation.output import SUFFIXES_WRITTEN
+
+    where = f"--output {path}"
+    allowed = (".json",) if format else SUFFIXES_WRITTEN
+    if path.suffix and path.suffix.lower() not in allowed:
+        what = f" with --format {format}" if format else ""
+        raise ConfigError(f"{where}: {path.suffix} is not written{what}. Allowed: {', '.join(allowed)}, or no suffix.")
+    if os.path.isdir(path):  # unlike Path.is_dir, false for an impossible name
+        raise ConfigError(f"{where}: is a folder. Give a file in it.")
+    if not os.path.isdir(path.parent):
+        raise ConfigError(f"{where}: there is no folder {path.parent}. Create it, or give another file.")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{where}: the folder {path.parent} is not writable. Give another file.")
+    if source is None or source == STDIN or not (os.path.exists(source) and os.path.exists(path)):
+        return
+    if any(file.samefile(path) for file in list_local_files(source)):
+        raise ConfigError(f"{where}: is the file of --input, which would be overwritten. Give another file.")
 
 
 def _find_source(given: str | None, folder: Path) -> str | None:

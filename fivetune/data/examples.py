@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from fivetune.data.encode import LengthLimits
-from fivetune.data.records import BadRecord, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.records import (
+    BadRecord,
+    as_bad_record,
+    number_duplicate_ids,
+    read_records,
+    refuse_duplicate_ids,
+)
 from fivetune.data.split import EvalSplit, SplitResult, split_records
 from fivetune.errors import DataError, MissingLabelError, RecordError
 from fivetune.metrics import Scorer, rewards_blank
@@ -148,14 +154,18 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
 
 
 def _iter_records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iterator[RawRecord]:
-    """Yield the records of all paths, with unique ids, up to the limit of the split or of the source."""
+    """Yield the records of all paths, with unique ids, up to the limit of the split or of the source.
+
+    A prediction needs no unique ids of its own: it numbers the repeated ones.
+    """
 
     def read() -> Iterator[RawRecord]:
         for path in source.paths:
             yield from read_records(path, columns=source.columns, require_columns=source.labelled, on_bad=on_bad)
 
     limit = source.split.max_records if source.split else source.max_examples
-    return islice(refuse_duplicate_ids(read(), on_bad=on_bad), limit)
+    records = refuse_duplicate_ids(read(), on_bad=on_bad) if source.labelled else number_duplicate_ids(read())
+    return islice(records, limit)
 
 
 def _split_source(source: Source) -> SplitResult:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,6 +51,7 @@ __all__ = [
     "detect_format",
     "is_hub_name",
     "list_source_files",
+    "number_duplicate_ids",
     "read_records",
     "refuse_duplicate_ids",
 ]
@@ -175,6 +178,21 @@ def refuse_duplicate_ids(
         if on_bad is None:
             raise RecordError(bad.where, bad.reason)
         on_bad(bad)
+
+
+def number_duplicate_ids(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
+    """Yield the records with unique ids: a repeated one gets a number. For prediction, which answers each record.
+
+    >>> twice = [RawRecord({"id": "q1"}, "a.jsonl:1"), RawRecord({"id": "q1"}, "a.jsonl:2")]
+    >>> [record.fields["id"] for record in number_duplicate_ids(twice)]
+    ['q1', 'q1 (2)']
+    """
+    taken: set[str] = set()
+    for record in records:
+        given = str(record.fields["id"])
+        own = next(name for n in count(1) if (name := given if n == 1 else f"{given} ({n})") not in taken)
+        taken.add(own)
+        yield record if own == given else replace(record, fields={**record.fields, "id": own})
 
 
 def _iter_readers(

@@ -7,12 +7,15 @@ that the task cannot use; a file from which a TokenStore is built.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import count
+from math import isnan
 from pathlib import Path
 
-from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
+from fivetune.data.records import BadRecord, number_duplicate_ids, read_records
 from fivetune.errors import DataError
 from fivetune.tasks import Task
 from fivetune.types import RawRecord
@@ -28,6 +31,7 @@ class InputRow:
         fields: its columns, with the names of the source.
         skipped: the reason why it has no prediction; "" if it has one.
         is_foreign: whether the record is valid, but not for this task, such as another question type.
+        key: id of its question among the examples; differs from `id` for a repeated one.
     """
 
     where: str
@@ -35,27 +39,30 @@ class InputRow:
     fields: Mapping[str, object] = field(default_factory=dict)
     skipped: str = ""
     is_foreign: bool = False
+    key: str = ""
 
 
 def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list[InputRow]:
     """Read one row per record of `source`. Raises DataError for an unreadable file."""
     records = _read_all(source, columns)
     originals = _read_all(source, {})
+    numbered = number_duplicate_ids(record for record in records if isinstance(record, RawRecord))
     rows = []
     for record, original in zip(records, originals, strict=True):
         fields = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
-        rows.append(_build_row(record, fields, task))
+        row = _build_row(record, fields, task)
+        unique = next(numbered) if isinstance(record, RawRecord) else record
+        rows.append(replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id))
     return rows
 
 
 def _read_all(source: str, columns: Mapping[str, str]) -> list[RawRecord | BadRecord]:
     """Read every record of a source in order, bad ones included."""
     found: list[RawRecord | BadRecord] = []
-    read = read_records(source, columns=columns, require_columns=False, on_bad=found.append)
-    for record in refuse_duplicate_ids(read, on_bad=found.append):
-        found.append(record)
+    for record in read_records(source, columns=columns, require_columns=False, on_bad=found.append):
+        found.append(record)  # not list.extend: bad records are appended in between
     return found
 
 
@@ -76,15 +83,16 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
 def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> None:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    A record without id gets its number, or a larger one if another record has that id. Raises DataError for a record
-    that JSON cannot represent.
+    A record without id gets its number, or a larger one if another record has that id. A NaN, as a DataFrame has for an
+    empty cell, is written as null. Raises DataError for a record that JSON cannot represent.
     """
+    records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
     given = {str(record.get(name)) for record in records for name in ("id", columns.get("id", "id"))}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
     lines = []
     for number, record in enumerate(records):
         own_id = str(number) if str(number) not in given else next(free)
-        named = {"id": own_id} | {str(key): value for key, value in record.items()}
+        named = {"id": own_id} | record
         for wanted, name in columns.items():
             if name not in named and wanted in named:
                 named[name] = named.pop(wanted)
@@ -92,9 +100,13 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
             lines.append(json.dumps(named, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"record {number}: {error}. Allowed are texts, numbers, lists and objects of them."
+                f"inputs[{number}]: {error}. Allowed are texts, numbers, lists and objects of them."
             ) from None
     _write_lines(path, lines)
+
+
+def _replace_nan(value: object) -> object:
+    return None if isinstance(value, float) and isnan(value) else value
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> None:
@@ -105,6 +117,16 @@ def write_texts(path: Path, texts: Iterable[str]) -> None:
         raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
     rows = [{"id": str(number), "inputs": text} for number, text in enumerate(texts)]
     _write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
+
+
+@contextmanager
+def name_inputs(path: Path) -> Iterator[None]:
+    """Name the inputs from which `path` was written, not that temporary file, in a DataError: inputs[0], not path:1."""
+    try:
+        yield
+    except DataError as error:
+        text = re.sub(rf"{re.escape(str(path))}:(\d+)", lambda line: f"inputs[{int(line[1]) - 1}]", str(error))
+        raise DataError(text.replace(str(path), "inputs")) from None
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

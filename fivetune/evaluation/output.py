@@ -23,6 +23,7 @@ from fivetune.rundir.records import Prediction
 PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap", "skipped")
 BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
 TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES_WRITTEN = (*TABLE_DELIMITERS, ".json", ".jsonl", ".ndjson")
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, direction marks, surrogates, private use, line separators
 
 
@@ -39,6 +40,12 @@ def build_line(prediction: Prediction) -> dict[str, object]:
     return {**line, "prediction": None} if prediction.skipped else line
 
 
+def format_array(predicted: Sequence[PredictedRow]) -> str:
+    """Format predictions as one JSON array, an element per line."""
+    lines = [json.dumps(build_line(one.prediction), ensure_ascii=False) for one in predicted]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 def format_lines(predicted: Sequence[PredictedRow]) -> str:
     """Format predictions as JSON lines."""
     return "".join(json.dumps(build_line(one.prediction), ensure_ascii=False) + "\n" for one in predicted)
@@ -47,20 +54,24 @@ def format_lines(predicted: Sequence[PredictedRow]) -> str:
 def format_table(predicted: Sequence[PredictedRow], *, delimiter: str = ",") -> str:
     """Format a table of the input's columns, prediction and confidence, one row per record of the input.
 
+    If a record was skipped, the column `skipped` has the reasons.
+
     >>> row = InputRow("a.csv:2", "a-1", {"ticket": "17", "text": "no screen, help"})
     >>> print(format_table([PredictedRow(row, Prediction(id="a-1", prediction="hardware", confidence=0.5))]), end="")
     ticket,text,prediction,confidence
     17,"no screen, help",hardware,0.5
     """
     columns = list(dict.fromkeys(key for one in predicted for key in one.row.fields))
-    added = [_choose_free_name(name, columns) for name in ("prediction", "confidence")]
+    has_skips = any(one.prediction.skipped for one in predicted)
+    names = ("prediction", "confidence", "skipped") if has_skips else ("prediction", "confidence")
+    added = [_choose_free_name(name, columns) for name in names]
     file = io.StringIO()
     table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
     table.writerow([*columns, *added])
     for row, prediction in predicted:
         cells = [_format_cell(row.fields.get(name)) for name in columns]
-        own = ["", ""] if prediction.skipped else [prediction.prediction, _format_cell(prediction.confidence)]
-        table.writerow([*cells, *own])
+        answer = ["", ""] if prediction.skipped else [prediction.prediction, _format_cell(prediction.confidence)]
+        table.writerow([*cells, *answer, prediction.skipped or ""][: len(columns) + len(added)])
     return file.getvalue()
 
 

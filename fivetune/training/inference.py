@@ -6,6 +6,7 @@ In: a run directory and overrides. Out: predictions, or an EvalRecord, computed 
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -13,16 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES
 from fivetune.data.examples import Source
+from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import InputRow, read_input_rows, write_records, write_texts
+from fivetune.evaluation.inputs import InputRow, name_inputs, read_input_rows, write_records, write_texts
 from fivetune.evaluation.output import PredictedRow
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -86,9 +88,10 @@ class TrainedRun:
             inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
                 reads them.
 
-        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError if none can.
+        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError if none can, and
+        for inputs that are neither records nor texts.
         """
-        given = list(inputs)
+        given = _list_inputs(inputs)
         if not given:
             return []
         texts = [one for one in given if isinstance(one, str)]
@@ -97,11 +100,12 @@ class TrainedRun:
             raise DataError("predict: texts and records are mixed. Give one kind.")
         with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
             path = Path(folder) / "inputs.jsonl"
-            if texts:
-                write_texts(path, texts)
-                return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]
-            write_records(path, records, self.config.data.columns)
-            return [one.prediction for one in self.predict_file(path, on_progress=on_progress)]
+            with name_inputs(path):
+                if texts:
+                    write_texts(path, texts)
+                    return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]
+                write_records(path, records, self.config.data.columns)
+                return [one.prediction for one in self.predict_file(path, on_progress=on_progress)]
 
     def predict_file(
         self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress
@@ -143,9 +147,33 @@ class TrainedRun:
         return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS)
 
 
+def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[str, object] | str]:
+    """List records or texts. Raises DataError for one record or text alone and for a table, which iterate by name or
+    letter, and for anything else.
+    """
+    kind = type(inputs).__name__
+    if isinstance(inputs, Mapping | str):
+        raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
+    if hasattr(inputs, "columns"):
+        raise DataError(
+            f"predict: the inputs are a {kind}. Allowed is a list of records or texts. Give its rows: with pandas "
+            'table.to_dict("records"), with polars table.to_dicts().'
+        )
+    if not isinstance(inputs, Iterable):
+        raise DataError(f"predict: the inputs are {kind}. Allowed is a list of records or texts. A file: predict_file.")
+    given = list(inputs)
+    for number, one in enumerate(given):
+        if not isinstance(one, Mapping | str):
+            raise DataError(
+                f"predict: inputs[{number}] is {quote_value(one)} ({type(one).__name__}). Allowed are records (dict "
+                "of column and value) and texts."
+            )
+    return given
+
+
 def _choose_prediction(row: InputRow, found: Mapping[str, Prediction]) -> Prediction:
     """The prediction of a record; for a skipped record, one with the reason."""
-    return Prediction(id=row.id, skipped=row.skipped) if row.skipped else found[row.id]
+    return Prediction(id=row.id, skipped=row.skipped) if row.skipped else replace(found[row.key], id=row.id)
 
 
 def open_run(
@@ -158,14 +186,14 @@ def open_run(
         unsupported: settings without effect for the caller, each with the reason; settings of training are always
             refused.
 
-    Raises RunDirError if the run has no model yet or its files are damaged, ConfigError for an override without effect.
+    Raises RunDirError if the run has no model or its files are damaged, ConfigError for an override without effect.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise ConfigError(f"the run directory is {quote_value(folder)}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
-        raise RunDirError(
-            f"{folder}: has no model/ yet: the run is not finished. Resume with: fivetune train {folder} --resume"
-        )
+        _refuse_missing_model(folder)
     config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
@@ -184,6 +212,15 @@ def open_run(
         compute=compute,
         step=status.best.step if status.best else status.step,
     )
+
+
+def _refuse_missing_model(folder: Path) -> NoReturn:
+    """Raise RunDirError with the command that exports the model."""
+    if rundir.read_status(folder).state == "finished":
+        why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
+    else:
+        why, advice = "has no model/ yet: the run is not finished", "Resume with"
+    raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
 
 
 def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:

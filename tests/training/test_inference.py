@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import kit
 import pytest
@@ -13,7 +16,7 @@ import pytest
 import fivetune
 from fivetune import rundir
 from fivetune.cli import main
-from fivetune.errors import DataError, RunDirError
+from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.output import PREDICTED
 from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.figures import select_evals_by_step
@@ -90,6 +93,17 @@ def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: P
         open_run(tmp_path / "run")
 
 
+def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, model_folder: Path) -> None:
+    fivetune.train(kit.recipe(tmp_path, model_folder, train__num_steps=1), quiet=True, preflight=False)
+    shutil.rmtree(tmp_path / "run" / "model")
+    with pytest.raises(
+        RunDirError, match=r"model/ is missing, although the run is finished\. Export it again .*--resume"
+    ):
+        open_run(tmp_path / "run")
+    fivetune.train(tmp_path / "run", resume=True, quiet=True)
+    assert open_run(tmp_path / "run").step == 1
+
+
 # --- from Python ---
 
 
@@ -104,6 +118,50 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
     assert trained.predict([]) == []
     with pytest.raises(DataError, match="texts and records are mixed"):
         trained.predict([text, record])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"question": "a", "context": "b"}, "the inputs are one dict. Allowed is a list of them"),
+        ("question: a", "the inputs are one str. Allowed is a list of them"),
+        (SimpleNamespace(columns=["question"]), 'table.to_dict("records")'),
+        (None, "the inputs are NoneType. Allowed is a list of records or texts"),
+        ([{"question": "a"}, 3], "inputs[1] is '3' (int). Allowed are records"),
+        ([None], "inputs[0] is 'None' (NoneType)"),
+    ],
+)
+def test_inputs_that_are_no_list_of_records_are_refused(run: Path, inputs: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        open_run(run).predict(inputs)
+    assert message in str(caught.value)
+
+
+def test_the_run_directory_is_a_path() -> None:
+    with pytest.raises(ConfigError, match="the run directory is 'None'"):
+        open_run(cast(str, None))
+
+
+def test_an_empty_cell_of_a_data_frame_stops_no_other_record(run: Path) -> None:
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run).predict([{**good, "x": float("nan")}, {**good, "question": float("nan")}])
+    assert not found[0].skipped and "question" in (found[1].skipped or "")
+
+
+def test_records_with_one_id_are_both_answered(run: Path) -> None:
+    records = [{"id": "a", "question": f"What has {name}?", "context": "Ann has a red hat."} for name in ("Ann", "Bob")]
+    apart = [one.confidence for record in records for one in open_run(run).predict([record])]
+    found = open_run(run).predict(records)
+    assert [(one.id, one.skipped) for one in found] == [("a", None), ("a", None)]
+    assert [one.confidence for one in found] == pytest.approx(apart, rel=1e-3)
+
+
+def test_messages_name_the_record_not_a_temporary_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        open_run(run).predict([{"question": "", "context": ""}])
+    assert "The first: inputs[0]: " in str(caught.value) and "/" not in str(caught.value)
+    assert main(["predict", str(run), "--column", "context=a"]) == 3
+    assert "fivetune-" not in capsys.readouterr().err
 
 
 def test_made_up_ids_are_not_those_of_other_records(run: Path) -> None:
@@ -155,7 +213,7 @@ def test_a_csv_is_joined_to_the_columns_of_the_input(
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["ticket"], row["context"][:3]) for row in rows] == [("17", "Ann"), ("18", "Bob"), ("19", "Bob")]
-    assert list(rows[0]) == ["ticket", "question", "context", "prediction", "confidence"]
+    assert list(rows[0]) == ["ticket", "question", "context", "prediction", "confidence", "skipped"]
     assert rows[1]["prediction"] == rows[1]["confidence"] == "" and float(rows[0]["confidence"]) > 0
     printed = capsys.readouterr()
     counts = json.loads(printed.out.splitlines()[-1])
@@ -170,6 +228,58 @@ def test_a_skipped_record_is_a_line_with_null(run: Path, tmp_path: Path, capsys:
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prediction"] is None for line in lines] == [False, True, False]
     assert "question" in lines[1]["skipped"]
+
+
+def test_standard_input_has_a_name(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content, place in ((b'{"id": "a", "question": "", "context": "b"}\n', "stdin:1: "), (b"abc", "stdin: ")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert main(["predict", str(run), "--input", "-"]) == 3
+        err = capsys.readouterr().err
+        assert place in err and "fivetune-" not in err
+
+
+def test_a_row_without_prediction_keeps_its_columns_and_its_reason(run: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "new.csv", tmp_path / "out.csv"
+    source.write_text("id,question,context\na,What has Ann?,Ann.\na,What has Bob?,Bob.\nb,,Bob.\n")
+    assert main(["predict", str(run), "--input", str(source), "--output", str(target)]) == 0
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["id"], row["context"], bool(row["confidence"])) for row in rows] == [
+        ("a", "Ann.", True), ("a", "Bob.", True), ("b", "Bob.", False),
+    ]  # fmt: skip
+    assert [bool(row["skipped"]) for row in rows] == [False, False, True] and "question" in rows[2]["skipped"]
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fivetune.training.inference.open_run", lambda *_, **__: pytest.fail("the run was opened"))
+    source = tmp_path / "new.csv"
+    source.write_text(ROWS)
+    for name, message in (
+        ("new.csv", "is the file of --input, which would be overwritten"),
+        ("x.parquet", ".parquet is not written. Allowed: .csv, .tsv, .json, .jsonl, .ndjson, or no suffix"),
+        ("none/x.csv", f"there is no folder {tmp_path / 'none'}. Create it"),
+        ("", "is a folder"),
+    ):
+        assert main(["predict", str(run), "--input", str(source), "--output", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+    words = ["--input", str(source), "--format", "bioasq", "--output", str(tmp_path / "x.csv")]
+    assert main(["predict", str(run), *words]) == 2
+    assert ".csv is not written with --format bioasq. Allowed: .json" in capsys.readouterr().err
+    assert source.read_text() == ROWS
+
+
+def test_a_json_output_is_one_array_and_a_dash_is_standard_output(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["predict", str(run), "--question", "What has Ann?", "--context", "Ann has a red hat.", "--output"]
+    assert main([*words, "x.json"]) == main([*words, "-"]) == 0
+    assert json.loads((tmp_path / "x.json").read_text()) == [json.loads(capsys.readouterr().out)]
+    assert not (tmp_path / "-").exists()
 
 
 def test_input_from_standard_input(
