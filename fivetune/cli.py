@@ -107,6 +107,8 @@ class _Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += " (write one that begins with - after an equals sign: --name=-value)"
         raise ConfigError(f"error: {message}. Try: {self.prog} --help.")
 
 

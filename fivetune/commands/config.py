@@ -48,9 +48,22 @@ def _convert(text: str) -> str:
     """Convert a command line to a recipe in YAML, after checking that the recipe loads."""
     from fivetune.config import load_config
     from fivetune.config.convert import convert_arguments
+    from fivetune.errors import ConfigError, suggest_names
     from fivetune.redaction import redact_secrets, redact_settings
 
     recipe = convert_arguments(text)
-    load_config({}, recipe.settings)
-    settings, left_out = redact_settings(recipe.settings), tuple(map(redact_secrets, recipe.left_out))
+    settings, left_out = dict(recipe.settings), recipe.left_out
+    if not settings.keys() & {"model.path", "model.config"}:
+        raise ConfigError("--from-args: names no model. Give the arguments with --model_name_or_path MODEL.")
+    metric = settings.pop("eval.metric", None)
+    allowed = load_config({}, settings).task.list_selectable_scores()
+    found = next((name for name in (metric, f"{metric}_f1") if name in allowed), None)  # rougeL is rougeL_f1
+    if found:
+        settings = {**recipe.settings, "eval.metric": found}  # at its place
+    elif metric is not None:
+        left_out += (
+            f"--metric_for_best_model: the task has no score {metric!r}. {suggest_names(str(metric), allowed)}",
+        )
+    load_config({}, settings)
+    settings, left_out = redact_settings(settings), tuple(map(redact_secrets, left_out))
     return replace(recipe, settings=settings, left_out=left_out).as_yaml()

@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune import launch
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
+    from fivetune.config.recipes import refuse_missing_run
     from fivetune.distributed.world import World
     from fivetune.errors import IncompleteError
     from fivetune.metrics.classification import describe_majority
@@ -34,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
     world = World.from_environment()
     with world.report_errors_once():
+        if args.resume:
+            refuse_missing_run(args.recipe)
         config = load_config(args.recipe, parse_overrides(args.settings))
     if launch.is_needed(config.launch.nproc):
         return launch.start_processes(

@@ -213,6 +213,17 @@ def is_known(name: str) -> bool:
     return any(name in table for table in (ALIASES, UNCHANGED, NO_EFFECT, NO_EQUIVALENT, _COMPOSED))
 
 
+def complete_argument(name: str) -> str:
+    """Complete an abbreviated argument, as argparse does in transformers' scripts, if one argument alone begins so.
+
+    >>> complete_argument("dataset_config"), complete_argument("learning"), complete_argument("save")
+    ('dataset_config_name', 'learning_rate', 'save')
+    """
+    known = {*ALIASES, *UNCHANGED, *NO_EFFECT, *NO_EQUIVALENT, *_COMPOSED}
+    longer = [one for one in known if one.startswith(name)]
+    return longer[0] if len(longer) == 1 and name not in known else name
+
+
 def needs_no_value(name: str) -> bool:
     """Whether an argument may have no value: a switch of transformers, or one without a setting.
 

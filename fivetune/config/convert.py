@@ -11,7 +11,13 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from fivetune.config.aliases import NO_EFFECT, NoEquivalentError, is_known, translate_argument
+from fivetune.config.aliases import (
+    NO_EFFECT,
+    NoEquivalentError,
+    complete_argument,
+    is_known,
+    translate_argument,
+)
 from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.errors import ConfigError
 from fivetune.types import JsonTable
@@ -77,7 +83,7 @@ def convert_arguments(text: str) -> ConvertedRecipe:
             f"--from-args: {script}.py has no counterpart. Allowed: {', '.join(SCRIPTS)}, or arguments alone. "
             "Leave the script out, and choose the task in the recipe."
         )
-    arguments = {name.replace("-", "_"): value for name, value in parse_overrides(words[place + 1 :]).items()}
+    arguments = parse_overrides([_complete_word(word) for word in words[place + 1 :]])
     num_processes = _find_num_processes(words[: max(place, 0)])
     settings = {**TRAINER_DEFAULTS, **SCRIPTS.get(script, SCRIPTS["run_seq2seq_qa"])}
     left_out: list[str] = []
@@ -115,6 +121,18 @@ def convert_arguments(text: str) -> ConvertedRecipe:
     if "model.path" not in settings and "model.config" in settings:
         settings["model.init"] = "random"
     return ConvertedRecipe(dict(sorted(settings.items(), key=_rank_section)), tuple(left_out))
+
+
+def _complete_word(word: str) -> str:
+    """Spell out the name of a flag, with underscores.
+
+    >>> _complete_word("--max-train=5"), _complete_word("5")
+    ('--max_train_samples=5', '5')
+    """
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    return f"--{complete_argument(name.replace('-', '_'))}{equals}{value}"
 
 
 def _find_num_processes(words: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fivetune.errors import ConfigError, suggest_names
+from fivetune.errors import ConfigError, RunDirError, suggest_names
 
 SWEEPS = "compare"  # folder of the shipped sweeps among the recipes
 
@@ -35,6 +35,15 @@ def find_shipped_recipe(name: str) -> Path | None:
     """
     path = find_recipes_folder() / f"{name.removeprefix('recipes/').removesuffix('.yaml')}.yaml"
     return path if path.is_file() else None
+
+
+def refuse_missing_run(source: str | Path) -> None:
+    """Raise RunDirError for a name to resume that is neither a run directory nor a recipe."""
+    path = Path(source)
+    if is_run_directory(path) or path.is_file() or path.suffix in (".yaml", ".yml") or find_shipped_recipe(str(source)):
+        return
+    near = [str(one.parent) for one in path.parent.glob("*/config.yaml")]
+    raise RunDirError(f"{source}: there is no run to resume: no such run directory. {suggest_names(str(source), near)}")
 
 
 def find_recipe(source: str | Path) -> Path:

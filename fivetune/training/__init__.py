@@ -17,6 +17,7 @@ import torch
 
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
+from fivetune.config.recipes import refuse_missing_run
 from fivetune.distributed.world import ProcessGroupError, World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
 from fivetune.model.load import count_parameters
@@ -114,6 +115,8 @@ def train(
     if isinstance(recipe, RunConfig) and overrides:
         advice = "Give them to load_config, with the recipe."
         raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
+    if resume and isinstance(recipe, str | Path):
+        refuse_missing_run(recipe)
     config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
     folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()

@@ -626,6 +626,12 @@ def test_command_lines_that_cannot_be_converted(text, message):
     assert message in str(caught.value)
 
 
+def test_arguments_may_be_abbreviated_as_argparse_allows():
+    recipe = convert_arguments("--model_name m --dataset_name o/d --dataset_config c --max-source 9 --do_pred --save 1")
+    assert recipe.settings["data.train"] == "o/d:c:train" and recipe.settings["data.max_input_tokens"] == 9
+    assert [reason.partition(":")[0] for reason in recipe.left_out] == ["--do_predict", "--save"]
+
+
 def test_lines_may_end_as_on_windows():
     assert convert_arguments("run_qa.py \\\r\n --learning_rate 1e-3").settings["optimizer.lr"] == 1e-3
 
