@@ -112,12 +112,7 @@ def train(
 
     Raises the errors of fivetune.errors; a signal raises InterruptedRunError after the state is saved.
     """
-    if isinstance(recipe, RunConfig) and overrides:
-        advice = "Give them to load_config, with the recipe."
-        raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
-    if resume and isinstance(recipe, str | Path):
-        refuse_missing_run(recipe)
-    config = recipe if isinstance(recipe, RunConfig) else load_config(recipe, overrides)
+    config = _load_recipe(recipe, overrides, resume=resume)
     folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()
     with world.report_errors_once():
@@ -152,6 +147,19 @@ def train(
             progress.close()
             run.close()
     return rundir.read_run(folder)
+
+
+def _load_recipe(
+    recipe: str | Path | Mapping[str, object] | RunConfig, overrides: Mapping[str, object] | None, *, resume: bool
+) -> RunConfig:
+    if isinstance(recipe, RunConfig):
+        if overrides:
+            advice = "Give them to load_config, with the recipe."
+            raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
+        return recipe
+    if resume and isinstance(recipe, str | Path):
+        refuse_missing_run(recipe)
+    return load_config(recipe, overrides)
 
 
 def _open_run_outputs(
