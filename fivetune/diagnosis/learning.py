@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fivetune.diagnosis.faults import scale_lr, suggest_typical_lr
 from fivetune.diagnosis.stats import RunStats, compute_eval_interval, format_share
-from fivetune.rundir.figures import DIVERGED_RATIO, Divergence, find_divergence
+from fivetune.rundir.figures import DIVERGED_RATIO, Divergence, find_divergence, list_eval_losses
 from fivetune.rundir.records import EvalRecord
 from fivetune.types import Verdict
 
@@ -35,13 +35,18 @@ ONE_LABEL_SHARE = 0.98
 
 def check_diverged(stats: RunStats) -> Verdict | None:
     """Divergence: the training loss rises from its minimum to the end of the run, or the gradient norm explodes."""
-    found = find_divergence(stats.train_loss, stats.grad_norms, vocab_size=stats.vocab_size)
+    found = find_divergence(
+        stats.train_loss,
+        stats.grad_norms,
+        vocab_size=stats.vocab_size,
+        eval_losses=list_eval_losses(stats.evals),
+    )
     if found is None:
         return None
     return Verdict(
         rule="diverged",
         message=f"The training diverged after step {found.step:,}: the loss rose from {found.lowest_loss:.3g} to "
-        f"{found.last_loss:.3g}{_describe_divergence(found)}.",
+        f"{found.last_loss:.3g} at the end{_describe_divergence(found)}.",
         figure=found.last_loss / found.lowest_loss if found.lowest_loss > 0 else found.last_loss,
         threshold=DIVERGED_RATIO,
         confidence=0.95,

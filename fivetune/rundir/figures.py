@@ -18,16 +18,15 @@ from fivetune.values import divide
 FROZEN_STEPS = 10
 """Steps with exactly the same loss: batches differ, so even two equal float losses are a coincidence."""
 
-DIVERGENCE_WINDOW = 10
-"""Steps whose median loss is compared; of runs below 30 steps a third of the steps, 3 at least."""
+MIN_DIVERGED_STEPS, DIVERGENCE_WINDOW = 9, 10
+"""Minimum number of steps, and number of steps whose losses are compared; of runs below 20 steps half of the steps."""
 DIVERGED_RATIO, DIVERGED_NATS = 2.0, 1.0
-"""Ratio of a loss to its minimum, and excess over it in nats, from which it has diverged: the loss of a healthy run is
-noisy, but does not double."""
+"""Ratio of a median loss to its minimum, and excess over it in nats, from which it has diverged."""
 ABOVE_GUESSING = 1.1
 """Ratio of a loss to its minimum that divergence above the loss of guessing also requires: an untrained model is above
 guessing too."""
 FIRST_LOSS_MARGIN = 1.5
-"""The loss of the first batch counts as the minimum if this multiple of it is below all later medians."""
+"""The loss of the first batch counts as the minimum if this multiple of it is below all later medians and losses."""
 NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
 """A gradient norm of NORM_RATIO times its minimum has exploded if the loss is NORM_LOSS_RATIO times its minimum: near a
 loss of 0, norms vary by more than that without harm."""
@@ -75,6 +74,11 @@ def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
             by_set.setdefault((record.split, record.num_examples), {})[record.step] = record
     chosen = max(by_set, key=lambda key: (len(by_set[key]), key[0] == "subset"), default=None)
     return [] if chosen is None else [by_set[chosen][step] for step in sorted(by_set[chosen])]
+
+
+def list_eval_losses(evals: Iterable[EvalRecord]) -> dict[int, float]:
+    """List the known evaluation losses of the same examples by step, in order."""
+    return {record.step: record.loss for record in select_comparable_evals(evals) if record.loss is not None}
 
 
 def find_best_eval(
@@ -231,30 +235,46 @@ class Divergence:
 
 
 def find_divergence(
-    losses: Mapping[int, float], grad_norms: Mapping[int, float], *, vocab_size: int | None = None
+    losses: Mapping[int, float],
+    grad_norms: Mapping[int, float],
+    *,
+    vocab_size: int | None = None,
+    eval_losses: Mapping[int, float] | None = None,
 ) -> Divergence | None:
-    """Find a divergence that lasts to the end of the run; None without one, or with fewer than 9 known steps.
+    """Find a divergence that lasts to the end of the run; None without one, or with too few known steps.
 
     The loss has diverged if it is above guessing and ABOVE_GUESSING times its minimum, or DIVERGED_RATIO times its
-    minimum, or NORM_LOSS_RATIO times its minimum with an exploded gradient norm.
+    minimum, or NORM_LOSS_RATIO times its minimum with an exploded gradient norm. All losses of the last window must
+    also be above those of the lowest window, one outlier excepted: losses of small batches vary by more than these
+    ratios, but return. An evaluation loss below all those before the rise excludes a divergence.
 
     Args:
         losses, grad_norms: by step, in order; finite values only.
+        eval_losses: of the same examples, by step, in order.
 
     >>> find_divergence({step: 2.0 if step < 12 else 9.0 for step in range(24)}, {}).last_loss
     9.0
     >>> find_divergence({step: 9.0 - step / 4 for step in range(24)}, {})
     """
-    window = min(DIVERGENCE_WINDOW, len(losses) // 3)
-    if window < 3:
+    if len(losses) < MIN_DIVERGED_STEPS:
         return None
     steps, values = list(losses), list(losses.values())
+    window = min(DIVERGENCE_WINDOW, len(values) // 2)
     medians = [median(values[i : i + window]) for i in range(len(values) - window + 1)]
     last, first = medians[-1], values[0]
+    guessing = math.log(vocab_size) if vocab_size else None
     # A learning rate far too high ruins the weights at once: only the noisy loss of the first batch is then low.
     is_early = FIRST_LOSS_MARGIN * first < min(medians)
-    lowest, bound = (first, FIRST_LOSS_MARGIN * first) if is_early else (min(medians), min(medians))
-    guessing = math.log(vocab_size) if vocab_size else None
+    if is_early:
+        lowest, bound, highest = first, FIRST_LOSS_MARGIN * first, FIRST_LOSS_MARGIN * first
+    elif window == DIVERGENCE_WINDOW:
+        at = medians.index(min(medians))
+        lowest = bound = medians[at]
+        highest = sorted(values[at : at + window])[-2]
+    else:
+        return None  # noise separates the losses of two such short windows
+    if min(values[-window:]) <= highest or (is_early and guessing is not None and last <= guessing):
+        return None
     norms = list(grad_norms.values())
     norm_ratio = None
     if len(norms) >= 2 * window:
@@ -267,6 +287,10 @@ def find_divergence(
         return None
     near = lowest + 0.1 * (last - lowest)
     left = 0 if is_early else window - 1 + max(i for i, each in enumerate(medians) if each <= near)
+    before = [loss for step, loss in (eval_losses or {}).items() if step <= steps[left]]
+    after = [loss for step, loss in (eval_losses or {}).items() if step > steps[left]]
+    if before and after and after[-1] < min(before):
+        return None
     return Divergence(steps[left], lowest, last, guessing, norm_ratio)
 
 

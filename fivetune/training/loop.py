@@ -27,7 +27,14 @@ from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops, count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.rundir.figures import FROZEN_STEPS, build_best_eval, find_divergence, is_better_eval, is_frozen
+from fivetune.rundir.figures import (
+    FROZEN_STEPS,
+    build_best_eval,
+    find_divergence,
+    is_better_eval,
+    is_frozen,
+    list_eval_losses,
+)
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord, StepRecord
@@ -74,6 +81,7 @@ class Training:
         nonfinite_flag: from `make_nonfinite_flag`.
         pending_steps: steps without a record yet, oldest first.
         losses, grad_norms: finite values of this part of the run, by step.
+        evals: evaluations of this part of the run, in order.
     """
 
     setup: Setup
@@ -91,7 +99,7 @@ class Training:
     evaluated_steps: set[int] = field(default_factory=set)
     losses: dict[int, float] = field(default_factory=dict)
     grad_norms: dict[int, float] = field(default_factory=dict)
-    last_eval: EvalRecord | None = None
+    evals: list[EvalRecord] = field(default_factory=list)
     owner: CheckpointOwner = NO_OWNER
 
 
@@ -256,7 +264,7 @@ def evaluate_model(training: Training) -> None:
         state.best = found
     state.num_evals_without_improvement += state.step > 0
     training.run.update_status(step=state.step, best=asdict(state.best) if state.best else None)
-    last = training.last_eval
+    last = training.evals[-1] if training.evals else None
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
         warn_once(
             training,
@@ -264,7 +272,7 @@ def evaluate_model(training: Training) -> None:
             "the weights do not move. Check optimizer.lr and train.precision.",
             kind="frozen_loss",
         )
-    training.last_eval = record
+    training.evals.append(record)
 
 
 def run_evaluation(training: Training, *, step: int, limit: int | None = None) -> EvalRecord:
@@ -403,12 +411,14 @@ def _warn_of_losses(training: Training, step: int, loss: float, norm: float) -> 
     ):
         return
     vocab_size = training.setup.learner.model.config.vocab_size
-    if found := find_divergence(losses, norms, vocab_size=vocab_size):
+    eval_losses = list_eval_losses(training.evals)
+    if found := find_divergence(losses, norms, vocab_size=vocab_size, eval_losses=eval_losses):
         guessing = f"; guessing has {found.guessing_loss:.3g}" if found.guessing_loss else ""
         warn_once(
             training,
             f"the training diverges: after step {found.step} the loss rose from {found.lowest_loss:.3g} to "
-            f"{found.last_loss:.3g}{guessing}. Start a new run with a lower optimizer.lr or more warm-up steps.",
+            f"{found.last_loss:.3g} at step {step}{guessing}. "
+            "Start a new run with a lower optimizer.lr or more warm-up steps.",
             kind="diverged",
         )
 

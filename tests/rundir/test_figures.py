@@ -14,6 +14,7 @@ from fivetune.rundir.figures import (
     compute_tokens_per_second,
     compute_utilisation,
     find_best_eval,
+    find_divergence,
     find_longest_freeze,
     list_device_series,
     select_comparable_evals,
@@ -124,3 +125,38 @@ def test_what_other_programs_take_of_a_host():
     load = compute_host_load(records)
     assert load and (load.own_cores, load.num_cores) == (1.0, 2) and load.other_cores == pytest.approx(0.8)
     assert compute_host_load([sample(0, process_cores=0.5)]) is None
+
+
+# --- divergence ---
+
+NOISY = (
+    11.31, 7.61, 6.55, 8.46, 4.91, 5.45, 8.37, 8.10, 4.27, 5.75, 7.48, 7.08, 4.07, 6.89, 5.78, 4.02, 3.97, 4.35, 5.27,
+    3.30, 7.48, 6.71, 6.98, 3.53, 4.24, 6.54, 3.17, 3.13, 6.74, 6.67, 6.20, 2.21, 2.79, 5.79, 3.73, 3.50, 3.02, 5.24,
+    2.11, 2.66, 6.01, 6.66, 5.54, 3.00, 1.93, 1.36, 6.06, 4.45, 1.72, 1.97, 3.40, 5.73, 1.60, 1.53, 2.41, 6.30, 4.73,
+    6.42, 1.42, 5.08,
+)  # fmt: skip
+"""Losses of a healthy run: batches of 8 with short answers have 1.4 to 2, those with long ones 6 to 7."""
+
+RUINED = (11.31, 264.9, 587.2, 1411.9, 1678.7, 778.9, 1479.0, 1507.2, 679.8, 899.5, 663.2, 644.4)
+"""Losses of a run with a learning rate of 10."""
+
+
+@pytest.mark.parametrize("first_step", range(0, 52, 3))  # a resumed run knows its own steps only
+def test_the_noise_of_small_batches_is_no_divergence(first_step):
+    losses = NOISY[first_step:]
+    for num_steps in range(len(losses) + 1):
+        assert find_divergence(dict(enumerate(losses[:num_steps])), {}, vocab_size=2048) is None
+
+
+def test_a_rate_that_ruins_the_weights_at_once_is_a_divergence_from_the_first_step():
+    for num_steps in range(9, len(RUINED) + 1):
+        found = find_divergence(dict(enumerate(RUINED[:num_steps], start=1)), {}, vocab_size=2048)
+        assert found and (found.step, found.lowest_loss) == (1, 11.31)
+
+
+def test_noisy_losses_that_leave_their_range_for_good_have_diverged():
+    losses = dict(enumerate([*NOISY, *(loss + 9 for loss in NOISY[-10:])]))
+    found = find_divergence(losses, {}, vocab_size=2048)
+    assert found and found.last_loss > 9
+    assert find_divergence(losses, {}, vocab_size=2048, eval_losses={0: 10.6, 40: 5.9, 69: 15.0})
+    assert find_divergence(losses, {}, vocab_size=2048, eval_losses={0: 10.6, 40: 5.9, 69: 5.3}) is None
