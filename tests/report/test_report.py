@@ -394,9 +394,10 @@ def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
 
 
 def test_a_run_that_got_worse_says_so() -> None:
-    evals = [make_eval(i, {"f1": f1}, num_examples=4) for i, f1 in ((0, 50.0), (5, 40.0))]
+    evals = [make_eval(i, {"f1": f1}, num_examples=400) for i, f1 in ((0, 50.0), (5, 40.0))]
     run = make_run(evals=evals)
-    assert describe_verdict(run, [])[0] == "Fine-tuning lowered F1 from 50.0 to 40.0, measured at step 5 on 4 examples."
+    first = describe_verdict(run, [])[0]
+    assert first == "Fine-tuning lowered F1 from 50.0 to 40.0, measured at step 5 on 400 examples."
     untrained = change_run(run, evals=evals[:1])
     assert describe_verdict(untrained, [])[0] == "Only the model before fine-tuning was evaluated: F1 50.0."
     best_is_first = change_run(run, status=make_best(0))
@@ -421,6 +422,36 @@ def test_the_first_sentence_reports_that_nothing_was_learnt(scores: dict, rates:
     ]  # fmt: skip
     words = " ".join(describe_verdict(make_run(evals=evals, status=make_best(5, next(iter(scores)))), []))
     assert words.startswith("Nothing was learnt: ") and sentence in words
+
+
+def test_a_diverged_run_says_so_before_its_scores() -> None:
+    losses = [11.3, *(400.0 + 10 * (i % 7) for i in range(29))]
+    steps = [make_step(i, loss=loss) for i, loss in enumerate(losses, start=1)]
+    evals = [make_eval(step, {"f1": f1}, num_examples=104) for step, f1 in ((0, 0.0), (20, 1.92))]
+    run = make_run(evals=evals, steps=steps, status=make_best(20))
+    sentences = describe_verdict(run, [])
+    assert sentences[0] == "The training diverged after step 1: the loss rose from 11.3 to 435 at the end."
+    assert sentences[1] == (
+        "F1 is 1.9 after fine-tuning and 0.0 before, measured at step 20 on 104 examples: not distinguishable, because "
+        "the 95 % intervals overlap."
+    )
+
+
+def test_a_run_that_only_abstains_says_so_first() -> None:
+    def make_scores(has: float, no: float) -> dict[str, float]:
+        f1 = (54 * has + 50 * no) / 104
+        return {"f1": f1, "HasAns_f1": has, "NoAns_f1": no, "NoAns_total": 50, "HasAns_total": 54, "total": 104}
+
+    def describe(has: float, no: float) -> str:
+        scores = {0: make_scores(0.0, 0.0), 60: make_scores(has, no)}
+        evals = [make_eval(step, pair, num_examples=104) for step, pair in scores.items()]
+        return describe_verdict(make_run(evals=evals, status=make_best(60)), [])[0]
+
+    assert describe(0.0, 96.0) == (
+        "Nothing was learnt but to abstain: F1 is 46.2, measured at step 60 on 104 examples, with 0.0 on answerable "
+        "questions; never answering reaches 48.1."
+    )
+    assert describe(30.0, 60.0).startswith("Fine-tuning raised F1 from 0.0 to 44.4")
 
 
 def test_the_majority_label_stands_beside_the_scores_before() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from fivetune.diagnosis.learning import MIN_ANSWERED, check_diverged
+from fivetune.diagnosis.stats import collect_run_stats
 from fivetune.report.page import charts
 from fivetune.report.page.parts import Chart, Figure, Part, Section, Table, Text
 from fivetune.report.page.series import (
@@ -194,7 +196,9 @@ def _format_if_known(words: str, value: str) -> str:
 
 def describe_verdict(run: Run, reference_runs: Sequence[Run]) -> list[str]:
     """Describe the result, its comparison with the reference runs, and the end of the run, a sentence each."""
-    return [*_describe_outcome(run), *_describe_comparison(run, reference_runs), _describe_ending(run)]
+    diverged = check_diverged(collect_run_stats(run))
+    first = [diverged.message] if diverged else []
+    return [*first, *_describe_outcome(run), *_describe_comparison(run, reference_runs), _describe_ending(run)]
 
 
 def _describe_outcome(run: Run) -> list[str]:
@@ -216,13 +220,40 @@ def _describe_outcome(run: Run) -> list[str]:
             f"Nothing was learnt: {name} is {now}, measured at {measured}; always giving the most frequent label "
             f"reaches {format_points(majority, 1)}."
         ]
+    abstaining = _read_abstention_score(best, key)
+    if reached is not None and abstaining is not None and reached <= abstaining:
+        return [
+            f"Nothing was learnt but to abstain: {name} is {now}, measured at {measured}, with "
+            f"{format_points(best.scores[f'HasAns_{key}'], 1)} on answerable questions; never answering reaches "
+            f"{format_points(abstaining, 1)}."
+        ]
     if before is None or reached is None:
         return [f"Fine-tuning reached {name} {now} at {measured}; the score before it is not known."]
     if reached == before:
         words = f"Nothing was learnt: {name} is {now}, as before fine-tuning, measured at {measured}."
         return [words, *_describe_loss(best, baseline)]
+    if baseline is not None and _is_within_chance(best, baseline, key):
+        return [
+            f"{name} is {now} after fine-tuning and {then} before, measured at {measured}: not distinguishable, "
+            "because the 95 % intervals overlap."
+        ]
     verb = "raised" if reached > before else "lowered"
     return [f"Fine-tuning {verb} {name} from {then} to {now}, measured at {measured}."]
+
+
+def _read_abstention_score(record: EvalRecord, key: str) -> float | None:
+    """Return the score in points of never answering; None if the run answers, or where no question is unanswerable."""
+    answered, silent = (read_score(record, f"{part}_{key}") for part in ("HasAns", "NoAns"))
+    unanswerable, total = read_score(record, "NoAns_total"), read_score(record, "total")
+    if answered is None or silent is None or answered >= MIN_ANSWERED or not unanswerable or not total:
+        return None
+    return 100 * unanswerable / total
+
+
+def _is_within_chance(best: EvalRecord, baseline: EvalRecord, key: str) -> bool:
+    """Whether the 95 % intervals of two scores overlap; False for scores without intervals."""
+    one, other = compute_score_interval(best, key), compute_score_interval(baseline, key)
+    return one is not None and other is not None and one[0] <= other[1] and other[0] <= one[1]
 
 
 def _describe_loss(best: EvalRecord, baseline: EvalRecord | None) -> list[str]:
