@@ -15,6 +15,7 @@ from pathlib import Path
 from fivetune.compare.changes import ExampleChange, PredictionChanges, compare_predictions, compute_paired_difference
 from fivetune.compare.measures import (
     MEASURES,
+    TIME_MEASURES,
     MeasureSpec,
     compute_measures,
     compute_seconds_to_score,
@@ -88,7 +89,14 @@ def compare(
         baseline=baseline,
         metric=metric,
         varied=tuple(varied),
-        variants=tuple(replace(variant, pareto=variant.name in front) for variant in measured),
+        variants=tuple(
+            replace(
+                variant,
+                pareto=variant.name in front,
+                against={n: one for n, one in variant.against.items() if not (disturbed and n in TIME_MEASURES)},
+            )
+            for variant in measured
+        ),
         warnings=tuple(check_same_work(variants, varied=varied)),
         disturbed=disturbed,
         higher_is_better=better,

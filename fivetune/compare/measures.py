@@ -65,6 +65,12 @@ MEASURES: dict[str, MeasureSpec] = {
     "cost_per_point": MeasureSpec("cost per point of score", "", False, "price"),
 }
 
+TIME_MEASURES = {name for name, spec in MEASURES.items() if spec.kind in ("duration", "rate", "joules", "price")} | {
+    "scaling_efficiency",
+    "mfu",
+}
+"""Measures that other work on the machine changes."""
+
 
 def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = None) -> dict[str, float | None]:
     """Compute all measures of one run except those that need other runs: seconds_to_score and scaling_efficiency.

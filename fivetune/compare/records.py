@@ -60,7 +60,7 @@ class Comparison:
 
     Args:
         disturbed: names of the runs that shared their machine with other work. If there is one, times and rates are
-            not a property of the variants: no conclusion uses them, and `pareto` is False for all.
+            not a property of the variants: `against` lacks them, and `pareto` is False for all.
         higher_is_better: of `metric`.
         price_per_hour: of the machine, in any currency; None if unknown.
     """

@@ -14,7 +14,13 @@ from fake_run import make_step, write_run
 
 from fivetune.cli import main
 from fivetune.compare import MEASURES, compare, compare_predictions, group_runs
-from fivetune.compare.measures import compute_energy_joules, compute_measures, compute_seconds_to_score, find_best_score
+from fivetune.compare.measures import (
+    TIME_MEASURES,
+    compute_energy_joules,
+    compute_measures,
+    compute_seconds_to_score,
+    find_best_score,
+)
 from fivetune.compare.records import Comparison, Variant
 from fivetune.compare.spread import T_QUANTILES, compute_mean_interval, compute_t_quantile
 from fivetune.errors import RunDirError
@@ -373,6 +379,9 @@ def test_no_claim_about_speed_where_times_are_not_the_runs_own():
     assert (own.disturbed, disturbed.disturbed) == ((), ("b",))
     assert [variant.pareto for variant in own.variants] == [False, True]
     assert [variant.pareto for variant in disturbed.variants] == [False, False]
+    assert {"seconds", "examples_per_second"} <= set(own.variants[1].against)
+    assert set(disturbed.variants[1].against) & set(TIME_MEASURES) == set()
+    assert "score_best" in disturbed.variants[1].against
     said = " ".join(describe_outcome(disturbed))
     assert "fastest" in " ".join(describe_outcome(own)) and "fastest" not in said and "quicker" not in said
     assert "Speeds are not compared: other work used the machine beside 1 run" in said
