@@ -21,6 +21,8 @@ from fivetune.data.duplicates import normalize_text
 from fivetune.errors import DataError
 from fivetune.types import JsonTable, RawRecord, TextExample
 
+SPLIT_VERSION = 2  # increase when the same records would be split differently
+
 Converted = tuple[RawRecord, Sequence[TextExample]]
 
 
@@ -141,16 +143,28 @@ def _join_related(relations: Sequence[Sequence[tuple[int, bool]]], max_shared: i
 
 
 def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: EvalSplit) -> list[int]:
-    """Draw the rows of the evaluation side: groups of each label in seeded order, as far as the share allows."""
+    """Draw the rows of the evaluation side: groups of each label in seeded order, as far as the share allows.
+
+    The labels with the largest remainders fill up the share of all records: that of a label with few is below a half.
+    """
     strata: dict[str, list[Sequence[int]]] = defaultdict(list)
     for rows in groups:
         strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)
     chosen: list[int] = []
+    left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the next group
     for number, label in enumerate(sorted(strata)):
         members = strata[label]
-        wanted, num_taken = split.share * sum(map(len, members)), 0
+        wanted, num_taken, following = split.share * sum(map(len, members)), 0, None
         for place in np.random.default_rng([split.seed, number]).permutation(len(members)):
             if num_taken + len(members[place]) / 2 <= wanted:  # closer to the share with this group than without
                 chosen += members[place]
                 num_taken += len(members[place])
+            else:
+                following = following or members[place]
+        if following is not None:
+            left.append((wanted - num_taken, following))
+    order = np.random.default_rng([split.seed, len(strata)]).permutation(len(left))  # among equal remainders
+    for remainder, rows in sorted((left[place] for place in order), key=lambda pair: -pair[0]):
+        if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * len(labels):
+            chosen += rows
     return chosen

@@ -30,7 +30,7 @@ from fivetune.data.examples import ReadCounts, Source, describe_bad_record, desc
 from fivetune.data.partial import PROGRESS, load_progress, lock_build_folder, remove_progress, save_progress
 from fivetune.data.ragged import Ragged, RaggedWriter
 from fivetune.data.records import is_hub_name, list_source_files
-from fivetune.data.split import hash_text
+from fivetune.data.split import SPLIT_VERSION, hash_text
 from fivetune.data.windows import select_window_targets, split_into_windows
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import fsync_folder, replace_file
@@ -172,7 +172,7 @@ def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> s
         "names": [path if is_hub_name(path) else Path(path).name for path in source.paths],  # ids are made from them
     }
     if source.split:
-        settings["split"] = asdict(source.split)
+        settings["split"] = {**asdict(source.split), "version": SPLIT_VERSION}
     digest.update(json.dumps(settings, sort_keys=True).encode())
     for path in source.paths:
         for file in list_source_files(path):

@@ -39,6 +39,16 @@ def test_labels_keep_their_shares_and_the_seed_decides():
     assert chosen != split(Classification(), tickets(400), share=0.1, seed=1)
 
 
+def test_labels_too_small_for_their_share_fill_it_together():
+    records = [
+        RawRecord({"id": f"t{i}", "text": f"text {i}", "label": f"label {i % 26}"}, f"a.csv:{i + 2}") for i in range(40)
+    ]
+    chosen = split(Classification(), records, share=0.2)
+    assert len(chosen) == 8
+    assert max(Counter(record.fields["label"] for record in chosen).values()) == 1
+    assert {int(record.fields["label"].split()[1]) for record in chosen} <= set(range(14))  # those with two records
+
+
 def test_related_records_stay_on_one_side():
     """Questions of one context, and copies of one question, are on one side as a whole."""
     records = [
