@@ -382,7 +382,7 @@ def _check_cores(setup: Setup) -> Outcome:
     except (AttributeError, OSError):  # not on every system
         return "pass", f"{threads} threads on {cores} cores, load unknown"
     text = f"{threads} {'thread' if threads == 1 else 'threads'} on {cores} cores, load {load:.1f}"
-    if load <= cores:
+    if load <= cores or threads == 1:  # a single thread does not wait for others
         return "pass", text
     return "warn", f"{text}: other programs use the cores. Stop them, or set train.num_threads 1"
 

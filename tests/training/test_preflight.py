@@ -225,9 +225,10 @@ def test_sizes_of_a_small_disk_are_given_in_its_unit(tmp_path, model_folder, mon
     assert detail.startswith("2.7 MiB for checkpoints and model, 300.0 KiB free. Free space")
 
 
-@pytest.mark.parametrize(("load", "state"), [(0.5, "pass"), (1e6, "warn")])
-def test_cores_that_other_programs_use(tmp_path, model_folder, monkeypatch, load, state):
+@pytest.mark.parametrize(("load", "threads", "state"), [(0.5, 2, "pass"), (1e6, 2, "warn"), (1e6, 1, "pass")])
+def test_cores_that_other_programs_use(tmp_path, model_folder, monkeypatch, load, threads, state):
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(preflight.torch, "get_num_threads", lambda: threads)
     check = _checks(tmp_path, model_folder)["cores"]
     assert (check.state, "train.num_threads 1" in check.detail) == (state, state == "warn")
 
