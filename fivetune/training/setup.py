@@ -317,16 +317,30 @@ def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, tar
 
 
 def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], ...]:
-    """Token ids of every label's target text; () for free-text answers. Raises ConfigError for equal ids."""
+    """Token ids of every label's target text; () for free-text answers.
+
+    Raises ConfigError for special tokens, and for labels with equal ids after truncation to data.max_target_tokens.
+    """
     if not config.task.labels or not config.eval.score_labels:
         return ()
     texts = list(config.task.labels.values())
     ids = [tuple(row) for row in tokenizer(texts, verbose=False)["input_ids"]]
-    for i, row in enumerate(ids):
-        if row in ids[:i]:
-            other = texts[ids.index(row)]
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    limit = config.data.max_target_tokens
+    room = None if limit is None else limit - 1  # the last is the end token
+    kept = [row[:-1][:room] for row in ids]
+    for i, row in enumerate(kept):
+        if found := special.intersection(ids[i][:-1]):
             raise ConfigError(
-                f"task.labels: {other!r} and {texts[i]!r} are tokenized identically. Choose other words for the labels."
+                f"task.labels: {texts[i]!r} holds the special token {tokenizer.convert_ids_to_tokens(min(found))!r}. "
+                "Choose other words for the labels."
+            )
+        if row in kept[:i]:
+            other = kept.index(row)
+            within = "" if ids[i] == ids[other] else f" in the {limit} tokens of data.max_target_tokens"
+            advice = "Choose other words for the labels" + (", or raise data.max_target_tokens." if within else ".")
+            raise ConfigError(
+                f"task.labels: {texts[other]!r} and {texts[i]!r} are tokenized identically{within}. {advice}"
             )
     return tuple(ids)
 

@@ -12,14 +12,15 @@ from typing import Any
 import kit
 import pytest
 import torch
-from transformers import T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
+from fivetune.errors import ConfigError
 from fivetune.model import files
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor, compute_base_rate
 from fivetune.training import loop, train
-from fivetune.training.setup import Setup, set_up
+from fivetune.training.setup import Setup, build_decoding, set_up
 from fivetune.training.update import train_step
 
 # A setting with another value that must change what `observe` sees; the base is that of kit.recipe.
@@ -350,3 +351,19 @@ def test_the_loop_steps_with_the_rate_of_the_plan(tmp_path, model_folder, monkey
     monkeypatch.setattr(loop, "train_step", step)
     run = train(kit.recipe(tmp_path, model_folder, schedule={"name": "linear"}), preflight=False, quiet=True)
     assert seen == [record.lr for record in run.steps]
+
+
+@pytest.mark.parametrize(
+    ("labels", "limit", "message"),
+    [
+        (("red hat", "red coat"), 2, "tokenized identically in the 2 tokens of data.max_target_tokens. Choose other"),
+        (("猫", "犬"), 128, "'猫' and '犬' are tokenized identically. Choose other words for the labels."),
+        (("red", "<pad>"), 128, "'<pad>' holds the special token '<pad>'. Choose other words for the labels."),
+        (("red", "blue </s>"), 128, "'blue </s>' holds the special token '</s>'."),
+    ],
+)
+def test_labels_that_the_model_could_not_tell_apart_are_refused(model_folder, labels, limit, message):
+    task = {"name": "stackoverflow_quality", "labels": dict(zip(("HQ", "LQ"), labels, strict=True))}
+    config = {"model": {"path": str(model_folder)}, "task": task, "data": {"max_target_tokens": limit}}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_decoding(load_config(config), AutoTokenizer.from_pretrained(model_folder), target_p99=4)
