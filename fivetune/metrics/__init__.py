@@ -23,12 +23,16 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from fivetune import plugins
 from fivetune.errors import suggest_names
 from fivetune.rundir.records import Prediction
 from fivetune.types import DrawnRows, JsonTable, Resampler, Scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -240,7 +244,21 @@ def build_mean_resampler(scores: Scores) -> Resampler:
         for name in scores.corpus
         if all(name in one for one in scores.each)
     }
-    return lambda rows: {name: 100 * float(column[rows].mean()) for name, column in columns.items()}
+    return lambda rows: {name: 100 * average_array(column[rows]) for name, column in columns.items()}
+
+
+def average_array(values: NDArray[np.float64]) -> float:
+    """Return the mean of an array [n] with n > 0: the bits of numpy's `mean` in half the time.
+
+    A bootstrap takes thousands of means of few values, where the checks of `mean` cost more than the sum.
+
+    >>> import numpy as np
+    >>> average_array(np.array([1.0, 0.0]))
+    0.5
+    """
+    import numpy as np
+
+    return float(np.add.reduce(values) / len(values))
 
 
 def normalize_answer(text: str) -> str:

@@ -12,7 +12,15 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import UNANSWERED, Case, Details, compute_percent, compute_token_f1, normalize_answer
+from fivetune.metrics import (
+    UNANSWERED,
+    Case,
+    Details,
+    average_array,
+    compute_percent,
+    compute_token_f1,
+    normalize_answer,
+)
 from fivetune.plugins import Options
 from fivetune.types import DrawnRows, Resampler, Scores
 
@@ -161,7 +169,7 @@ def _build_resampler(each: Sequence[dict[str, float]], answerable: Sequence[bool
         answered = has_answer[every]
         kinds = {"": every, "HasAns_": every[answered], "NoAns_": every[~answered]}
         return {
-            f"{prefix}{name}": 100 * float(column[drawn].mean())
+            f"{prefix}{name}": 100 * average_array(column[drawn])
             for prefix, drawn in kinds.items()
             if len(drawn)
             for name, column in columns.items()
