@@ -33,12 +33,14 @@ def save_model(
     *,
     generation: JsonTable | None = None,
     card: str = "",
+    run_id: str | None = None,
 ) -> None:
     """Write config, weights (safetensors), tokenizer, generation_config.json, model card and checksums of all of them.
 
     Args:
         generation: entries of generation_config.json, with which transformers' `generate` decodes as FiveTune does
             (`Decoding.as_generation_config`).
+        run_id: id of the run that exports the model, for manifest.json.
 
     Raises FiveTuneEnvironmentError if a write fails.
     """
@@ -53,7 +55,7 @@ def save_model(
             _write_generation_config(model, generation, staging)
         if card:
             (staging / "README.md").write_text(card, encoding="utf-8")
-        write_checksums(staging)
+        write_checksums(staging, run_id=run_id)
         apply_umask(staging)
         replace_folder(staging, folder)
     except (OSError, RunDirError, SafetensorError) as error:

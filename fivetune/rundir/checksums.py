@@ -1,6 +1,6 @@
 """Checksums of a folder of files: a checkpoint, or the exported model.
 
-    manifest.json    {"format_version": 1, "files": {"model.safetensors": {"size": 1234, "crc32": 987654321}, ...}}
+    manifest.json    {"format_version": 1, "run_id": null, "files": {"config.json": {"size": 1234, "crc32": 9876}, ...}}
 
 In: a folder. Out: its manifest, or the first file that differs from it. CRC-32 detects accidental
 damage by disks and incomplete copies at about 1 GB/s; it does not protect against an attacker.
@@ -22,8 +22,11 @@ MANIFEST_VERSION = 1
 EDITABLE_FILES = ("README.md",)  # not checked: users edit model cards
 
 
-def write_checksums(folder: Path) -> None:
+def write_checksums(folder: Path, *, run_id: str | None = None) -> None:
     """Make every file of a folder durable, then write manifest.json with the size and CRC-32 of each.
+
+    Args:
+        run_id: id of the run that the folder belongs to.
 
     Raises RunDirError or OSError if the disk refuses a write.
     """
@@ -35,7 +38,7 @@ def write_checksums(folder: Path) -> None:
             os.fsync(file.fileno())
         if path.name not in EDITABLE_FILES:
             files[path.name] = {"size": path.stat().st_size, "crc32": _compute_crc32(path)}
-    write_json(folder / MANIFEST, {"format_version": MANIFEST_VERSION, "files": files})
+    write_json(folder / MANIFEST, {"format_version": MANIFEST_VERSION, "run_id": run_id, "files": files})
     fsync_folder(folder)
 
 
@@ -75,6 +78,15 @@ def verify_checksums(folder: Path, *, advice: str = "Copy its files again.") -> 
     """
     if (folder / MANIFEST).exists() and (damage := find_damage(folder)):
         raise RunDirError(f"{folder}: {damage}. {advice}")
+
+
+def read_owner(folder: Path) -> str | None:
+    """Read the id of the run that wrote a folder; None if manifest.json has none or is damaged (`find_damage`)."""
+    try:
+        run_id = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["run_id"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return run_id if isinstance(run_id, str) else None
 
 
 def _compute_crc32(path: Path) -> int:

@@ -400,7 +400,14 @@ def _export_model(training: Training) -> str | None:
             target_p99 = setup.data.stream.store.summary["target_p99"]
             decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
             generation = decoding.as_generation_config()
-            save_model(plain, setup.loaded.tokenizer, run.path / "model", generation=generation, card=card)
+            save_model(
+                plain,
+                setup.loaded.tokenizer,
+                run.path / "model",
+                generation=generation,
+                card=card,
+                run_id=training.owner.run_id,
+            )
     return incomplete
 
 

@@ -28,6 +28,7 @@ from fivetune.evaluation.inputs import InputRow, name_inputs, read_input_rows, w
 from fivetune.evaluation.output import PredictedRow
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.rundir.checksums import MANIFEST, read_owner
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.tasks import Task, head_of
 from fivetune.tasks.jsonl import JSONL
@@ -186,7 +187,8 @@ def open_run(
         unsupported: settings without effect for the caller, each with the reason; settings of training are always
             refused.
 
-    Raises RunDirError if the run has no model or its files are damaged, ConfigError for an override without effect.
+    Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
+    without effect.
     """
     if not isinstance(folder, str | os.PathLike):
         raise ConfigError(f"the run directory is {quote_value(folder)}. Allowed is a path. Name the run's folder.")
@@ -194,6 +196,7 @@ def open_run(
     rundir.refuse_foreign(folder)
     if not (folder / "model").is_dir():
         _refuse_missing_model(folder)
+    _refuse_foreign_model(folder)
     config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
@@ -223,6 +226,23 @@ def _refuse_missing_model(folder: Path) -> NoReturn:
     raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
 
 
+def _refuse_foreign_model(folder: Path) -> None:
+    """Raise RunDirError if model/ of a run directory has no manifest or was exported by another run."""
+    manifest, own = folder / "model" / MANIFEST, rundir.read_machine(folder).run_id
+    exporter = read_owner(folder / "model")
+    if not manifest.is_file():
+        reason = "is missing: whether model/ is whole and belongs to the run is unknown"
+    elif own and exporter and exporter != own:
+        reason = f"belongs to another run (id {exporter}, this run is {own})"
+    else:
+        return
+    raise RunDirError(f"{manifest}: {reason}. {_advise_export(folder / 'model')}")
+
+
+def _advise_export(folder: Path) -> str:
+    return f"Export the model again: delete {folder}, then run: fivetune train {folder.parent} --resume"
+
+
 def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
     """Add the generation cap of the exported model to the config, unless eval.max_new_tokens is set."""
     if config.eval.max_new_tokens or head_of(config.task) == "extractive":
@@ -232,8 +252,7 @@ def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
         cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
     except (OSError, ValueError, KeyError, TypeError):
         raise RunDirError(
-            f"{path}: holds no max_new_tokens, the generation cap of the run. Restore the file, or export the model "
-            f"again: delete {folder}, then run: fivetune train {folder.parent} --resume"
+            f"{path}: holds no max_new_tokens, the generation cap of the run. {_advise_export(folder)}"
         ) from None
     return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})
 

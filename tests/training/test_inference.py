@@ -18,7 +18,8 @@ from fivetune import rundir
 from fivetune.cli import main
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.output import PREDICTED
-from fivetune.rundir.checksums import MANIFEST
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.training.inference import open_run
 
@@ -54,9 +55,32 @@ def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: 
     assert open_run(tmp_path / "run").config.eval.max_new_tokens == cap != 64
     assert fivetune.evaluate(tmp_path / "run").max_new_tokens == cap
     (tmp_path / "run" / "model" / "generation_config.json").unlink()
-    (tmp_path / "run" / "model" / MANIFEST).unlink()
-    with pytest.raises(RunDirError, match=r"generation_config\.json: holds no max_new_tokens, .* Restore the file, or"):
+    write_checksums(tmp_path / "run" / "model")
+    with pytest.raises(RunDirError, match=r"generation_config\.json: holds no max_new_tokens, .*: delete .*run/model,"):
         open_run(tmp_path / "run")
+
+
+def test_a_model_folder_of_another_run_or_without_manifest_is_refused_and_exported_again(
+    tmp_path: Path, run: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights and the tokenizer of another run gave wrong answers in silence."""
+    recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval__at_start=False)
+    fivetune.train(recipe, quiet=True, preflight=False)
+    other, model = tmp_path / "run", tmp_path / "run" / "model"
+    repair = f"Export the model again: delete {model}, then run: fivetune train {other} --resume"
+    shutil.rmtree(model)
+    shutil.copytree(run / "model", model)
+    assert main(["predict", str(other), "--inputs", "a"]) == 4
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{model}/manifest.json: belongs to another run (id " in error and repair in error
+    (model / MANIFEST).unlink()
+    assert main(["evaluate", str(other)]) == 4
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{model}/manifest.json: is missing" in error and repair in error
+    assert load_model_and_tokenizer(str(model)).model is not None  # any folder can be a model.path
+    shutil.rmtree(model)
+    fivetune.train(recipe, resume=True, quiet=True, preflight=False)
+    assert main(["predict", str(other), "--inputs", "a"]) == 0
 
 
 def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
