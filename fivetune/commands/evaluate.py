@@ -25,7 +25,13 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress()
     progress.start()
     try:
-        record = evaluate(args.run, parse_overrides(args.settings), split=args.split, on_progress=progress.update)
+        record = evaluate(
+            args.run,
+            parse_overrides(args.settings),
+            split=args.split,
+            on_progress=progress.update,
+            on_damage=progress.warn,
+        )
     finally:
         progress.close()
     if args.json:

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         progress.start()
         try:
             source = _find_source(args.input, Path(folder))
-            trained = open_run(args.run, parse_overrides(args.settings), unsupported=OWN_SOURCE)
+            settings = parse_overrides(args.settings)
+            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             found = {name: _predict(part, source, args.inputs, record, progress) for name, part in parts.items()}
         except DataError as error:  # names standard input as stdin, not by its copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -21,8 +22,10 @@ def run(args: Namespace) -> int:
     from fivetune.rundir import read_run
 
     path = write_report(args.run_dir, output=args.output)
+    this = read_run(args.run_dir)
+    for text in this.damage:
+        print(f"warning: {text}", file=sys.stderr)
     if args.json:
-        this = read_run(args.run_dir)
         beside, _ = read_reference_runs(args.run_dir, this)
         print_json({"report": str(path), **build_run_summary(this, reference_runs=beside)})
     else:

@@ -97,7 +97,7 @@ def compare(
             )
             for variant in measured
         ),
-        warnings=tuple(check_same_work(variants, varied=varied)),
+        warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, varied=varied)),
         disturbed=disturbed,
         higher_is_better=better,
         price_per_hour=price_per_hour,

@@ -135,21 +135,23 @@ def _iter_run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def read_view(path: Path, *, name: str, verdict: str = "") -> View:
-    """Read the View of one run. Raises RunDirError for a damaged file."""
-    status = rundir.read_status(path)
+    """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
+    damage: list[str] = []
+    status = rundir.read_status(path, on_damage=damage.append)
     rundir.read_run_config(path)  # raises where the directory is damaged
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
     recent = steps[-NUM_RECENT_STEPS:]
     seconds = fmean(step.step_seconds for step in recent) if recent else None
     tokens = fmean(count_tokens(step) for step in recent) if recent else None
-    state, step = status.state or "preparing", steps[-1].step if steps else status.step or None
+    state = status.state or ("unreadable" if damage else "preparing")
+    step = steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
     best = status.best
-    plan = read_plan(path, on_damage=lambda text: None)  # `find_verdict_message` reports the damage
+    plan = read_plan(path, on_damage=damage.append)
     return View(
         name=name,
         state=state,
-        why=status.why,
+        why=status.why or next(iter(damage), ""),
         step=step,
         num_steps=plan.num_steps if plan else None,
         loss=steps[-1].loss if steps else None,
@@ -248,26 +250,27 @@ def _read_telemetry(path: Path) -> list[TelemetryRecord]:
 
 
 def find_verdict_message(path: Path) -> str:
-    """Return the message of the first verdict on the last part of a run; "" if there is none."""
+    """Return the damage of a run's files, else the first verdict on its last part; "" if there is neither."""
     from fivetune.diagnosis.rules import diagnose_run
 
+    damage: list[str] = []
     try:
         found = diagnose_run(
             Run(
                 name=path.name,
                 config=rundir.read_run_config(path),
-                machine=rundir.read_machine(path),
-                status=rundir.read_status(path),
-                data=rundir.read_data(path),
+                machine=rundir.read_machine(path, on_damage=damage.append),
+                status=rundir.read_status(path, on_damage=damage.append),
+                data=rundir.read_data(path, on_damage=damage.append),
                 steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
                 evals=parse_records(EvalRecord, read_last_records(path / rundir.EVALS)),
                 telemetry=_read_telemetry(path),
-                plan=read_plan(path),
+                plan=read_plan(path, on_damage=damage.append),
             )
         )
     except FiveTuneError as error:
         return str(error)
-    return found[0].message if found else ""
+    return damage[0] if damage else found[0].message if found else ""
 
 
 def render_frame(views: Sequence[View], *, width: int, height: int | None = None) -> RenderableType:

@@ -20,11 +20,14 @@ Converter = Callable[[Any], Any]  # a value as the type of a field, or _INVALID
 _INVALID = object()  # marks a value that a field's type does not accept
 
 
-def parse_record(kind: type[T], table: object) -> T | None:
+def parse_record(kind: type[T], table: object, *, on_invalid: Callable[[str], object] = lambda name: None) -> T | None:
     """Build a dataclass from a JSON object.
 
     Unknown keys are ignored. A value of the wrong type, or a number that is not finite, counts as missing: the field
     takes its default. Returns None if `table` is not an object or lacks a field without a default.
+
+    Args:
+        on_invalid: called with the name of each field of `table` itself whose value is of the wrong type; null is not.
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
@@ -39,7 +42,10 @@ def parse_record(kind: type[T], table: object) -> T | None:
         value = convert(table[name]) if name in table else _INVALID
         if value is not _INVALID:
             values[name] = value
-        elif required:
+            continue
+        if table.get(name) is not None:
+            on_invalid(name)
+        if required:
             return None
     return kind(**values)
 

@@ -16,6 +16,7 @@ from fivetune.errors import RunDirError
 from fivetune.rundir.layout import PLAN
 
 COUNTS = ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")
+OPTIONAL = ("max_new_tokens", "lr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,21 @@ def _parse_plan(path: Path) -> Plan | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        counts = {name: found[name] for name in COUNTS}
-        max_new_tokens, lr = found["max_new_tokens"], found["lr"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _build_damage_error(path, f"{type(error).__name__}: {error}") from None
-    optional = [] if max_new_tokens is None else [max_new_tokens]
-    if not all(type(count) is int and count >= 1 for count in (*counts.values(), *optional)):
-        raise _build_damage_error(path, "a count is not a whole number from 1 on")
-    if lr is not None and not isinstance(lr, int | float):
-        raise _build_damage_error(path, f"lr is {lr!r}")
-    return Plan(**counts, max_new_tokens=max_new_tokens, lr=lr)
+    except OSError as error:
+        raise _build_damage_error(path, f"it cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise _build_damage_error(path, "it is not JSON") from None
+    if not isinstance(found, dict):
+        raise _build_damage_error(path, f"it holds a {type(found).__name__} instead of an object")
+    if missing := [name for name in (*COUNTS, *OPTIONAL) if name not in found]:
+        raise _build_damage_error(path, f"it has no {', '.join(missing)}")
+    for name in COUNTS if found["max_new_tokens"] is None else (*COUNTS, "max_new_tokens"):
+        if type(found[name]) is not int or found[name] < 1:
+            raise _build_damage_error(path, f"{name} is {found[name]!r}, not a whole number from 1 on")
+    if found["lr"] is not None and not isinstance(found["lr"], int | float):
+        raise _build_damage_error(path, f"lr is {found['lr']!r}, not a number")
+    return Plan(**{name: found[name] for name in (*COUNTS, *OPTIONAL)})
 
 
 def _build_damage_error(path: Path, reason: str) -> RunDirError:
-    return RunDirError(
-        f"{path}: damaged: {reason}. To resume the run, restore the file, or start a new run in another run.dir."
-    )
+    return RunDirError(f"{path}: damaged: {reason}. To resume the run, delete the file: a resume writes it again.")

@@ -6,14 +6,15 @@ In: a folder. Out: a Run; damaged files raise RunDirError.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.figures import find_own_eval
 from fivetune.rundir.files import lock_file
 from fivetune.rundir.layout import (
     CONFIG,
@@ -42,14 +43,15 @@ from fivetune.rundir.records import (
 )
 from fivetune.values import as_finite_number
 
+T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
+
 REWRITTEN = (STATUS, MACHINE, DATA)
 TORN = "no whole JSON value"
+OnDamage = Callable[[str], Any]  # receives a sentence for each damaged file or line, which then counts as missing
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
 
 
-def read_jsonl(
-    path: Path, *, required: str | None = None, on_damage: Callable[[str], Any] | None = None
-) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage | None = None) -> list[dict[str, Any]]:
     """Read the objects of a JSONL file; a partial last line is dropped, a missing file counts as empty.
 
     Args:
@@ -71,8 +73,9 @@ def read_jsonl(
         record, reason = _parse_line(line, required)
         if record is not None:
             records.append(record)
-        elif number < len(lines) or reason != TORN:  # the partial line of a killed process has no line end
-            text = f"{path}:{number}: damaged line{f' ({reason})' if reason != TORN else ' in the middle of the file'}."
+        # The partial line of a killed process has a start and no line end.
+        elif number < len(lines) or reason != TORN or not line.startswith(b"{"):
+            text = f"{path}:{number}: damaged line ({reason})."
             if on_damage is None:
                 raise RunDirError(f"{text} Delete that line.")
             on_damage(f"{text} It is left out.")
@@ -95,25 +98,36 @@ def _parse_line(line: bytes, required: str | None) -> tuple[dict[str, Any] | Non
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run directory. Raises RunDirError for any other folder."""
+    """Read a run directory. Damage of files other than config.yaml is listed in `damage` and `warnings` of the run.
+
+    Raises RunDirError for any other folder.
+    """
     folder = Path(folder)
     refuse_foreign(folder)
-    status = read_status(folder)
-    notes: list[str] = []
-    telemetry = read_telemetry(folder, on_damage=notes.append)
-    if len(notes) > 1:
-        notes = [f"{notes[0]} {len(notes) - 1} more damaged telemetry lines are left out."]
-    plan = read_plan(folder, on_damage=notes.append)
+    damage: list[str] = []
+    status = read_status(folder, on_damage=damage.append)
+    machine, data = read_machine(folder, on_damage=damage.append), read_data(folder, on_damage=damage.append)
+    steps, evals = read_steps(folder, on_damage=damage.append), read_evals(folder, on_damage=damage.append)
+    best = None if status.state in ("preparing", "running") else status.best  # a resume drops later evaluations
+    found = find_own_eval(evals, best.step) if best else None
+    if best and (found is None or best.metric not in found.scores):
+        damage.append(
+            f"{folder / EVALS}: lacks the evaluation that status.json names as the best: {best.metric} "
+            f"{best.score:.2f} at step {best.step:,}. Scores are those of other evaluations."
+        )
+    telemetry = read_telemetry(folder, on_damage=damage.append)
+    plan = read_plan(folder, on_damage=damage.append)
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
-        machine=read_machine(folder),
+        machine=machine,
         status=status,
-        data=read_data(folder),
-        steps=parse_records(StepRecord, read_jsonl(folder / STEPS, required="step")),
-        evals=read_evals(folder),
+        data=data,
+        steps=steps,
+        evals=evals,
         predictions=PredictionFiles(folder / "predictions"),
-        warnings=[*(warning.message for warning in status.warnings), *notes],
+        warnings=[*(warning.message for warning in status.warnings), *damage],
+        damage=damage,
         telemetry=telemetry,
         trace=read_json(folder / TRACE),
         plan=plan,
@@ -121,34 +135,61 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
-def read_evals(folder: str | Path) -> list[EvalRecord]:
-    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line."""
-    return parse_records(EvalRecord, read_jsonl(Path(folder) / EVALS, required="step"))
+def read_steps(folder: Path, *, on_damage: OnDamage) -> list[StepRecord]:
+    """Read steps.jsonl of a run directory."""
+    return parse_records(StepRecord, _read_lines([folder / STEPS], "step", on_damage))
 
 
-def read_telemetry(folder: Path, *, on_damage: Callable[[str], Any] | None = None) -> list[TelemetryRecord]:
-    """Read the telemetry of all processes of a run, in order of time; damaged lines go to `on_damage`."""
-    report = on_damage or (lambda text: None)
-    paths = sorted(folder.glob("telemetry*.jsonl"))
-    lines = [line for path in paths for line in read_jsonl(path, required="seconds", on_damage=report)]
+def read_evals(folder: str | Path, *, on_damage: OnDamage | None = None) -> list[EvalRecord]:
+    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `on_damage` is None."""
+    return parse_records(EvalRecord, _read_lines([Path(folder) / EVALS], "step", on_damage))
+
+
+def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> list[TelemetryRecord]:
+    """Read the telemetry of all processes of a run, in order of time."""
+    lines = _read_lines(sorted(folder.glob("telemetry*.jsonl")), "seconds", on_damage)
     return sorted(parse_records(TelemetryRecord, lines), key=lambda record: (record.seconds, record.rank))
 
 
-def read_status(folder: str | Path) -> RunStatus:
-    """Read status.json of a run directory; an unfinished state becomes "interrupted" if the run's process is gone."""
-    status = parse_record(RunStatus, read_json(Path(folder) / STATUS)) or RunStatus()
+def _read_lines(paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[dict[str, Any]]:
+    """Read the objects of JSONL files; all their damaged lines give one sentence."""
+    notes: list[str] = []
+    report = notes.append if on_damage else None
+    lines = [line for path in paths for line in read_jsonl(path, required=required, on_damage=report)]
+    if notes and on_damage:
+        num_more = len(notes) - 1
+        on_damage(f"{notes[0]} {num_more} more damaged lines are left out." if num_more else notes[0])
+    return lines
+
+
+def read_status(folder: str | Path, *, on_damage: OnDamage | None = None) -> RunStatus:
+    """Read status.json of a run directory; an unfinished state becomes "interrupted" if the run's process is gone.
+
+    Raises RunDirError for a damaged file if `on_damage` is None.
+    """
+    status = _read_record(RunStatus, Path(folder) / STATUS, on_damage)
     owner = _find_dead_owner(Path(folder)) if status.state in ("preparing", "running") else None
     return replace(status, state="interrupted", why=f"killed ({owner} is gone)") if owner else status
 
 
-def read_machine(folder: str | Path) -> MachineRecord:
-    """Read machine.json of a run directory."""
-    return parse_record(MachineRecord, read_json(Path(folder) / MACHINE)) or MachineRecord()
+def read_machine(folder: str | Path, *, on_damage: OnDamage | None = None) -> MachineRecord:
+    """Read machine.json of a run directory. Raises RunDirError for a damaged file if `on_damage` is None."""
+    return _read_record(MachineRecord, Path(folder) / MACHINE, on_damage)
 
 
-def read_data(folder: str | Path) -> DataSummary:
-    """Read data.json of a run directory."""
-    return parse_record(DataSummary, read_json(Path(folder) / DATA)) or DataSummary()
+def read_data(folder: str | Path, *, on_damage: OnDamage | None = None) -> DataSummary:
+    """Read data.json of a run directory. Raises RunDirError for a damaged file if `on_damage` is None."""
+    return _read_record(DataSummary, Path(folder) / DATA, on_damage)
+
+
+def _read_record(kind: type[T], path: Path, on_damage: OnDamage | None) -> T:
+    """Read a JSON file as a record; values of the wrong type are named to `on_damage`."""
+    table = read_json(path, on_damage=on_damage)
+    invalid: list[str] = []
+    record = parse_record(kind, table, on_invalid=invalid.append)
+    if invalid and on_damage:
+        on_damage(f"{path}: damaged: values of the wrong type are left out: {', '.join(invalid)}.")
+    return kind() if record is None else record
 
 
 class PredictionFiles(Mapping[str, list[Prediction]]):
@@ -176,10 +217,8 @@ def refuse_foreign(folder: Path) -> None:
         raise RunDirError(f"{folder}: no such directory. Give the run.dir of a run (runs/<name>).")
     if not (folder / CONFIG).is_file():
         raise RunDirError(f"{folder}: not a run directory (it has no {CONFIG}). Give the run.dir of a run.")
-    version = read_json(folder / MACHINE).get("format_version", FORMAT_VERSION)
-    if type(version) is not int:
-        raise RunDirError(f"{folder / MACHINE}: damaged: format_version is {version!r}. {_get_advice(MACHINE)}")
-    if version > FORMAT_VERSION:
+    version = read_json(folder / MACHINE, on_damage=lambda text: None).get("format_version")
+    if type(version) is int and version > FORMAT_VERSION:  # `read_run` and a resume report a damaged file
         raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
 
 
@@ -197,8 +236,11 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a run directory; {} if the file is missing. Raises RunDirError for any other content."""
+def read_json(path: Path, *, on_damage: OnDamage | None = None) -> dict[str, Any]:
+    """Read a JSON object of a run directory; {} if the file is missing.
+
+    Raises RunDirError for any other content if `on_damage` is None.
+    """
     if not path.is_file():
         return {}
     try:
@@ -215,7 +257,11 @@ def read_json(path: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         reason, place = f"damaged: it holds a {type(found).__name__} instead of an object", str(path)
-    raise RunDirError(f"{place}: {reason}. {_get_advice(path.name)}")
+    text = f"{place}: {reason}. {_get_advice(path.name)}"
+    if on_damage is None:
+        raise RunDirError(text)
+    on_damage(text)
+    return {}
 
 
 def _get_advice(name: str) -> str:

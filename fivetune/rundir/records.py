@@ -434,7 +434,8 @@ class Run:
     Args:
         config: config.yaml, nested settings.
         predictions: of each evaluation, by the name of its file (`eval-300`).
-        warnings: of the run, and of damaged lines that the reader omitted.
+        warnings: of the run, and `damage`.
+        damage: a sentence for each damaged file, and for what the reader omitted of it.
         trace: summary of a profile; found: results of `find-lr` and `find-batch`, by command.
     """
 
@@ -447,6 +448,7 @@ class Run:
     evals: list[EvalRecord] = field(default_factory=list)
     predictions: Mapping[str, list[Prediction]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
     telemetry: list[TelemetryRecord] = field(default_factory=list)
     trace: dict[str, Any] = field(default_factory=dict)
     found: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -24,9 +24,11 @@ from fivetune.redaction import redact_json
 from fivetune.rundir.files import lock_file, replace_file
 from fivetune.rundir.layout import (
     CONFIG,
+    DATA,
     EVALS,
     LOCK,
     LOG,
+    MACHINE,
     STATUS,
     STEPS,
     TRACE_FOLDER,
@@ -137,10 +139,13 @@ class RunDir:
         return run
 
     @classmethod
-    def resume(cls, path: str | Path) -> RunDir:
+    def resume(cls, path: str | Path, *, repair: bool = True) -> RunDir:
         """Open a run to continue it. Raises RunDirError if there is none.
 
         Leftovers of killed processes are removed; damaged files that a resume does not need are set aside.
+
+        Args:
+            repair: set aside damaged JSON files; False for a caller that does not write them again.
         """
         path = Path(path)
         refuse_foreign(path)
@@ -149,10 +154,12 @@ class RunDir:
             _remove(leftover)
         for name in (LOG, *(each.name for each in path.glob(TELEMETRY_FILES))):
             run._set_aside_irregular(name)
-        try:
-            run._status = _drop_invalid(read_json(path / STATUS))
-        except RunDirError as error:
-            run._set_aside(STATUS, str(error).removeprefix(f"{path / STATUS}").partition(". ")[0])
+        for name in (STATUS, MACHINE, DATA) if repair else ():
+            try:
+                read_json(path / name)
+            except RunDirError as error:
+                run._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
+        run._status = _drop_invalid(read_json(path / STATUS, on_damage=lambda text: None))
         if run._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
             run._status |= {"state": "interrupted", "why": "killed"}
         run.warnings = _parse_warnings(run._status)

@@ -275,9 +275,10 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     world = setup.learner.world
     warnings += world.broadcast_object(describe_lost_files(run.path))
     before = world.broadcast_object(read_plan(run.path))
+    batch_size = world.broadcast_object(read_batch_size(run.path))
     if before is None:
-        return setup.plan
-    batch_size = world.broadcast_object(read_batch_size(run.path)) or before.batch_size
+        return setup.plan.with_batch_size(batch_size) if batch_size else setup.plan
+    batch_size = batch_size or before.batch_size
     if batch_size != before.batch_size:  # edited, or halved after the checkpoint: then it will be halved again
         progress.log(f"batch_size is {batch_size}, as at the checkpoint ({PLAN} has {before.batch_size})")
     if before.num_steps != setup.plan.num_steps:

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,12 @@ from fivetune.evaluation.output import PredictedRow
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
-from fivetune.rundir.records import EvalRecord, Prediction
+from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
 from fivetune.tasks import Task, head_of
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training import checkpoint
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.setup import build_length_limits, make_evaluator, prepare_split
@@ -178,7 +180,11 @@ def _choose_prediction(row: InputRow, found: Mapping[str, Prediction]) -> Predic
 
 
 def open_run(
-    folder: str | Path, overrides: Mapping[str, object] | None = None, *, unsupported: Mapping[str, str] = NO_REASONS
+    folder: str | Path,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    unsupported: Mapping[str, str] = NO_REASONS,
+    on_damage: Callable[[str], object] = warnings.warn,
 ) -> TrainedRun:
     """Load model/ of a run directory.
 
@@ -186,6 +192,7 @@ def open_run(
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
         unsupported: settings without effect for the caller, each with the reason; settings of training are always
             refused.
+        on_damage: called with a sentence for each damaged file that prediction does not need.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
     without effect.
@@ -194,9 +201,11 @@ def open_run(
         raise ConfigError(f"the run directory is {quote_value(folder)}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
+    machine = rundir.read_machine(folder, on_damage=on_damage)
+    status = rundir.read_status(folder, on_damage=on_damage)
     if not (folder / "model").is_dir():
-        _refuse_missing_model(folder)
-    _refuse_foreign_model(folder)
+        _refuse_missing_model(folder, status)
+    _refuse_foreign_model(folder, machine.run_id)
     config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
@@ -206,30 +215,39 @@ def open_run(
     config = _with_exported_cap(config, folder / "model")
     compute = choose_compute(config)
     loaded = load_model_and_tokenizer(str(folder / "model"), head=head_of(config.task))
-    status = rundir.read_status(folder)
     return TrainedRun(
         folder=folder,
         config=config,
         model=loaded.model.to(compute.device).eval(),
         tokenizer=loaded.tokenizer,
         compute=compute,
-        step=status.best.step if status.best else status.step,
+        step=status.best.step if status.best else status.step or _find_exported_step(folder),
     )
 
 
-def _refuse_missing_model(folder: Path) -> NoReturn:
+def _refuse_missing_model(folder: Path, status: RunStatus) -> NoReturn:
     """Raise RunDirError with the command that exports the model."""
-    if rundir.read_status(folder).state == "finished":
+    if status.state == "finished":
         why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
     else:
         why, advice = "has no model/ yet: the run is not finished", "Resume with"
     raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
 
 
-def _refuse_foreign_model(folder: Path) -> None:
-    """Raise RunDirError if model/ of a run directory has no manifest or was exported by another run."""
-    manifest, own = folder / "model" / MANIFEST, rundir.read_machine(folder).run_id
-    exporter = read_owner(folder / "model")
+def _find_exported_step(folder: Path) -> int:
+    """The step of the best checkpoint, else of the last one: status.json is damaged; 0 without checkpoints."""
+    steps = checkpoint.list_steps(folder / "checkpoints")
+    best = (folder / "best").resolve().name
+    return next((step for step in steps if str(step) == best), max(steps, default=0))
+
+
+def _refuse_foreign_model(folder: Path, own: str | None) -> None:
+    """Raise RunDirError if model/ of a run directory has no manifest or was exported by another run.
+
+    Args:
+        own: id of the run; None if machine.json is lost.
+    """
+    manifest, exporter = folder / "model" / MANIFEST, read_owner(folder / "model")
     if not manifest.is_file():
         reason = "is missing: whether model/ is whole and belongs to the run is unknown"
     elif own and exporter and exporter != own:
@@ -272,18 +290,20 @@ def evaluate(
     *,
     split: str | None = None,
     on_progress: ProgressCallback = ignore_progress,
+    on_damage: Callable[[str], object] = warnings.warn,
 ) -> EvalRecord:
     """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
 
     Args:
         split: name of the predictions file; default: the data file's name.
+        on_damage: called with a sentence for each damaged file that the evaluation does not need.
     """
-    trained = open_run(folder, overrides)
+    trained = open_run(folder, overrides, on_damage=on_damage)
     evaluator = trained.build_evaluator(on_progress=on_progress)
-    own = rundir.read_data(folder).eval
+    own = rundir.read_data(folder, on_damage=on_damage).eval
     is_own = not overrides and own is not None and own.fingerprint == evaluator.store.fingerprint
     name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
-    run = rundir.RunDir.resume(folder)
+    run = rundir.RunDir.resume(folder, repair=False)
     try:
         with translate_oom_errors():
             record = evaluator.run(

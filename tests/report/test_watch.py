@@ -102,9 +102,11 @@ def test_states_reasons_and_the_order_of_runs(tmp_path):
 
 def test_a_damaged_run_does_not_hide_the_others(tmp_path):
     a_run(tmp_path / "one")
-    (a_run(tmp_path / "two") / "status.json").write_text("{")
-    text = shown(tmp_path)
-    assert "1 finished" in text and "1 unreadable" in text and "damaged" in text
+    (a_run(tmp_path / "two") / "config.yaml").write_text("{")
+    (a_run(tmp_path / "three") / "status.json").write_text("{")
+    text = shown(tmp_path, width=300)
+    assert "1 finished" in text and "2 unreadable" in text and "two/config.yaml: damaged" in text
+    assert "three/status.json:1:2: damaged" in text and "300/300" in text
 
 
 def test_a_damaged_plan_is_named_and_the_run_is_shown(tmp_path):
@@ -113,8 +115,8 @@ def test_a_damaged_plan_is_named_and_the_run_is_shown(tmp_path):
     text = shown(tmp_path, width=300)
     assert "1 finished" in text and "f1 93.95 at step 250" in text and f"{run}/plan.json: damaged: " in text
     assert read_run(run).plan is None
-    assert read_run(run).warnings[-1].startswith(f"{run}/plan.json: damaged: JSONDecodeError")
-    with pytest.raises(RunDirError, match=r"plan\.json: damaged: .*To resume the run, restore the file"):
+    assert read_run(run).warnings[-1].startswith(f"{run}/plan.json: damaged: it is not JSON.")
+    with pytest.raises(RunDirError, match=r"plan\.json: damaged: .*To resume the run, delete the file"):
         read_plan(run)
     assert cli.main(["report", str(run)]) == 0 and "plan.json: damaged: " in (run / "report.html").read_text()
     other = a_run(tmp_path / "two")
@@ -122,6 +124,21 @@ def test_a_damaged_plan_is_named_and_the_run_is_shown(tmp_path):
     rundir.write_text(other / rundir.CONFIG, yaml.safe_dump(changed))
     assert cli.main(["compare", str(run), str(other)]) == 0
     assert cli.main(["diagnose", str(run)]) == 0
+
+
+@pytest.mark.parametrize("name", ["status.json", "steps.jsonl", "evals.jsonl", "telemetry.jsonl", "machine.json"])
+def test_damage_that_a_report_does_not_need_is_a_warning_of_commands_and_pages(tmp_path, capsys, name):
+    run, other = a_run(tmp_path / "one"), a_run(tmp_path / "two")
+    changed = {**rundir.read_run_config(other), "optimizer": {"name": "adamw"}}
+    rundir.write_text(other / rundir.CONFIG, yaml.safe_dump(changed))
+    with (run / name).open("ab") as file:
+        file.write(b"\x00\n")
+    assert cli.main(["report", str(run)]) == 0
+    assert f"warning: {run}/{name}" in " ".join(capsys.readouterr().err.split())
+    assert f"one/{name}" in (run / "report.html").read_text()
+    page = tmp_path / "page.html"
+    assert cli.main(["compare", str(run), str(other), "--output", str(page)]) == 0
+    assert f"warning: {run}/{name}" in capsys.readouterr().out and f"one/{name}" in page.read_text()
 
 
 @pytest.mark.parametrize("width", [80, 140])

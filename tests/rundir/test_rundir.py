@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_a_torn_last_line_is_dropped(tmp_path, records, cut):
 def test_a_damaged_line_in_the_middle_is_an_error(tmp_path):
     path = tmp_path / "steps.jsonl"
     path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    assert refusal(read_jsonl, path) == f"{path}:2: damaged line in the middle of the file. Delete that line."
+    assert refusal(read_jsonl, path) == f"{path}:2: damaged line (no whole JSON value). Delete that line."
     assert read_jsonl(tmp_path / "absent.jsonl") == []
 
 
@@ -264,13 +265,52 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
         (STATUS, b'{"a": 1,', "status.json:1:9: damaged: "),
         (STATUS, b"[]", "status.json: damaged: it holds a list instead of an object. Delete the file: a resume"),
         (STATUS, b'{"why": "\xe5"}', "status.json: damaged: it is not UTF-8. Delete the file"),
+        (
+            STATUS,
+            b'{"step": "x", "best": 3}',
+            "status.json: damaged: values of the wrong type are left out: step, best.",
+        ),
         (MACHINE, b"3", "machine.json: damaged: it holds a int instead of an object. Delete the file"),
-        (MACHINE, b'{"format_version": "1"}', "machine.json: damaged: format_version is '1'. Delete the file"),
+        (MACHINE, b'{"format_version": "1"}', "machine.json: damaged: values of the wrong type are left out: format_v"),
         (DATA, b"[" * 100_000, "data.json: damaged: "),
-        (STEPS, b'{"step": 1}\n{}\n', "steps.jsonl:2: damaged line ('step' is None). Delete that line."),
-        (STEPS, b"[]\n", "steps.jsonl:1: damaged line (list instead of an object). Delete that line."),
-        (EVALS, b'{"step": 1e308}\n', "evals.jsonl:1: damaged line ('step' is 1e+308). Delete that line."),
-        (EVALS, b'{"step": "\x80"}\n', "evals.jsonl:1: damaged line in the middle of the file. Delete that line."),
+        (STEPS, b'{"step": 1}\n{}\n', "steps.jsonl:2: damaged line ('step' is None). It is left out."),
+        (STEPS, b"[]\n", "steps.jsonl:1: damaged line (list instead of an object). It is left out."),
+        (EVALS, b'{"step": 1e308}\n', "evals.jsonl:1: damaged line ('step' is 1e+308). It is left out."),
+        (EVALS, b'{"step": "\x80"}\n', "evals.jsonl:1: damaged line (no whole JSON value). It is left out."),
+        (TELEMETRY, b"\x00\x01\xff", "telemetry.jsonl:1: damaged line (no whole JSON value). It is left out."),
+        ("plan.json", b'{"num_steps": "many"}', "plan.json: damaged: it has no batch_size, eval_every_steps, "),
+        ("plan.json", b"[]", "plan.json: damaged: it holds a list instead of an object. To resume the run, delete the"),
+    ],
+)
+def test_damaged_files_that_a_report_does_not_need_are_named_in_warnings(tmp_path, name, content, message):
+    started(tmp_path).close()
+    (tmp_path / name).write_bytes(content)
+    run = read_run(tmp_path)
+    assert len(run.damage) == 1 and message in run.damage[0] and "\n" not in run.damage[0]
+    assert run.warnings == run.damage
+
+
+def test_a_lost_best_evaluation_is_named(tmp_path):
+    """The scores of the last whole evaluation took its place in silence."""
+    run = started(tmp_path)
+    run.append(EVALS, make_eval(1, {"f1": 1.0}))
+    best = {"step": 2, "metric": "f1", "score": 46.15}
+    run.update_status(state="finished", best=best)
+    expected = (
+        f"{tmp_path}/evals.jsonl: lacks the evaluation that status.json names as the best: f1 46.15 at step 2. "
+        "Scores are those of other evaluations."
+    )
+    assert read_run(tmp_path).damage == [expected]
+    (tmp_path / EVALS).write_text((tmp_path / EVALS).read_text() + json.dumps(make_eval(2, {"f1": math.nan})) + "\n")
+    assert read_run(tmp_path).damage == [expected]
+    run.append(EVALS, make_eval(2, {"f1": 46.15}))
+    run.close()
+    assert read_run(tmp_path).damage == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
         (CONFIG, b"a: !!python/object:os.system {}", "config.yaml: damaged: could not determine a constructor"),
         (CONFIG, b"a: " + b"[" * 5000, "config.yaml: damaged: "),
         (CONFIG, b"a: {", "config.yaml: damaged: while parsing a flow"),
@@ -278,13 +318,13 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
         (CONFIG, b"a: \xff", "config.yaml: damaged: 'utf-8' codec can't decode byte"),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, content, message):
+def test_a_damaged_config_is_refused(tmp_path, name, content, message):
     started(tmp_path).close()
     (tmp_path / name).write_bytes(content)
     found = refusal(read_run, tmp_path)
     assert message in found
     assert "\n" not in found
-    assert found.endswith(("Restore the file.", "Delete that line.", "Delete the file: a resume writes it again."))
+    assert found.endswith("Restore the file.")
 
 
 def test_damaged_telemetry_is_left_out_with_a_warning(tmp_path):
@@ -295,7 +335,7 @@ def test_damaged_telemetry_is_left_out_with_a_warning(tmp_path):
     assert [record.seconds for record in run.telemetry] == [1, 2]
     assert run.warnings == [
         f"{tmp_path}/telemetry.jsonl:2: damaged line ('seconds' is None). It is left out. "
-        "3 more damaged telemetry lines are left out."
+        "3 more damaged lines are left out."
     ]
 
 
@@ -349,14 +389,17 @@ def test_a_failed_start_leaves_no_empty_parents(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"a', b"\xe5", b"null"])
-def test_a_damaged_status_is_set_aside(tmp_path, content):
+@pytest.mark.parametrize("name", [STATUS, MACHINE, DATA])
+def test_a_damaged_file_that_is_written_again_is_set_aside(tmp_path, name, content):
     started(tmp_path).close()
-    (tmp_path / STATUS).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
+    RunDir.resume(tmp_path, repair=False).close()
+    assert (tmp_path / name).read_bytes() == content
     run = RunDir.resume(tmp_path)
     run.close()
-    assert (tmp_path / "status.json.damaged").read_bytes() == content and not (tmp_path / STATUS).exists()
+    assert (tmp_path / f"{name}.damaged").read_bytes() == content and not (tmp_path / name).exists()
     (warning,) = [each.message for each in run.warnings]
-    assert "status.json" in warning and "Set aside as status.json.damaged; the run does not need it." in warning
+    assert name in warning and f"Set aside as {name}.damaged; the run does not need it." in warning
 
 
 @pytest.mark.parametrize(

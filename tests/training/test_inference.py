@@ -128,6 +128,21 @@ def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, 
     assert open_run(tmp_path / "run").step == 1
 
 
+def test_damage_that_prediction_does_not_need_is_a_warning(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run", symlinks=True))
+    for name in ("status.json", "machine.json", "data.json"):
+        (copied / name).write_text("{")
+    assert main(["predict", str(copied), "--inputs", "a"]) == 0
+    assert f"warning: {copied}/status.json:1:2: damaged" in " ".join(capsys.readouterr().err.split())
+    assert main(["evaluate", str(copied), "--data.eval", str(run.parent / "dev.json"), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert f"warning: {copied}/data.json:1:2: damaged" in " ".join(printed.err.split())
+    assert json.loads(printed.out.splitlines()[-1])["step"] == open_run(run).step
+    assert (copied / "status.json").read_text() == "{"
+
+
 # --- from Python ---
 
 

@@ -100,6 +100,17 @@ def test_an_impossible_micro_batch_is_refused(stopped, size):
         continue_run(stopped)
 
 
+def test_a_damaged_plan_can_be_deleted(stopped, finished):
+    path = path_of(stopped, "plan.json")
+    path.write_text('{"num_steps": "many"}')
+    with pytest.raises(RunDirError, match=r"it has no batch_size, .*\. To resume the run, delete the file: a resume"):
+        continue_run(stopped)
+    path.unlink()
+    continue_run(stopped)
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+    assert path.read_bytes() == path_of(finished, "plan.json").read_bytes()
+
+
 @pytest.mark.parametrize("content", [None, "{}", '{"forward": {"kind": "padded"}}', '{"forward": 3, "parts": 3}'])
 def test_a_changed_machine_json_does_not_change_the_numbers(stopped, finished, content):
     path = path_of(stopped, "machine.json")
@@ -150,7 +161,7 @@ def test_a_damaged_checkpoint_is_a_warning_of_the_run_also_when_quiet(stopped, c
     assert "Set aside as 2.damaged" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["status.json", "telemetry.jsonl"])
+@pytest.mark.parametrize("name", ["status.json", "machine.json", "data.json", "telemetry.jsonl"])
 @pytest.mark.parametrize("content", [b"[]\n", b'{"a": 1\n{}\n', b"\xe5\n"])
 def test_files_that_a_resume_does_not_need_do_not_stop_it(stopped, finished, name, content):
     path_of(stopped, name).write_bytes(content)
