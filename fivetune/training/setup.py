@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -325,7 +325,7 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
         return ()
     texts = list(config.task.labels.values())
     ids = [tuple(row) for row in tokenizer(texts, verbose=False)["input_ids"]]
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    special = set(tokenizer.all_special_ids) - {cast("int", tokenizer.unk_token_id)}
     limit = config.data.max_target_tokens
     room = None if limit is None else limit - 1  # the last is the end token
     kept = [row[:-1][:room] for row in ids]

@@ -451,6 +451,7 @@ def test_a_run_that_only_abstains_says_so_first() -> None:
         "Nothing was learnt but to abstain: F1 is 46.2, measured at step 60 on 104 examples, with 0.0 on answerable "
         "questions; never answering reaches 48.1."
     )
+    assert describe(0.0, 4.0).startswith("Nothing was learnt: F1 is 1.9, measured at step 60")
     assert describe(30.0, 60.0).startswith("Fine-tuning raised F1 from 0.0 to 44.4")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from fivetune.diagnosis.learning import MIN_ANSWERED, check_diverged
+from fivetune.diagnosis.learning import MIN_ANSWERED, MIN_SILENT, check_diverged
 from fivetune.diagnosis.stats import collect_run_stats
 from fivetune.report.page import charts
 from fivetune.report.page.parts import Chart, Figure, Part, Section, Table, Text
@@ -222,8 +222,9 @@ def _describe_outcome(run: Run) -> list[str]:
         ]
     abstaining = _read_abstention_score(best, key)
     if reached is not None and abstaining is not None and reached <= abstaining:
+        silent = (read_score(best, f"NoAns_{key}") or 0.0) > MIN_SILENT
         return [
-            f"Nothing was learnt but to abstain: {name} is {now}, measured at {measured}, with "
+            f"Nothing was learnt{' but to abstain' if silent else ''}: {name} is {now}, measured at {measured}, with "
             f"{format_points(best.scores[f'HasAns_{key}'], 1)} on answerable questions; never answering reaches "
             f"{format_points(abstaining, 1)}."
         ]
@@ -243,9 +244,9 @@ def _describe_outcome(run: Run) -> list[str]:
 
 def _read_abstention_score(record: EvalRecord, key: str) -> float | None:
     """Return the score in points of never answering; None if the run answers, or where no question is unanswerable."""
-    answered, silent = (read_score(record, f"{part}_{key}") for part in ("HasAns", "NoAns"))
+    answered = read_score(record, f"HasAns_{key}")
     unanswerable, total = read_score(record, "NoAns_total"), read_score(record, "total")
-    if answered is None or silent is None or answered >= MIN_ANSWERED or not unanswerable or not total:
+    if answered is None or answered >= MIN_ANSWERED or not unanswerable or not total:
         return None
     return 100 * unanswerable / total
 
