@@ -31,6 +31,8 @@ from fivetune.training import checkpoint, loop, train
 from fivetune.training.setup import ComputeConfig
 from fivetune.types import Batch
 
+pytestmark = pytest.mark.slow
+
 SLOW = 0.25  # seconds: several steps of the tiny model, on a busy machine too
 
 

@@ -20,6 +20,8 @@ from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.training import train
 from fivetune.types import Verdict
 
+pytestmark = pytest.mark.slow
+
 
 class JobHere:
     """`fivetune WORDS` without a new process."""

@@ -28,6 +28,8 @@ from fivetune.training.autotune.graphs import decide_graphs, find_graph_obstacle
 from fivetune.training.checkpoint import TrainingProgress
 from fivetune.training.update import refuse_nonfinite, train_step
 
+pytestmark = pytest.mark.slow
+
 
 def again():
     """Makes a recorder whose graphs call the function."""

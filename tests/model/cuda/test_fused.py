@@ -27,6 +27,8 @@ from fivetune.model.layers import (
 )
 from fivetune.types import Batch
 
+pytestmark = pytest.mark.slow
+
 SHORT = [(36, 2), (1, 1), (5, 9)]  # one is longer than a tile; the interpreter runs them one after the other
 NUM_LAYERS = {"t5": 2}  # its layers share the position bias; of the other families one layer has every kernel
 

@@ -23,6 +23,8 @@ from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import round_dropout_rate
 
+pytestmark = pytest.mark.slow
+
 HEADS, HEAD_SIZE, LONGEST = 2, 16, 45
 LENGTHS = [1, 3, 17, 40]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
