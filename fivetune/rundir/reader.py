@@ -157,8 +157,7 @@ def _read_lines(paths: Sequence[Path], required: str, on_damage: OnDamage | None
     report = notes.append if on_damage else None
     lines = [line for path in paths for line in read_jsonl(path, required=required, on_damage=report)]
     if notes and on_damage:
-        num_more = len(notes) - 1
-        on_damage(f"{notes[0]} {num_more} more damaged lines are left out." if num_more else notes[0])
+        on_damage(notes[0] + (f" Damaged lines in all: {len(notes):,}." if notes[1:] else ""))
     return lines
 
 

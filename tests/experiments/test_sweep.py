@@ -248,10 +248,15 @@ def test_a_damaged_run_does_not_hide_the_others(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02]}\nseeds: [1, 2]"))
     run_sweep(sweep, quiet=True)
     (sweep.folder / "lr-0.02-seed1" / "status.json").write_text('{"state": "fini')
-    (sweep.folder / "lr-0.02-seed2" / "evals.jsonl").write_text("{}}\n{}\n")
-    good, bad = compare_sweep(sweep.folder).variants
+    (sweep.folder / "lr-0.02-seed2" / "config.yaml").write_text("{")
+    with (sweep.folder / "lr-0.01-seed1" / "evals.jsonl").open("a") as file:
+        file.write("{}}\n{}\n")
+    comparison = compare_sweep(sweep.folder)
+    good, bad = comparison.variants
     assert len(good.runs) == 2 and bad.runs == ()
-    assert "status.json:1:11: damaged" in bad.failures[0] and "evals.jsonl:1: damaged" in bad.failures[1]
+    assert "status.json:1:11: damaged" in bad.failures[0] and "config.yaml: damaged" in bad.failures[1]
+    (warning,) = [text for text in comparison.warnings if "damaged" in text]
+    assert "lr-0.01-seed1/evals.jsonl:" in warning and "Damaged lines in all: 2." in warning
 
 
 def test_a_killed_run_goes_on(sweep_file, stand_in):

@@ -334,8 +334,7 @@ def test_damaged_telemetry_is_left_out_with_a_warning(tmp_path):
     run = read_run(tmp_path)
     assert [record.seconds for record in run.telemetry] == [1, 2]
     assert run.warnings == [
-        f"{tmp_path}/telemetry.jsonl:2: damaged line ('seconds' is None). It is left out. "
-        "3 more damaged lines are left out."
+        f"{tmp_path}/telemetry.jsonl:2: damaged line ('seconds' is None). It is left out. Damaged lines in all: 4."
     ]
 
 
