@@ -28,6 +28,11 @@ def pytest_make_collect_report(
     return report
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first: at the end, short ones keep all workers busy."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish() -> None:
     """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
     gc.collect()

@@ -87,7 +87,7 @@ def test_rarer_evaluations_are_measured_by_what_one_takes(tmp_path, model_folder
     evidence = collect_run_stats(run)
     first = next(verdict for verdict in diagnose(evidence) if verdict.rule == "evaluation_bound")
     done = verify_change(tmp_path / "run", evidence, first, on_progress=lambda words: None)
-    assert done.measured == pytest.approx(done.predicted, rel=0.6)
+    assert 0.5 < done.measured / done.predicted < 2  # evaluations of milliseconds vary
 
 
 def test_what_is_changed_is_as_the_recipe_has_it_in_the_runs_without_the_change(monkeypatch):
