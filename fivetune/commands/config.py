@@ -25,7 +25,6 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.config.manual import build_manual, build_schema
     from fivetune.errors import ConfigError
-    from fivetune.redaction import redact_settings
 
     if args.schema:
         print(json.dumps(build_schema(), indent=1, ensure_ascii=False))
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.recipe:
         config = load_config(args.recipe, parse_overrides(args.settings))
         if args.json:
-            print_json(redact_settings(config.as_dict()))
+            print_json(config.as_redacted_dict())
         else:
             print(config.as_redacted_yaml(), end="")
     else:

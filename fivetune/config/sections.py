@@ -428,6 +428,9 @@ class RunConfig(_Section):
     def as_yaml(self) -> str:
         return as_yaml(self.as_dict())
 
+    def as_redacted_dict(self) -> JsonTable:
+        """Convert to plain values with secrets hidden; labels, templates and columns, which a run reads back, stay."""
+        return redact_settings(self.as_dict())
+
     def as_redacted_yaml(self) -> str:
-        """Format as YAML with secrets hidden; labels, templates and columns, which a run reads back, are unchanged."""
-        return as_yaml(redact_settings(self.as_dict()))
+        return as_yaml(self.as_redacted_dict())

@@ -35,7 +35,6 @@ from fivetune.experiments.sweep import CorpusSection, PlannedRun, Sweep
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.launch.signals import interrupt_on_stop_signals
 from fivetune.progress import Progress, format_time_span
-from fivetune.redaction import redact_settings
 from fivetune.values import flatten_table
 
 RECIPES, LOGS, LOG = "recipes", "logs", "log.txt"
@@ -147,7 +146,7 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
     path = sweep.folder / RECIPES / f"{run.name}.yaml"
     if not path.is_file():
         return
-    now, before = (flatten_table(redact_settings(config.as_dict())) for config in (run.config, load_config(path)))
+    now, before = (flatten_table(config.as_redacted_dict()) for config in (run.config, load_config(path)))
     changed = [key for key in now | before if now.get(key) != before.get(key) and not key.startswith("report.")]
     if changed:
         key = changed[0]

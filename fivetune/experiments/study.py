@@ -6,7 +6,6 @@ A lock on the folder serialises the operations that two processes must not do at
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -25,7 +24,6 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, get_task, select_recipe_values
 from fivetune.launch.jobs import SECONDS_TO_SAVE, ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
-from fivetune.redaction import redact_settings
 from fivetune.rundir import lock_file
 from fivetune.types import Search, Trial
 from fivetune.values import flatten_table
@@ -312,7 +310,7 @@ def _import_optuna() -> ModuleType:
 
 def _select_comparable(config: RunConfig) -> dict[str, Any]:
     """The settings that must be equal for comparable scores, as JSON values."""
-    table = json.loads(json.dumps(redact_settings(config.as_dict())))
+    table = config.as_redacted_dict()
     for key in FREE_KEYS:
         section, _, name = key.partition(".")
         table[section].pop(name)

@@ -5,7 +5,6 @@ In: a run directory, the config of the resumed run. Out: the run's earlier choic
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.model.backend import Forward, ForwardKind, Parts
-from fivetune.redaction import redact_settings
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import BestEval, ForwardFacts, RunPart
@@ -77,7 +75,7 @@ def read_run_id(folder: Path) -> str:
 def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
     """Build the owner record of the checkpoints that the run of a set-up writes in `folder`."""
     evaluator = setup.data.evaluator
-    flat = _flatten_sections(json.loads(json.dumps(redact_settings(setup.config.as_dict()))))
+    flat = _flatten_sections(setup.config.as_redacted_dict())
     settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
     return CheckpointOwner(
         run_id=read_run_id(folder),
@@ -120,7 +118,7 @@ def _iter_owners(folder: Path) -> Iterator[tuple[Path, CheckpointOwner]]:
 
 def refuse_changes(folder: Path, config: RunConfig) -> None:
     """Raise ConfigError, listing the differences, if `config` changes settings that a resume must not change."""
-    changed = find_changed_settings(rundir.read_run_config(folder), redact_settings(config.as_dict()))
+    changed = find_changed_settings(rundir.read_run_config(folder), config.as_redacted_dict())
     if changed:
         raise ConfigError(
             f"{folder}: the run was started with other settings: {_list_changes(changed)}. "
