@@ -7,7 +7,6 @@ numbers, by id.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fivetune.data.json_text import JsonWindow
 from fivetune.data.source_files import list_local_files, open_text, quote_value
 from fivetune.errors import DataError
+from fivetune.values import as_finite_number
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -120,5 +120,4 @@ def _check_answer(value: object) -> str:
 
 
 def _check_number(value: object) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return "" if is_number else "It must be a finite number."
+    return "It must be a finite number." if as_finite_number(value) is None else ""
