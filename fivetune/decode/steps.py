@@ -107,12 +107,12 @@ class Decoder:
         self._extend_caches()
         biases = [_build_history_bias(table[..., table.shape[-1] - 1 - step :], slots, beams) for table in self._tables]
 
-        def cached(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        def append_and_read(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             keys, values = self._append(layer, key, value, step * beams)
             return keys[:, :, : (step + 1) * beams], values[:, :, : (step + 1) * beams]
 
         self.num_steps += 1
-        return self._run_stack(ids, biases, cached)
+        return self._run_stack(ids, biases, append_and_read)
 
     def run_tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Compute the hidden states of tokens that form the same tree in every row; nothing is cached.

@@ -63,7 +63,7 @@ def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def _kept(seed, row_places, start, rate, N: tl.constexpr):
+def _draw_kept(seed, row_places, start, rate, N: tl.constexpr):
     """Dropout mask of a tile's attention weights, [M, N]: True where kept."""
     return keep(seed, row_places[:, None] + (start // 8 + tl.arange(0, N // 8))[None, :], rate)
 
@@ -81,7 +81,7 @@ def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl
     grad_weights = _dot(grad, tl.trans(v), tl.zeros([grad.shape[0], v.shape[0]], tl.float32))
     met = weights
     if seed is not None:
-        kept = _kept(seed, row_places, start, rate, N)
+        kept = _draw_kept(seed, row_places, start, rate, N)
         met = tl.where(kept, weights * gain(rate), 0.0)
         grad_weights = tl.where(kept, grad_weights * gain(rate), 0.0)
     return met, weights * (grad_weights - delta[:, None])
@@ -147,7 +147,7 @@ def forward(
         shrink = tl.exp(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
         if seed is not None:
-            weights = tl.where(_kept(seed, row_places, start, rate, N), weights * gain(rate), 0.0)
+            weights = tl.where(_draw_kept(seed, row_places, start, rate, N), weights * gain(rate), 0.0)
         sums = _dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None])
         top = new_top
     total = tl.where(num_k > 0, total, 1.0)

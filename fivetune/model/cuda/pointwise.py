@@ -146,7 +146,7 @@ def _function(x, GELU: tl.constexpr):
 
 
 @triton.jit
-def _kept_gain(seed, row, cols_from, width, rate, BLOCK: tl.constexpr):
+def _draw_gain(seed, row, cols_from, width, rate, BLOCK: tl.constexpr):
     """The dropout factor of each element of a row: 0 or 1 / (1 - p)."""
     places = row * tl.cdiv(width, 8) + cols_from // 8 + tl.arange(0, BLOCK // 8)
     return tl.where(keep(seed, places, rate), gain(rate), 0.0)
@@ -162,7 +162,7 @@ def _activated(x, seed, out, width, rate, GELU: tl.constexpr, GATED: tl.constexp
     if GATED:
         values *= tl.load(inputs + width, mask=cols < width, other=0.0).to(tl.float32)
     if seed is not None:
-        values *= _kept_gain(seed, row, cols_from, width, rate, BLOCK)
+        values *= _draw_gain(seed, row, cols_from, width, rate, BLOCK)
     tl.store(out + row * width + cols, values.to(out.dtype.element_ty), mask=cols < width)
 
 
@@ -177,7 +177,7 @@ def _activated_backward(
     values, slopes = _function(tl.load(x + offset + cols, mask=cols < width, other=0.0).to(tl.float32), GELU)
     grads = tl.load(grad + row * width + cols, mask=cols < width, other=0.0).to(tl.float32)
     if seed is not None:
-        grads *= _kept_gain(seed, row, cols_from, width, rate, BLOCK)
+        grads *= _draw_gain(seed, row, cols_from, width, rate, BLOCK)
     kind = grad_x.dtype.element_ty
     if GATED:
         right = tl.load(x + offset + width + cols, mask=cols < width, other=0.0).to(tl.float32)
