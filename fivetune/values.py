@@ -16,6 +16,8 @@ def as_finite_number(value: Any) -> float | None:
     >>> as_finite_number(3), as_finite_number(True), as_finite_number("3"), as_finite_number(float("nan"))
     (3.0, None, None, None)
     """
+    if type(value) is float:  # the usual case of long series
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def fake_run(*, name: str = "quickstart", seed: int = 0, **changes: Any) -> Run:
         "plan": Plan(32, NUM_STEPS, EVERY, EVERY),
         "steps": _steps(seed),
         "evals": evals,
-        "predictions": {f"eval-{record['step']}": _predictions(record) for record in evals},
+        "predictions": {f"eval-{record['step']}": list(_predictions(record["step"])) for record in evals},
         "warnings": [
             "Precision: bf16 is not fast on this CPU; fp32 is used.",
             "Tokenizer: 3 examples hold '{' (unknown).",
@@ -311,9 +312,9 @@ def make_data(num: int, num_skipped: int) -> dict[str, Any]:
     }
 
 
-def _predictions(record: dict[str, Any]) -> list[Prediction]:
-    rng = random.Random(7)
-    chance = random.Random(record["step"])
+@cache
+def _predictions(step: int) -> list[Prediction]:
+    rng, chance, record = random.Random(7), random.Random(step), _eval(step)
     return [_prediction(rng, chance, i, record["scores"]) for i in range(record["num_examples"])]
 
 

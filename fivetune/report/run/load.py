@@ -13,7 +13,7 @@ from itertools import accumulate, groupby, pairwise
 from fivetune.report.page.series import Series, compute_quantile
 from fivetune.rundir.figures import DeviceSeries, list_device_series
 from fivetune.rundir.records import DeviceSample, TelemetryRecord
-from fivetune.values import select_finite
+from fivetune.values import as_finite_number
 
 Counters = Mapping[str, float | None]
 
@@ -120,7 +120,9 @@ class Load:
             found = [
                 one for field, word in gauge.fields.items() for one in _build_field_tracks(rows, gauge, field, word)
             ]
-            self._tracks[gauge.title] = [track for track in found if select_finite(track.values)]
+            self._tracks[gauge.title] = [
+                track for track in found if any(as_finite_number(v) is not None for v in track.values)
+            ]
         return self._tracks[gauge.title]
 
     def list_phase_intervals(self) -> list[PhaseInterval]:
