@@ -42,13 +42,55 @@ def select_evals_by_step(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     """Return the evaluations of data.eval, one per step, in order of the steps.
 
     The evaluation of the whole set replaces that of a subset at the same step; if a resume repeated a step, the last
-    evaluation counts.
+    evaluation counts, and the basis of the last one.
     """
-    evals = list(evals)
+    evals = _select_own_evals(evals)
+    last_basis = {record.step: record.basis for record in evals}
     by_step: dict[int, EvalRecord] = {}
     for split in OWN_SPLITS:  # "eval" after "subset"
-        by_step |= {record.step: record for record in evals if record.split == split}
+        found = [record for record in evals if record.split == split and record.basis == last_basis[record.step]]
+        by_step |= {record.step: record for record in found}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _select_own_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
+    return [record for record in evals if record.split in OWN_SPLITS]
+
+
+def find_current_basis(evals: Iterable[EvalRecord]) -> str:
+    """Return the basis of the last evaluation of data.eval; "" without one."""
+    return next((record.basis for record in reversed(_select_own_evals(evals))), "")
+
+
+def select_current_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
+    """Return the evaluations of the present data and settings, those of the last evaluation.
+
+    A resume may change data.eval or eval.num_beams; scores before and after it are not comparable. A subset and the
+    whole set are current beside each other.
+    """
+    own = _select_own_evals(evals)
+    basis = find_current_basis(own)
+    current = [record for record in own if record.basis == basis]
+    sizes = {record.split: record.num_examples for record in current}
+    return [record for record in current if record.num_examples == sizes[record.split]]
+
+
+def find_eval_changes(evals: Iterable[EvalRecord]) -> list[int]:
+    """Return the steps from which the evaluations have other data or settings than before.
+
+    Args:
+        evals: one per step, in order of the steps.
+    """
+    changes: list[int] = []
+    basis: str | None = None
+    sizes: dict[str, int] = {}
+    for record in evals:
+        if record.basis != basis or sizes.get(record.split, record.num_examples) != record.num_examples:
+            if basis is not None:
+                changes.append(record.step)
+            basis, sizes = record.basis, {}
+        sizes[record.split] = record.num_examples
+    return changes
 
 
 def find_own_eval(evals: Iterable[EvalRecord], step: int) -> EvalRecord | None:
@@ -63,16 +105,15 @@ def find_exported_eval(run: Run) -> EvalRecord | None:
 
 
 def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
-    """Return the evaluations of the same examples, one per step, in order; only these are comparable.
+    """Return the current evaluations of the same examples, one per step, in order; only these are comparable.
 
     With eval.max_examples a run evaluates a subset during training, and all examples before the first step and for the
     exported weights. The set with the most evaluated steps counts; on a tie, the subset.
     """
-    by_set: dict[tuple[str, int], dict[int, EvalRecord]] = {}
-    for record in evals:
-        if record.split in OWN_SPLITS:
-            by_set.setdefault((record.split, record.num_examples), {})[record.step] = record
-    chosen = max(by_set, key=lambda key: (len(by_set[key]), key[0] == "subset"), default=None)
+    by_set: dict[str, dict[int, EvalRecord]] = {}
+    for record in select_current_evals(evals):
+        by_set.setdefault(record.split, {})[record.step] = record
+    chosen = max(by_set, key=lambda key: (len(by_set[key]), key == "subset"), default=None)
     return [] if chosen is None else [by_set[chosen][step] for step in sorted(by_set[chosen])]
 
 
@@ -87,12 +128,14 @@ def find_best_eval(
     """Return the evaluation of the exported weights, at `chosen_step` (status.best of this metric), else the best by
     `metric`.
 
-    Candidates are evaluations after step 0, of all examples if there are any: scores of a subset and of the whole set
-    are not comparable. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
+    Candidates are current evaluations after step 0, of all examples if there are any: scores of a subset and of the
+    whole set are not comparable. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
     """
-    records = [record for record in select_evals_by_step(evals) if metric in record.scores]
-    if chosen_step is not None and (named := [record for record in records if record.step == chosen_step]):
-        return named[0]
+    evals = list(evals)
+    chosen = None if chosen_step is None else find_own_eval(evals, chosen_step)
+    if chosen and metric in chosen.scores:
+        return chosen
+    records = [record for record in select_evals_by_step(select_current_evals(evals)) if metric in record.scores]
     records = [record for record in records if record.step > 0] or records
     records = [record for record in records if record.split == "eval"] or records
     best: EvalRecord | None = None

@@ -55,6 +55,7 @@ class EvalRecord:
     `rates` are shares (0-1) that reveal a broken run: `cap_hit`, `sentinel`, `empty` and more (evaluation/tally.py);
     `loss` is in nats per target token of the first reference. `intervals` are 95 % bootstrap intervals of scores.
     `step` is the step of the weights, `run_step` the run's step at the evaluation; None outside a training run.
+    `basis` identifies the evaluation data and the settings of generation: scores of another basis are not comparable.
     """
 
     step: int
@@ -70,6 +71,7 @@ class EvalRecord:
     seconds: float
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     run_step: int | None = None
+    basis: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -57,6 +57,7 @@ from fivetune.training.loop import (
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
     add_part,
+    describe_last_evaluation,
     describe_lost_files,
     describe_other_evaluation,
     describe_owner,
@@ -249,7 +250,7 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
-        evaluated_steps=_find_evaluated_steps(run, world, state),
+        evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
         owner=owner,
     )
 
@@ -322,9 +323,12 @@ def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
     return world.broadcast_object(rundir.read_evals(run.path) if world.is_first else [])
 
 
-def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress) -> set[int]:
-    """The steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far."""
-    records = select_evals_by_step(_read_past_evals(run, world))
+def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:
+    """The steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
+
+    Those of other data or settings are repeated.
+    """
+    records = [record for record in select_evals_by_step(_read_past_evals(run, world)) if record.basis == basis]
     return {record.step for record in records if state.best or record.step == 0}
 
 
@@ -351,13 +355,16 @@ def _load_progress(
     if path is not None:
         state = checkpoint.restore_checkpoint(path, learner.model, learner.optimizer, learner.scaler, world)
         _, before = checkpoint.read_state(path)
-        for message in describe_other_evaluation(state.best, setup.metric, before, owner):
+        if state.best and setup.data.evaluator is None:
+            _warn(run, progress, describe_last_evaluation(state.best))
+        elif state.best and (message := describe_other_evaluation(state.best, setup.metric, before, owner)):
             _warn(run, progress, message)
             state.best, state.num_evals_without_improvement = None, 0
     if resume:
         for message in run.truncate_after(state.step):
             _warn(run, progress, message)
-        run.update_status(num_resumes=run.get_status_value("num_resumes", 0) + 1, step=state.step)
+        best = asdict(state.best) if state.best else None
+        run.update_status(num_resumes=run.get_status_value("num_resumes", 0) + 1, step=state.step, best=best)
         progress.log(f"resuming at step {state.step:,} of {setup.plan.num_steps:,}")
     return state
 
@@ -388,10 +395,11 @@ def _export_model(training: Training) -> str | None:
                 state.best = None
             else:
                 checkpoint.load_weights(path, learner.model)
-    scored = {(e.step, e.split) for e in _read_past_evals(run, world)}
-    if state.best and (state.best.step, "eval") not in scored:
+    scored = {(e.step, e.split, e.basis) for e in _read_past_evals(run, world)}
+    whole = (state.best.step, "eval", training.owner.eval_basis) if state.best else None
+    if whole and setup.data.evaluator and whole not in scored:
         with measure_phase(training, "evaluate"):
-            run_evaluation(training, step=state.best.step)
+            run_evaluation(training, step=whole[0])
     with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
         if world.is_first:
             run.refuse_moved()

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,9 @@ class CheckpointOwner:
     Args:
         run_id: id of the run directory, generated when the run is created.
         settings: the settings that a resume must not change, by dotted name.
-        data: fingerprint of the training examples; eval_data: of the evaluation set, which a resume may change.
+        data: fingerprint of the training examples.
+        eval_data: fingerprint of the evaluation set; eval_settings: the settings that change its scores, by dotted
+            name. A resume may change both.
         forward: the fields of the run's Forward.
         batch_size: examples per forward pass when the checkpoint was written.
     """
@@ -80,6 +83,13 @@ class CheckpointOwner:
     forward: JsonTable = field(default_factory=dict)
     batch_size: int = 0
     eval_data: str = ""
+    eval_settings: JsonTable = field(default_factory=dict)
+
+    @property
+    def eval_basis(self) -> str:
+        """What EvalRecord.basis identifies. The size of a subset is not part of it: each record has it."""
+        settings = {key: value for key, value in self.eval_settings.items() if key != "eval.max_examples"}
+        return blake2b(json.dumps([self.eval_data, settings], sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 NO_OWNER = CheckpointOwner()
@@ -235,6 +245,7 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             forward=dict(owner.get("forward", {})),
             batch_size=int(owner.get("batch_size", 0)),
             eval_data=str(owner.get("eval_data", "")),
+            eval_settings=dict(owner.get("eval_settings", {})),
         )
         return TrainingProgress(step, best, num_without_improvement, seconds), found
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -30,6 +30,7 @@ from fivetune.evaluation.output import PredictedRow
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
+from fivetune.rundir.figures import find_current_basis
 from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
 from fivetune.tasks import Task, head_of
 from fivetune.tasks.jsonl import JSONL
@@ -315,6 +316,8 @@ def evaluate(
                 ),
                 on_progress=partial(on_progress, "evaluating"),
             )
+        if name == "eval":  # of the run's own data and settings, as the run's last evaluation
+            record = replace(record, basis=find_current_basis(rundir.read_evals(folder, on_damage=on_damage)))
         run.append(rundir.EVALS, record.as_dict())
     finally:
         run.close()

@@ -297,7 +297,7 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None) -
             on_progress=count,
             world=setup.learner.world,
         )
-    record = replace(record, run_step=training.state.step)
+    record = replace(record, run_step=training.state.step, basis=training.owner.eval_basis)
     if setup.metric not in record.scores:
         known = ", ".join(record.scores)
         raise ConfigError(f"eval.metric: the evaluation has no score {setup.metric!r}. It has: {known}.")

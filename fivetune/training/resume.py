@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
+from fivetune.evaluation.evaluator import select_subset
 from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fivetune.schedules import Warmup
     from fivetune.types import JsonTable
 
+SAME_SCORES = ("eval.every_steps", "eval.at_start", "eval.batch_size", "eval.metric")  # do not change any score
 COMPARED = ("device", "num_threads", "versions")  # facts compared between two parts of a run
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
@@ -74,16 +76,22 @@ def read_run_id(folder: Path) -> str:
 
 def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
     """Build the owner record of the checkpoints that the run of a set-up writes in `folder`."""
-    evaluator = setup.data.evaluator
     flat = _flatten_sections(setup.config.as_redacted_dict())
-    settings = {key: value for key, value in flat.items() if not _is_changeable(key)}
-    return CheckpointOwner(
+    owner = CheckpointOwner(
         run_id=read_run_id(folder),
-        settings=settings,
+        settings={key: value for key, value in flat.items() if not _is_changeable(key)},
         data=setup.data.stream.store.fingerprint,
         forward=asdict(setup.learner.forward),
-        eval_data=evaluator.store.fingerprint if evaluator else "",
     )
+    evaluator = setup.data.evaluator
+    if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings
+        owners = [found for _, found in _iter_owners(folder)]
+        before = owners[-1] if owners else owner
+        return replace(owner, eval_data=before.eval_data, eval_settings=before.eval_settings)
+    eval_settings = {key: flat[key] for key in flat if key.startswith("eval.") and key not in SAME_SCORES}
+    if select_subset(evaluator.num_questions, flat["eval.max_examples"]) is None:
+        eval_settings["eval.max_examples"] = None
+    return replace(owner, eval_data=evaluator.store.fingerprint, eval_settings=eval_settings)
 
 
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
@@ -202,25 +210,34 @@ def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[
     ]
 
 
-def describe_other_evaluation(
-    best: BestEval | None, metric: str, before: CheckpointOwner, now: CheckpointOwner
-) -> list[str]:
-    """A warning if later scores cannot be compared with the best one: another eval.metric or evaluation set; else none.
+def describe_other_evaluation(best: BestEval, metric: str, before: CheckpointOwner, now: CheckpointOwner) -> str:
+    """A warning if later scores cannot be compared with the best one; else "".
+
+    They cannot if eval.metric, the evaluation data or a setting that changes scores is another one.
 
     Args:
         best: the best evaluation of the checkpoint that `before` owns.
     """
-    if best is None:
-        return []
     changes = [f"eval.metric was {best.metric}, is {metric}"] if best.metric != metric else []
-    if before.eval_data and now.eval_data and before.eval_data != now.eval_data:
+    if before.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
+    old, new = before.eval_settings, now.eval_settings
+    if changed := {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}:
+        changes.append(_list_changes(changed))
     if not changes:
-        return []
-    return [
+        return ""
+    return (
         f"the best evaluation so far, of step {best.step:,}, is no longer compared with later ones: "
         f"{' and '.join(changes)}. The best one is chosen among the evaluations from here."
-    ]
+    )
+
+
+def describe_last_evaluation(best: BestEval) -> str:
+    """A warning for a run that is resumed without the evaluation data that it had."""
+    return (
+        "data.eval is empty now: later steps are not evaluated. model/ gets the weights of the best evaluation so far, "
+        f"of step {best.step:,}. To choose among later steps too, resume with data.eval."
+    )
 
 
 def find_changed_settings(before: JsonTable, after: JsonTable) -> dict[str, tuple[object, object]]:

@@ -220,6 +220,8 @@ def test_a_run_is_evaluated_again_on_its_own_data(trained, capsys):
     best = rundir.read_run(trained).status.best
     again = _evaluate(trained, "--split", "eval", capsys=capsys)
     assert (again["split"], again["step"], again["num_examples"]) == ("eval", best.step, 12)
+    first, *_, last = rundir.read_evals(trained)
+    assert first.basis == last.basis != ""
     assert _evaluate(trained, capsys=capsys)["split"] == "dev"
 
 

@@ -151,6 +151,18 @@ def test_headline_scores_stand_beside_baseline_and_other_runs() -> None:
     )
 
 
+def test_no_line_joins_evaluations_before_and_after_a_resume_that_changed_them() -> None:
+    evals = [replace(record, basis="b" if record.step >= 150 else "a") for record in fake_run().evals]
+    run = fake_run(evals=evals)
+    losses, scores = part(build_page(run), "Learning", Chart), part(build_page(run), "Learning", Chart, 1)
+    for trace in (losses.data[-1], scores.data[0]):
+        gap = trace["y"].index(None)
+        assert trace["x"][gap] == trace["x"][gap + 1] == 150 and trace["y"].count(None) == 1
+    assert "At step 150 a resume changed the evaluation: scores before and after it are not" in scores.caption
+    assert [note["text"] for note in scores.layout["annotations"]] == ["best", "other evaluation"]
+    assert describe_verdict(run, [])[0].startswith("Fine-tuning reached F1 93.9 at step 250 on 640 examples; the score")
+
+
 def test_key_figures() -> None:
     figures = {figure.label: (figure.value, figure.remark) for figure in figures_of(build_page(fake_run()))}
     assert figures["Examples seen"] == ("19,200", "4.80 epochs")

@@ -15,9 +15,11 @@ from fivetune.rundir.figures import (
     compute_utilisation,
     find_best_eval,
     find_divergence,
+    find_eval_changes,
     find_longest_freeze,
     list_device_series,
     select_comparable_evals,
+    select_current_evals,
     select_evals_by_step,
     select_steady_steps,
 )
@@ -25,9 +27,9 @@ from fivetune.rundir.records import DeviceSample, EvalRecord, StepRecord, Teleme
 
 
 def evaluation(
-    step: int, f1: float = 50.0, *, split: str = "eval", num: int = 90, loss: float | None = 1.0
+    step: int, f1: float = 50.0, *, split: str = "eval", num: int = 90, loss: float | None = 1.0, basis: str = "a"
 ) -> EvalRecord:
-    return EvalRecord(step, "squad_v2", 1, split, num, 0, {"f1": f1}, loss, {}, 16, 1.0)
+    return EvalRecord(step, "squad_v2", 1, split, num, 0, {"f1": f1}, loss, {}, 16, 1.0, basis=basis)
 
 
 def step(number: int, *, seconds: float = 1.0, warm_up: bool = False, loss: float | None = None) -> StepRecord:
@@ -76,6 +78,28 @@ def test_a_subset_is_not_compared_with_the_whole_set():
     evals = [evaluation(1, 90.0, split="subset", num=9), evaluation(2, 60.0)]
     assert find_best_eval(evals, metric="f1", higher_is_better=True) == evals[1]
     assert find_best_eval(evals[:1], metric="f1", higher_is_better=True) == evals[0]
+
+
+def test_evaluations_of_other_data_or_settings_than_the_last_are_not_compared():
+    """A resume had changed data.eval: the curve joined both, and the set with more evaluations counted."""
+    before, after = [evaluation(at, 90.0) for at in (0, 1, 2)], [evaluation(at, 40.0, basis="b") for at in (2, 3)]
+    evals = [*before, evaluation(2, split="other", basis="c"), *after]
+    assert select_comparable_evals(evals) == select_current_evals(evals) == after
+    assert find_best_eval(evals, metric="f1", higher_is_better=True) == after[1]
+    by_step = select_evals_by_step(evals)
+    assert by_step == [*before[:2], *after] and find_eval_changes(by_step) == [2]
+
+
+def test_a_subset_beside_the_whole_set_is_no_change_but_another_size_of_it_is():
+    evals = [evaluation(0), *(evaluation(at, split="subset", num=9) for at in (1, 2)), evaluation(3)]
+    assert find_eval_changes(evals) == []
+    more = [*evals, evaluation(4, split="subset", num=20)]
+    assert find_eval_changes(more) == [4] and select_current_evals(more) == [evals[0], evals[3], more[-1]]
+
+
+def test_the_subset_of_other_data_replaces_the_whole_set_of_its_step():
+    evals = [evaluation(2), evaluation(2, split="subset", num=9, basis="b")]
+    assert select_evals_by_step(evals) == evals[1:]
 
 
 # --- steps ---

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from fivetune import rundir
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
+from fivetune.rundir.figures import find_exported_eval
 from fivetune.training import resume, train
 
 
@@ -195,19 +196,62 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_f
     assert train(table, resume=True, preflight=False, quiet=True).status.state == "finished"
 
 
-@pytest.mark.parametrize("change", ["metric", "data"])
-def test_scores_of_another_metric_or_evaluation_set_are_not_compared(tmp_path, model_folder, monkeypatch, change):
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"eval.metric": "exact"}, "eval.metric was f1, is exact."),
+        ({"data.eval": "train.json"}, "the evaluation data differ."),
+        ({"eval.num_beams": 2}, "eval.num_beams was 1, is 2."),
+        ({"eval.max_examples": 4}, "eval.max_examples was None, is 4."),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_scores_of_another_evaluation_are_not_compared(tmp_path, model_folder, monkeypatch, changes, expected):
     """The best score stayed that of the other metric: the early step was exported, with a score of other data."""
-    kit.scored(monkeypatch, [90.0, 1.0])
+    monkeypatch.chdir(tmp_path)
+    kit.scored(monkeypatch, [90.0, 1.0, 2.0])
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, eval__at_start=False)
+    before = train(table, preflight=False, quiet=True).evals[0]
+    run = train(table, changes, resume=True, preflight=False, quiet=True)
+    assert any(text.startswith("the best evaluation so far, of step 2,") for text in run.warnings)
+    assert any(expected in text for text in run.warnings)
+    assert run.status.best.metric == changes.get("eval.metric", "f1") and run.status.best.score < 90
+    assert run.status.best.step == 2 and [record.step for record in run.evals[:2]] == [2, 2]
+    is_same_basis = "eval.metric" in changes or "eval.max_examples" in changes
+    assert (run.evals[1].basis == before.basis) == is_same_basis
+
+
+def test_a_setting_that_changes_no_score_keeps_the_best_evaluation(tmp_path, model_folder, monkeypatch):
+    kit.scored(monkeypatch, [90.0])
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, eval__at_start=False)
     train(table, preflight=False, quiet=True)
-    changes = {"metric": {"eval.metric": "exact"}, "data": {"data.eval": str(tmp_path / "train.json")}}
-    run = train(table, changes[change], resume=True, preflight=False, quiet=True)
-    expected = {"metric": "eval.metric was f1, is exact.", "data": "the evaluation data differ."}
-    assert any(text.startswith("the best evaluation so far, of step 2,") for text in run.warnings)
-    assert any(expected[change] in text for text in run.warnings)
-    assert run.status.best.metric == ("exact" if change == "metric" else "f1") and run.status.best.score < 90
-    assert run.status.best.step == 2 and [record.step for record in run.evals] == [2, 2]
+    run = train(table, {"eval.batch_size": 2, "eval.max_examples": 12}, resume=True, preflight=False, quiet=True)
+    assert run.warnings == [] and run.status.best.score == 90 and len(run.evals) == 1
+
+
+def test_the_whole_set_is_evaluated_again_after_the_evaluation_data_changed(tmp_path, model_folder):
+    """The score of the exported weights was that of the earlier data."""
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__at_start=False, eval__max_examples=4)
+    train(table, preflight=False, quiet=True)
+    run = train(table, {"data.eval": str(tmp_path / "train.json")}, resume=True, preflight=False, quiet=True)
+    found = [(record.split, record.num_examples) for record in run.evals]
+    assert found == [("subset", 4), ("eval", 12), ("subset", 4), ("eval", 24)]
+    assert find_exported_eval(run) == run.evals[3]
+
+
+def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_path, model_folder):
+    """It ended with an AssertionError."""
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=3, eval__at_start=False, eval__max_examples=4)
+    table["eval"]["every_steps"] = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fivetune.training._export_model", lambda training: None)
+        best = train(table, {"train.num_steps": 2}, preflight=False, quiet=True).status.best
+    run = train(table, {"data.eval": []}, resume=True, preflight=False, quiet=True)
+    assert (run.status.state, run.status.step, run.status.best) == ("finished", 3, best)
+    assert any(text.startswith("data.eval is empty now: later steps are not evaluated.") for text in run.warnings)
+    assert "Scores on 4 evaluation examples at step" in path_of(table, "model/README.md").read_text()
+    again = train(table, {"eval.num_beams": 2}, resume=True, preflight=False, quiet=True)
+    assert any("eval.num_beams was 1, is 2." in text for text in again.warnings)
 
 
 def test_a_refused_resume_of_a_killed_run_leaves_it_interrupted(stopped):

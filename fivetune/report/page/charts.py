@@ -169,8 +169,13 @@ def build_score_curves_chart(
     best_step: float | None,
     levels: Mapping[str, float],
     last_step: float,
+    changes: Sequence[float] = (),
 ) -> Chart:
-    """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines."""
+    """Draw scores over steps 0 to `last_step`, the best step marked, other runs as horizontal lines.
+
+    Args:
+        changes: steps from which the evaluations have other data or settings; marked too.
+    """
     traces = [
         build_line_trace(
             name,
@@ -186,7 +191,9 @@ def build_score_curves_chart(
         style = {"dash": "longdash", "width": 1.5}
         traces.append(build_line_trace(name, [0, last_step], [level, level], MUTED, mode="lines", line=style))
     side = "right" if best_step and best_step > last_step / 2 else "left"
-    more = {} if best_step is None else build_step_marker(best_step, "best", xanchor=side)
+    markers = [] if best_step is None else [build_step_marker(best_step, "best", xanchor=side)]
+    markers += [build_step_marker(step, "other evaluation", yanchor="top", y=1) for step in changes]
+    more = {name: [part for marker in markers for part in marker[name]] for name in ("shapes", "annotations")}
     axis = {"range": [-3, 103]} if unit == "score (%)" else {}
     return Chart(
         caption,

@@ -35,6 +35,7 @@ from fivetune.report.run.scores import (
     select_headline_scores,
     select_main_evals,
 )
+from fivetune.rundir.figures import find_eval_changes
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.values import as_finite_number, divide, get_nested, select_finite
 
@@ -47,7 +48,7 @@ def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
     parts: list[Part] = []
     if steps:
         losses, at = [record.loss for record in steps], [float(record.step) for record in steps]
-        eval_losses = [(record.step, record.loss) for record in evals]
+        eval_losses = [(step, record and record.loss) for step, record in _list_points(evals)]
         words = describe_smoothing(len(losses))
         caption = f"Loss on the training data{words}, and on the evaluation data. (steps.jsonl, evals.jsonl)"
         parts.append(charts.build_loss_chart(at, losses, eval_losses, caption))
@@ -68,9 +69,10 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
     if len(evals) == 1:
         return [Text("One evaluation was made, so its scores have no curve; they are in the verdict."), table]
     shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
-    at, main, best = [float(record.step) for record in evals], find_main_score_key(run), choose_best_eval(run)
+    points, main, best = _list_points(evals), find_main_score_key(run), choose_best_eval(run)
+    at = [step for step, _ in points]
     curves = {
-        get_score_label(key): (at, [read_score(record, key) for record in evals])
+        get_score_label(key): (at, [read_score(record, key) for _, record in points])
         for key in select_headline_scores(run, shown or keys)
     }
     levels = {
@@ -78,7 +80,11 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
         for other in reference_runs
         if main and (level := read_score(choose_best_eval(other), main)) is not None
     }
+    changes = find_eval_changes(evals)
     caption = "Scores on the evaluation data over the steps; step 0 is the model before fine-tuning."
+    if changes:
+        listed = " and ".join(map(format_count, changes))
+        caption += f" At step {listed} a resume changed the evaluation: scores before and after it are not comparable."
     chart = charts.build_score_curves_chart(
         curves,
         caption,
@@ -86,8 +92,19 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
         best_step=best.step if best else None,
         levels=levels,
         last_step=max([*at, *(record.step for record in select_latest_by_step(run.steps))]),
+        changes=changes,
     )
     return [chart, table]
+
+
+def _list_points(evals: Sequence[EvalRecord]) -> list[tuple[float, EvalRecord | None]]:
+    """List steps and evaluations to draw, with a gap (None) at each step from which the evaluations are others."""
+    changes = find_eval_changes(evals)
+    points: list[tuple[float, EvalRecord | None]] = []
+    for record in evals:
+        points += [(float(record.step), None)] if record.step in changes else []
+        points.append((float(record.step), record))
+    return points
 
 
 def _format_eval_row(record: EvalRecord, keys: Sequence[str]) -> tuple[str, ...]:

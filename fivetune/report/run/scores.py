@@ -10,7 +10,7 @@ from typing import Any
 
 from fivetune.analysis.bootstrap import compute_wilson_interval
 from fivetune.report.page.wording import format_decimal
-from fivetune.rundir.figures import find_best_eval, select_evals_by_step
+from fivetune.rundir.figures import find_best_eval, find_own_eval, select_current_evals, select_evals_by_step
 from fivetune.rundir.records import EvalRecord, Prediction, Run
 from fivetune.tasks import is_higher_better, load_run_task
 from fivetune.values import get_nested
@@ -75,8 +75,8 @@ def read_score(record: EvalRecord | None, key: str) -> float | None:
 
 
 def find_baseline_eval(run: Run) -> EvalRecord | None:
-    """The evaluation before the first step."""
-    return next((record for record in select_main_evals(run) if record.step == 0), None)
+    """The evaluation before the first step; None if a resume changed the evaluation data or settings since then."""
+    return find_own_eval(select_current_evals(run.evals), 0)
 
 
 def choose_best_eval(run: Run) -> EvalRecord | None:
