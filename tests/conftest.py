@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -80,6 +80,16 @@ def normal_floats():
 
 
 @pytest.fixture
-def cpu_clock(monkeypatch: pytest.MonkeyPatch):
-    """Steps and phases are timed by the CPU seconds of their thread, which other programs hardly change."""
-    monkeypatch.setattr(time, "perf_counter", time.thread_time)
+def cpu_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Steps and phases are timed by the CPU seconds of their thread, which other programs hardly change.
+
+    The value of the fixture lets seconds pass on this clock without waiting.
+    """
+    passed = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: time.thread_time() + passed)
+    return wait

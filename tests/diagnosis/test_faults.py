@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,9 +61,14 @@ def rules(run: Run, **asked: Any) -> list[str]:
     return [verdict.rule for verdict in diagnose_run(run, **asked)]
 
 
-def slowed(work: Any, *args: Any, seconds: float = SLOW, **kwargs: Any) -> Any:
-    time.sleep(seconds)
-    return work(*args, **kwargs)
+def slowed(work: Any, wait: Callable[[float], None]) -> Any:
+    """`work` after a wait."""
+
+    def wait_and_work(*args: Any, **kwargs: Any) -> Any:
+        wait(SLOW)
+        return work(*args, **kwargs)
+
+    return wait_and_work
 
 
 # --- healthy runs ---
@@ -86,23 +92,23 @@ def test_healthy_runs_get_no_verdict(trained, settings, cpu_clock):
 
 
 def test_a_slow_loader(trained, monkeypatch):
-    monkeypatch.setattr(stream, "collate", partial(slowed, stream.collate, seconds=2 * SLOW))
+    monkeypatch.setattr(stream, "collate", slowed(stream.collate, time.sleep))  # in a thread of its own
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
 
 
-def test_no_worker_beside_the_training(trained, monkeypatch):
+def test_no_worker_beside_the_training(trained, monkeypatch, cpu_clock):
     def one_after_the_other(self: TrainingStream, first_step: int, num_steps: int) -> Any:
-        yield from (slowed(self.build_micro_batches, step) for step in range(first_step, num_steps))
+        yield from (slowed(self.build_micro_batches, cpu_clock)(step) for step in range(first_step, num_steps))
 
     monkeypatch.setattr(TrainingStream, "iter_micro_batches", one_after_the_other)
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "input_bound"
 
 
-def test_housekeeping_in_every_step(trained, monkeypatch):
+def test_housekeeping_in_every_step(trained, monkeypatch, cpu_clock):
     def with_housekeeping(*args: Any, **kwargs: Any) -> Any:
         update = work(*args, **kwargs)
         gc.collect(0)
-        time.sleep(SLOW)  # what emptying the memory of a device and waiting for it would take
+        cpu_clock(SLOW)  # what emptying the memory of a device and waiting for it would take
         return update
 
     work = loop.train_step
@@ -141,8 +147,8 @@ def test_heavy_evaluation(trained, cpu_clock):
     assert heavy.change["eval.every_steps"] > 1
 
 
-def test_heavy_checkpoints(trained, monkeypatch):
-    monkeypatch.setattr(checkpoint, "write_checkpoint", partial(slowed, checkpoint.write_checkpoint))
+def test_heavy_checkpoints(trained, monkeypatch, cpu_clock):
+    monkeypatch.setattr(checkpoint, "write_checkpoint", slowed(checkpoint.write_checkpoint, cpu_clock))
     first = diagnose_run(trained(checkpoint__every_steps=1, train__num_steps=16, data__eval=[]))[0]
     assert first.rule == "checkpoint_bound"
     assert first.figure and first.figure > 0.5  # of a quarter of a second each
