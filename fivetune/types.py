@@ -26,6 +26,9 @@ PhaseTimer = Callable[[str], None]
 JsonTable = dict[str, Any]
 """A table with any values of JSON or YAML; read with isinstance, or converted to a typed record."""
 
+JsonValue: TypeAlias = Mapping[str, Any] | Sequence[Any] | str | float | bool | None
+"""Any value of JSON or YAML; isinstance gives the type of a table's or a list's elements."""
+
 TorchState = dict[str, Any]
 """A state dict or a parameter group, as torch.optim types them: tensors, numbers, and lists and tables of these."""
 
@@ -77,7 +80,7 @@ class TextExample:
     targets: str
     references: tuple[str, ...]
     clippable: tuple[int, int] = (0, 0)
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=JsonTable)
     group: str = ""
 
 
@@ -159,7 +162,7 @@ class Verdict:
     threshold: float | None
     confidence: float
     advice: str
-    change: Mapping[str, Any] = field(default_factory=dict)
+    change: Mapping[str, Any] = field(default_factory=JsonTable)
     gain: float | None = None
 
 
@@ -195,4 +198,4 @@ class Search:
     higher_is_better: bool
     trials: tuple[Trial, ...]
     best: Trial | None
-    importances: Mapping[str, float] = field(default_factory=dict)
+    importances: Mapping[str, float] = field(default_factory=dict[str, float])

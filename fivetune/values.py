@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fivetune.types import JsonTable, JsonValue
 
-def as_finite_number(value: Any) -> float | None:
+
+def as_finite_number(value: object) -> float | None:
     """Return a finite number as float; None for any other value, booleans and strings included.
 
     >>> as_finite_number(3), as_finite_number(True), as_finite_number("3"), as_finite_number(float("nan"))
@@ -26,7 +28,7 @@ def as_finite_number(value: Any) -> float | None:
         return None
 
 
-def divide(numerator: Any, denominator: Any) -> float | None:
+def divide(numerator: object, denominator: object) -> float | None:
     """Return the quotient; None if an operand is not a finite number or the denominator is 0.
 
     >>> divide(1, 4), divide(None, 4), divide(1, 0)
@@ -36,12 +38,12 @@ def divide(numerator: Any, denominator: Any) -> float | None:
     return None if top is None or not bottom else top / bottom
 
 
-def select_finite(values: Iterable[Any]) -> list[float]:
+def select_finite(values: Iterable[object]) -> list[float]:
     """Return the finite numbers among values, as floats in their order."""
     return [found for value in values if (found := as_finite_number(value)) is not None]
 
 
-def select_numbers(table: Any) -> dict[str, float]:
+def select_numbers(table: JsonValue) -> dict[str, float]:
     """Return the entries of a table that are finite numbers; {} if the value is not a table.
 
     >>> select_numbers({"f1": 92, "note": "dev"}), select_numbers(None)
@@ -51,14 +53,14 @@ def select_numbers(table: Any) -> dict[str, float]:
     return {str(key): found for key, value in items if (found := as_finite_number(value)) is not None}
 
 
-def get_nested(table: Any, *path: str) -> Any:
+def get_nested(table: JsonValue, *path: str) -> Any:
     """Follow keys into nested tables; None as soon as one is missing."""
     for key in path:
         table = table.get(key) if isinstance(table, Mapping) else None
     return table
 
 
-def flatten_table(table: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_table(table: JsonValue, prefix: str = "") -> JsonTable:
     """Flatten nested tables to dotted keys, in their order; {} if the value is not a table.
 
     >>> flatten_table({"optimizer": {"name": "adamw", "lr": 0.1}, "device": "cpu"})
@@ -66,11 +68,7 @@ def flatten_table(table: Any, prefix: str = "") -> dict[str, Any]:
     """
     if not isinstance(table, Mapping):
         return {}
-    found: dict[str, Any] = {}
+    found: JsonTable = {}
     for key, value in table.items():
-        found |= (
-            flatten_table(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else {f"{prefix}{key}": value}
-        )
+        found |= flatten_table(value, f"{prefix}{key}.") or {f"{prefix}{key}": value}
     return found

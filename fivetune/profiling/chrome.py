@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fivetune.errors import DataError
 from fivetune.profiling.kernels import classify_kernel, classify_operator
@@ -36,6 +36,7 @@ from fivetune.profiling.summary import (
     rank_work,
     sum_by_class,
 )
+from fivetune.types import JsonTable, JsonValue
 
 MICRO = 1e-6
 RANGE_PREFIX = "fivetune."
@@ -67,20 +68,18 @@ class TraceEvent:
         return self.start, self.end
 
 
-def read_trace(path: Path) -> dict[str, Any]:
+def read_trace(path: Path) -> JsonTable:
     """Parse a trace file. Raises DataError if it is not a trace."""
     try:
         raw = path.read_bytes()
-        trace: object = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        trace: JsonValue = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (OSError, EOFError, ValueError) as error:
         raise DataError(
             f"{path}: cannot be read as a trace: {error}. Give a file that torch.profiler exported "
             "(export_chrome_trace)."
         ) from None
-    if isinstance(trace, dict):
-        trace = cast(dict[str, Any], trace)
-        if isinstance(trace.get("traceEvents"), list):
-            return trace
+    if isinstance(trace, dict) and isinstance(trace.get("traceEvents"), list):
+        return trace
     raise DataError(
         f"{path}: not a trace: it has no list traceEvents. "
         "Give a file that torch.profiler exported (export_chrome_trace)."

@@ -16,7 +16,6 @@ from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -35,6 +34,7 @@ from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.parse import parse_records
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
+from fivetune.types import JsonTable, JsonValue
 
 TAIL_BYTES = 64 * 2**10  # about 150 steps
 SAMPLE_BYTES = 2 * 2**10  # about five steps
@@ -168,7 +168,7 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     )
 
 
-def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[JsonTable]:
     """Read the records in the last bytes of a JSONL file, without partial lines; [] if there is no file."""
     try:
         with path.open("rb") as file:
@@ -180,7 +180,7 @@ def read_last_records(path: Path, *, num_bytes: int = TAIL_BYTES) -> list[dict[s
     return _parse_records(lines[1:] if start else lines)
 
 
-def sample_records(path: Path, num: int) -> Iterator[list[dict[str, Any]]]:
+def sample_records(path: Path, num: int) -> Iterator[list[JsonTable]]:
     """Yield a few neighbouring records at each of `num` evenly spaced places of a JSONL file, in order."""
     try:
         file = path.open("rb")
@@ -196,15 +196,15 @@ def sample_records(path: Path, num: int) -> Iterator[list[dict[str, Any]]]:
                 yield records
 
 
-def _parse_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
+def _parse_records(lines: Sequence[bytes]) -> list[JsonTable]:
+    records: list[JsonTable] = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record: JsonValue = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict):
-            records.append(cast(dict[str, Any], record))
+            records.append(record)
     return records
 
 

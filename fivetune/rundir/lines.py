@@ -13,7 +13,8 @@ import stat
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
+
+from fivetune.types import JsonTable
 
 BLOCK = 2**16
 
@@ -44,7 +45,7 @@ class JsonlFile:
         self._path = path
         self._file: FileIO | None = None
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: JsonTable) -> None:
         """Append one line. Raises OSError if it cannot be written, ValueError for values that JSON cannot express."""
         line = format_json_line(record).encode()
         if self._file is None:
@@ -65,7 +66,7 @@ class JsonlFile:
             self._file = None
 
 
-def format_json_line(record: dict[str, Any]) -> str:
+def format_json_line(record: JsonTable) -> str:
     """Format one line of a JSONL file. Raises ValueError for values that are not finite.
 
     >>> format_json_line({"step": 1, "word": "é"})

@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fivetune.types import JsonTable, JsonValue
 from fivetune.values import as_finite_number
 
-T = TypeVar("T")
-Converter = Callable[[Any], Any]  # a value as the type of a field, or _INVALID
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+Converter = Callable[[JsonValue], object]  # a value as the type of a field, or _INVALID
 
 _INVALID = object()  # marks a value that a field's type does not accept
 
 
-def parse_record(kind: type[T], table: object, *, on_invalid: Callable[[str], object] = lambda name: None) -> T | None:
+def parse_record(
+    kind: type[T], table: JsonValue, *, on_invalid: Callable[[str], object] = lambda name: None
+) -> T | None:
     """Build a dataclass from a JSON object.
 
     Unknown keys are ignored. A value of the wrong type, or a number that is not finite, counts as missing: the field
@@ -37,7 +43,7 @@ def parse_record(kind: type[T], table: object, *, on_invalid: Callable[[str], ob
     """
     if not isinstance(table, Mapping):
         return None
-    values: dict[str, Any] = {}
+    values: JsonTable = {}
     for name, convert, required in _describe_fields(kind):
         value = convert(table[name]) if name in table else _INVALID
         if value is not _INVALID:
@@ -50,23 +56,23 @@ def parse_record(kind: type[T], table: object, *, on_invalid: Callable[[str], ob
     return kind(**values)
 
 
-def parse_records(kind: type[T], tables: Iterable[object]) -> list[T]:
+def parse_records(kind: type[T], tables: Iterable[JsonValue]) -> list[T]:
     """Convert tables to records; tables that `parse_record` refuses are omitted."""
     return [record for table in tables if (record := parse_record(kind, table)) is not None]
 
 
 @cache
-def _describe_fields(kind: type) -> tuple[tuple[str, Converter, bool], ...]:
+def _describe_fields(kind: type[DataclassInstance]) -> tuple[tuple[str, Converter, bool], ...]:
     """Return (name, converter, required) of each field that is read from JSON."""
     hints = get_type_hints(kind)
     return tuple(
         (field.name, _make_converter(hints[field.name]), field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(kind)  # type: ignore[arg-type]
+        for field in fields(kind)
     )
 
 
 @cache
-def _make_converter(hint: Any) -> Converter:
+def _make_converter(hint: object) -> Converter:
     """Build the converter to a type, once per type: a long run has 100,000 lines of 30 fields."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -82,12 +88,12 @@ def _make_converter(hint: Any) -> Converter:
         return partial(_convert_mapping, _make_converter(arguments[1]))
     if is_dataclass(hint) and isinstance(hint, type):
         return partial(_convert_record, hint)
-    return {bool: partial(_convert_instance, bool), str: partial(_convert_instance, str), int: _convert_int}.get(
-        hint, _convert_float
-    )
+    if hint is bool or hint is str:
+        return partial(_convert_instance, hint)
+    return _convert_int if hint is int else _convert_float
 
 
-def _convert_union(converters: list[Converter], none: Any, value: Any) -> Any:
+def _convert_union(converters: list[Converter], none: object, value: JsonValue) -> object:
     if value is None:
         return none
     for convert in converters:
@@ -96,7 +102,7 @@ def _convert_union(converters: list[Converter], none: Any, value: Any) -> Any:
     return _INVALID
 
 
-def _convert_list(convert: Converter, of_records: bool, value: Any) -> Any:
+def _convert_list(convert: Converter, of_records: bool, value: JsonValue) -> object:
     """Convert a list to a tuple.
 
     An invalid element is omitted from a list of records, which are independent, but invalidates a list of values, whose
@@ -110,31 +116,34 @@ def _convert_list(convert: Converter, of_records: bool, value: Any) -> Any:
     return _INVALID if _INVALID in converted else converted
 
 
-def _convert_tuple(converters: list[Converter], value: Any) -> Any:
+def _convert_tuple(converters: list[Converter], value: JsonValue) -> object:
     if not isinstance(value, list | tuple) or len(value) != len(converters):
         return _INVALID
     converted = tuple(convert(each) for convert, each in zip(converters, value, strict=True))
     return _INVALID if _INVALID in converted else converted
 
 
-def _convert_mapping(convert: Converter, value: Any) -> Any:
+def _convert_mapping(convert: Converter, value: JsonValue) -> object:
     if not isinstance(value, Mapping):
         return _INVALID
     items = ((str(key), convert(each)) for key, each in value.items())
     return {key: each for key, each in items if each is not _INVALID}
 
 
-def _convert_record(kind: type, value: Any) -> Any:
+def _convert_record(kind: type[DataclassInstance], value: JsonValue) -> object:
     return found if (found := parse_record(kind, value)) is not None else _INVALID
 
 
-def _convert_instance(kind: type, value: Any) -> Any:
+def _convert_instance(kind: type[object], value: JsonValue) -> object:
     return value if isinstance(value, kind) else _INVALID
 
 
-def _convert_float(value: Any) -> Any:
+def _convert_float(value: JsonValue) -> object:
     return number if (number := as_finite_number(value)) is not None else _INVALID
 
 
-def _convert_int(value: Any) -> Any:
-    return int(value) if (number := as_finite_number(value)) is not None and number == int(number) else _INVALID
+def _convert_int(value: JsonValue) -> object:
+    number = as_finite_number(value)
+    if number is None or number != int(number):
+        return _INVALID
+    return value if isinstance(value, int) else int(number)  # a float would round a large integer

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.layout import PLAN
+from fivetune.types import JsonTable, JsonValue
 
 COUNTS = ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")
 OPTIONAL = ("max_new_tokens", "lr")
@@ -46,11 +46,11 @@ class Plan:
         """
         return replace(self, batch_size=batch_size)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonTable:
         return asdict(self)
 
 
-def read_plan(folder: str | Path, *, on_damage: Callable[[str], Any] | None = None) -> Plan | None:
+def read_plan(folder: str | Path, *, on_damage: Callable[[str], object] | None = None) -> Plan | None:
     """Read plan.json; None if the run ended before it was written.
 
     Args:
@@ -71,7 +71,7 @@ def _parse_plan(path: Path) -> Plan | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _build_damage_error(path, f"it cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
@@ -41,17 +41,18 @@ from fivetune.rundir.records import (
     StepRecord,
     TelemetryRecord,
 )
+from fivetune.types import JsonTable, JsonValue
 from fivetune.values import as_finite_number
 
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
 
 REWRITTEN = (STATUS, MACHINE, DATA)
 TORN = "no whole JSON value"
-OnDamage = Callable[[str], Any]  # receives a sentence for each damaged file or line, which then counts as missing
+OnDamage = Callable[[str], object]  # receives a sentence for each damaged file or line, which then counts as missing
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
 
 
-def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage | None = None) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage | None = None) -> list[JsonTable]:
     """Read the objects of a JSONL file; a partial last line is dropped, a missing file counts as empty.
 
     Args:
@@ -66,7 +67,7 @@ def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage |
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RunDirError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
-    records: list[dict[str, Any]] = []
+    records: list[JsonTable] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -82,10 +83,10 @@ def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage |
     return records
 
 
-def _parse_line(line: bytes, required: str | None) -> tuple[dict[str, Any] | None, str]:
+def _parse_line(line: bytes, required: str | None) -> tuple[JsonTable | None, str]:
     """Parse the object of a line; return it, or None and the reason why the line is invalid."""
     try:
-        record = json.loads(line.decode())
+        record: JsonValue = json.loads(line.decode())
     except (ValueError, RecursionError):  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         return None, TORN
     if not isinstance(record, dict):
@@ -151,7 +152,7 @@ def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> 
     return sorted(parse_records(TelemetryRecord, lines), key=lambda record: (record.seconds, record.rank))
 
 
-def _read_lines(paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[dict[str, Any]]:
+def _read_lines(paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[JsonTable]:
     """Read the objects of JSONL files; all their damaged lines give one sentence."""
     notes: list[str] = []
     report = notes.append if on_damage else None
@@ -221,11 +222,11 @@ def refuse_foreign(folder: Path) -> None:
         raise RunDirError(f"{folder}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
 
 
-def read_run_config(folder: str | Path) -> dict[str, Any]:
+def read_run_config(folder: str | Path) -> JsonTable:
     """Read config.yaml of a run directory. Raises RunDirError if it is damaged."""
     path = Path(folder) / CONFIG
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config: JsonValue = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise RunDirError(f"{path}: damaged: {' '.join(str(error).split())}. Restore the file.") from None
     except (RecursionError, ValueError, OverflowError) as error:
@@ -235,7 +236,7 @@ def read_run_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def read_json(path: Path, *, on_damage: OnDamage | None = None) -> dict[str, Any]:
+def read_json(path: Path, *, on_damage: OnDamage | None = None) -> JsonTable:
     """Read a JSON object of a run directory; {} if the file is missing.
 
     Raises RunDirError for any other content if `on_damage` is None.
@@ -243,7 +244,7 @@ def read_json(path: Path, *, on_damage: OnDamage | None = None) -> dict[str, Any
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         reason, place = f"damaged: {error.msg}", f"{path}:{error.lineno}:{error.colno}"
     except UnicodeDecodeError:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from fivetune.rundir.plan import Plan
+from fivetune.types import JsonTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class StepRecord:
     mfu: float | None
     world_size: int
     num_examples_seen: int
-    phase_seconds: dict[str, float] = field(default_factory=dict)
+    phase_seconds: dict[str, float] = field(default_factory=dict[str, float])
     warm_up: bool = False
     starved: bool = False
     encoder_flops: float | None = None
     decoder_flops: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonTable:
         return asdict(self)
 
 
@@ -69,11 +69,11 @@ class EvalRecord:
     rates: dict[str, float]
     max_new_tokens: int
     seconds: float
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     run_step: int | None = None
     basis: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonTable:
         return asdict(self)
 
 
@@ -143,7 +143,7 @@ class TelemetryRecord:
     swap_share: float | None = None
     devices: tuple[DeviceSample, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonTable:
         return asdict(self)
 
 
@@ -187,7 +187,7 @@ class RunStatus:
     step: int = 0
     best: BestEval | None = None
     seconds: float | None = None
-    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict[str, float])
     num_starved_steps: int | None = None
     num_resumes: int = 0
     nonfinite_step: int | None = None
@@ -247,7 +247,7 @@ class RunPart:
     started: str | None = None
     device: str | None = None
     num_threads: int | None = None
-    versions: dict[str, str | None] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict[str, str | None])
     changed: tuple[str, ...] = ()
 
 
@@ -262,7 +262,7 @@ class MachineRecord:
     run_id: str | None = None
     device: DeviceFacts = DeviceFacts()
     host: HostFacts = HostFacts()
-    versions: dict[str, str | None] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict[str, str | None])
     git: GitFacts = GitFacts()
     precision: str | None = None
     weights: str = "fp32"  # FiveTune keeps weights in fp32; autocast only computes in 16 bits
@@ -274,8 +274,8 @@ class MachineRecord:
     vocab_size: int | None = None
     strategy: StrategyFacts = StrategyFacts()
     command: str | None = None
-    batch_size_auto: dict[str, Any] | None = None
-    capture: dict[str, Any] | None = None
+    batch_size_auto: JsonTable | None = None
+    capture: JsonTable | None = None
     parts: tuple[RunPart, ...] = ()
 
 
@@ -317,7 +317,7 @@ class Prediction:
     inputs: str = ""
     prediction: str = ""
     references: tuple[str, ...] = ()
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict[str, float])
     confidence: float | None = None
     logprob: float | None = None
     num_tokens: int | None = None
@@ -335,10 +335,10 @@ class Prediction:
     teacher_forced_exact: bool | None = None
     free_running_exact: bool | None = None
     num_passages: int | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: JsonTable = field(default_factory=JsonTable)
     skipped: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonTable:
         """Return the JSON object of a predictions file, without the fields that do not apply."""
         line = {name: value for name, value in asdict(self).items() if value is not None}
         return {name: value for name, value in line.items() if value or name not in ("scores", "candidates")}
@@ -414,9 +414,9 @@ class SplitSummary:
     target_lengths: Histogram | None = None
     skips: tuple[SkippedRecord, ...] = ()
     first_bad: SkippedRecord | None = None
-    label_counts: dict[str, int] = field(default_factory=dict)
+    label_counts: dict[str, int] = field(default_factory=dict[str, int])
     split: EvalShare | None = None
-    parts: dict[str, SplitSummary] = field(default_factory=dict)
+    parts: dict[str, SplitSummary] = field(default_factory=dict[str, "SplitSummary"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,18 +442,18 @@ class Run:
     """
 
     name: str
-    config: dict[str, Any] = field(default_factory=dict)
+    config: JsonTable = field(default_factory=JsonTable)
     machine: MachineRecord = MachineRecord()
     status: RunStatus = RunStatus()
     data: DataSummary = DataSummary()
-    steps: list[StepRecord] = field(default_factory=list)
-    evals: list[EvalRecord] = field(default_factory=list)
-    predictions: Mapping[str, list[Prediction]] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)
-    telemetry: list[TelemetryRecord] = field(default_factory=list)
-    trace: dict[str, Any] = field(default_factory=dict)
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)
+    steps: list[StepRecord] = field(default_factory=list[StepRecord])
+    evals: list[EvalRecord] = field(default_factory=list[EvalRecord])
+    predictions: Mapping[str, list[Prediction]] = field(default_factory=dict[str, list[Prediction]])
+    warnings: list[str] = field(default_factory=list[str])
+    damage: list[str] = field(default_factory=list[str])
+    telemetry: list[TelemetryRecord] = field(default_factory=list[TelemetryRecord])
+    trace: JsonTable = field(default_factory=JsonTable)
+    found: dict[str, JsonTable] = field(default_factory=dict[str, JsonTable])
     plan: Plan | None = None
 
     @property

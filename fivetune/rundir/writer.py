@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +37,7 @@ from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.reader import read_json, read_jsonl, refuse_foreign
 from fivetune.rundir.records import RunStatus, RunWarning
+from fivetune.types import JsonTable
 
 PROBE = ".probe"
 TELEMETRY_FILES = "telemetry*.jsonl"
@@ -83,7 +84,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def _translate_disk_errors(path: Path) -> Iterator[None]:
+def _translate_disk_errors(path: Path) -> Generator[None]:
     """Convert OSErrors of a write to RunDirError."""
     try:
         yield
@@ -100,7 +101,7 @@ class RunDir:
         self.path = path
         self.warnings: list[RunWarning] = []
         self._files: dict[str, JsonlFile] = {}
-        self._status: dict[str, Any] = {}
+        self._status: JsonTable = {}
         self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
         self.set_aside: list[str] = []  # a sentence for each damaged file that a resume renamed
         self._made: list[Path] = []  # parent folders that did not exist before
@@ -196,7 +197,7 @@ class RunDir:
         self.refuse_moved()
         write_text(self.path / CONFIG, text)
 
-    def append(self, name: str, record: dict[str, Any]) -> None:
+    def append(self, name: str, record: JsonTable) -> None:
         """Append one record to a JSONL file of the run; a partial last line is truncated first."""
         self.refuse_moved()
         with _translate_disk_errors(self.path / name):
@@ -217,7 +218,7 @@ class RunDir:
                 notes.append(f"{STEPS}: {lost:,} of {step:,} steps are missing: the report has no curve for them.")
         return notes
 
-    def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+    def write_predictions(self, split: str, step: int, lines: Iterable[JsonTable]) -> Path:
         """Stream the predictions of one evaluation to a file that gets its name when it is complete."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
         self.refuse_moved()
@@ -248,7 +249,7 @@ class RunDir:
                 "now: fivetune train NEW_NAME --resume"
             )
 
-    def get_status(self) -> dict[str, Any]:
+    def get_status(self) -> JsonTable:
         """Return the present status."""
         return self._status
 
@@ -302,7 +303,7 @@ class NullRunDir(RunDir):
         status: the status of rank 0.
     """
 
-    def __init__(self, path: Path, status: dict[str, Any]) -> None:
+    def __init__(self, path: Path, status: JsonTable) -> None:
         self.path = path
         self.warnings = _parse_warnings(status)
         self._status = status
@@ -313,14 +314,14 @@ class NullRunDir(RunDir):
     def write_config(self, text: str) -> None:
         """No-op: only rank 0 writes."""
 
-    def append(self, name: str, record: dict[str, Any]) -> None:
+    def append(self, name: str, record: JsonTable) -> None:
         """No-op: only rank 0 writes."""
 
     def truncate_after(self, step: int) -> list[str]:
         """No-op: only rank 0 writes."""
         return []
 
-    def write_predictions(self, split: str, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+    def write_predictions(self, split: str, step: int, lines: Iterable[JsonTable]) -> Path:
         for _ in lines:
             pass
         return self.path
@@ -372,13 +373,13 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _parse_warnings(status: dict[str, Any]) -> list[RunWarning]:
+def _parse_warnings(status: JsonTable) -> list[RunWarning]:
     """Return the warnings in a table of status.json."""
     found = parse_record(RunStatus, status)
     return list(found.warnings) if found else []
 
 
-def _drop_invalid(status: dict[str, Any]) -> dict[str, Any]:
+def _drop_invalid(status: JsonTable) -> JsonTable:
     """Return a status without values of the wrong type, so that a resume can rely on the others."""
     counts = ("step", "num_resumes", "num_starved_steps")
     kinds: dict[str, type] = {

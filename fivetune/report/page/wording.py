@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fivetune import progress
 from fivetune.errors import format_size
 from fivetune.redaction import HIDDEN, is_secret_name, redact_secrets
+from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
 
 UNKNOWN = "n/a"
@@ -22,14 +23,14 @@ _HIDDEN = re.compile(
 )
 
 
-def format_plain(value: Any) -> str:
+def format_plain(value: JsonValue) -> str:
     """Format any value as text: null and "" become n/a, lists are joined."""
     if value is None or value == "":
         return UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(format_plain, cast(Sequence[Any], value))) or "none"
+        return ", ".join(map(format_plain, value)) or "none"
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
