@@ -16,7 +16,7 @@ from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, IncompleteError, InterruptedRunError, NumericError
 from fivetune.experiments.space import build_trial_config
-from fivetune.experiments.study import Study
+from fivetune.experiments.study import Heartbeat, Study
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
 from fivetune.launch.signals import interrupt_on_stop_signals
 from fivetune.report.page.render import render_html
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import optuna
 
 POLL_SECONDS = 0.5
-HEARTBEAT_SECONDS = 20.0
 MAX_FAILED_TRIALS = 3  # a search ends if its first trials all fail
 
 
@@ -49,8 +48,8 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
     try:
         with interrupt_on_stop_signals():
             while (trial := study.start_next_trial()) is not None:
-                with study.ignore_lost_trial():
-                    _run_trial(study, trial)
+                with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
+                    _run_trial(study, trial, heartbeat)
                 write_line(_format_trial(study.build_search(), trial.number))
                 _check_failures(study.build_search(), folder)
     except KeyboardInterrupt as stop:
@@ -66,14 +65,14 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
     return found
 
 
-def _run_trial(study: Study, trial: optuna.Trial) -> None:
+def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
     """Train one trial and record its outcome; after a signal the study retries it."""
     run = study.folder / trial.user_attrs["run"]
     started = time.monotonic()
     try:
         with _start_trial(study, trial, run) as job:
-            study.record_heartbeat(trial, child_pid=job.pid)
-            pruned = _watch_trial(study, trial, job, run)
+            study.record_owner(trial, child_pid=job.pid)
+            pruned = _watch_trial(study, trial, heartbeat, job, run)
     except ConfigError as error:  # each setting is valid, their combination is not
         return study.fail(trial, str(error), retry=False)
     except BaseException:
@@ -107,9 +106,9 @@ def _start_trial(study: Study, trial: optuna.Trial, run: Path) -> Job:
     return Job(words, run.with_suffix(".log"))
 
 
-def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool:
+def _watch_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat, job: Job, run: Path) -> bool:
     """Report each evaluation to the study until the training ends; stop it and return True if it is pruned."""
-    num_reported, last_heartbeat = 0, time.monotonic()
+    num_reported = 0
     while True:
         running = job.code is None
         scores = read_scores(run, study.metric)
@@ -125,9 +124,7 @@ def _watch_trial(study: Study, trial: optuna.Trial, job: Job, run: Path) -> bool
                 return True
         if not running:
             return False
-        if time.monotonic() - last_heartbeat > HEARTBEAT_SECONDS:
-            last_heartbeat = time.monotonic()
-            study.record_heartbeat(trial)
+        heartbeat.check()
         time.sleep(POLL_SECONDS)
 
 

@@ -11,8 +11,9 @@ import shutil
 import socket
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fivetune.config import RunConfig
 from fivetune.config.search import SearchDimension, SearchSection
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, get_task, select_recipe_values
-from fivetune.launch.jobs import SECONDS_TO_SAVE, ProcessIdentity, identify_process, is_alive, stop_orphan
+from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
 from fivetune.rundir import lock_file
 from fivetune.types import Search, Trial
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-# Without a heartbeat, after which a process of another node counts as dead; `Job.stop` waits twice for a checkpoint.
-HEARTBEAT_TIMEOUT_SECONDS = 2 * SECONDS_TO_SAVE + 120.0
+HEARTBEAT_SECONDS = 20.0
+HEARTBEAT_TIMEOUT_SECONDS = 120.0  # without a heartbeat, after which a process of another node counts as dead
+LOCK = ".study.lock"
 MAX_ATTEMPTS = 3
 FREE_KEYS = ("search.num_trials", "search.keep", "run.dir")  # may differ when a study is continued
 STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
@@ -47,15 +49,49 @@ class TrialOwner(BaseModel):
 
     Args:
         child: the training process that it started.
-        seen: time of its last heartbeat, in seconds since 1970.
     """
 
     model_config = ConfigDict(frozen=True)
 
     host: str
     process: ProcessIdentity
-    seen: float
     child: ProcessIdentity | None = None
+
+
+class Heartbeat:
+    """A thread that records, until its context ends, that the process of a trial works.
+
+    It goes on while the process waits: for the lock of the folder, or for a stopped training to save.
+    """
+
+    def __init__(self, trial: optuna.Trial) -> None:
+        self._trial, self._is_over, self._error = trial, Event(), None
+        self._thread = Thread(target=self._record_until_over, daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _record_until_over(self) -> None:
+        try:
+            while not self._is_over.wait(HEARTBEAT_SECONDS):
+                record_heartbeat(self._trial)
+        except Exception as error:  # every database driver has its own
+            self._error = error
+
+    def check(self) -> None:
+        """Raise the error that ended the thread: the storage failed, or another process has taken over the trial."""
+        if self._error is not None:
+            raise self._error
+
+
+def record_heartbeat(trial: optuna.Trial) -> None:
+    """Record the time, in seconds since 1970, at which the process of a trial works."""
+    trial.set_user_attr("seen", time.time())
 
 
 class Study:
@@ -91,7 +127,8 @@ class Study:
             self._study.sampler = self._build_sampler(len(trials))
             trial = self._study.ask(self._ranges)
             self._assign_folder(trial)
-            self.record_heartbeat(trial)
+            self.record_owner(trial)
+            record_heartbeat(trial)
             return trial
 
     def _assign_folder(self, trial: optuna.Trial) -> None:
@@ -102,14 +139,12 @@ class Study:
                 (self.folder / before).rename(self.folder / run)
         trial.set_user_attr("run", run)
 
-    def record_heartbeat(self, trial: optuna.Trial, *, child_pid: int | None = None) -> None:
-        """Record the process that runs the trial, its training process, and the time."""
-        before = _read_owner(trial.user_attrs)
+    def record_owner(self, trial: optuna.Trial, *, child_pid: int | None = None) -> None:
+        """Record the process that runs the trial, and its training process."""
         owner = TrialOwner(
             host=socket.gethostname(),
             process=identify_process(os.getpid()),
-            seen=time.time(),
-            child=identify_process(child_pid) if child_pid else before and before.child,
+            child=identify_process(child_pid) if child_pid else None,
         )
         trial.set_user_attr("owner", owner.model_dump(mode="json"))
 
@@ -199,7 +234,7 @@ class Study:
     def _retry_dead_trials(self) -> None:
         for trial in self._study.get_trials(deepcopy=False):
             owner = _read_owner(trial.user_attrs)
-            if trial.state.name == "RUNNING" and not _is_active(owner):
+            if trial.state.name == "RUNNING" and not _is_active(owner, trial.user_attrs.get("seen", 0.0)):
                 if owner and owner.child and owner.host == socket.gethostname():
                     stop_orphan(owner.child)
                 self._record_failure(trial, retry=True, count_attempt=True)
@@ -243,8 +278,15 @@ class Study:
 
     @contextmanager
     def _lock_folder(self) -> Generator[None]:
-        with (self.folder / ".study.lock").open("a") as file:
-            lock_file(file, wait=True)
+        path = self.folder / LOCK
+        with ExitStack() as stack:
+            try:
+                lock_file(stack.enter_context(path.open("a")), wait=True)
+            except OSError as error:  # a folder that cannot be written, or a network file system without locks
+                raise FiveTuneEnvironmentError(
+                    f"{path}: cannot be locked: {error.strerror}. Processes share a study by this lock. Choose another "
+                    "--dir, on a file system with locks."
+                ) from None
             yield
 
 
@@ -252,13 +294,13 @@ def _read_owner(attributes: Mapping[str, Any]) -> TrialOwner | None:
     return TrialOwner.model_validate(attributes["owner"]) if "owner" in attributes else None
 
 
-def _is_active(owner: TrialOwner | None) -> bool:
-    """Whether the process of a trial is alive; on another node, by its heartbeat."""
+def _is_active(owner: TrialOwner | None, seen: float) -> bool:
+    """Whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat."""
     if owner is None:
         return False
     if owner.host == socket.gethostname():
         return is_alive(owner.process)
-    return time.time() - owner.seen < HEARTBEAT_TIMEOUT_SECONDS
+    return time.time() - seen < HEARTBEAT_TIMEOUT_SECONDS
 
 
 def _load_or_create_study(section: SearchSection, folder: Path, *, maximize: bool) -> optuna.Study:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import kit
@@ -19,8 +21,9 @@ from fivetune import cli
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, IncompleteError, InterruptedRunError
 from fivetune.experiments import search
+from fivetune.experiments import study as study_module
 from fivetune.experiments.space import build_grid, build_trial_config, load_search, select_recipe_values
-from fivetune.experiments.study import Study
+from fivetune.experiments.study import Study, record_heartbeat
 from fivetune.launch import jobs
 from fivetune.report.page.render import render_html
 from fivetune.report.search import build_search_page
@@ -158,13 +161,23 @@ def test_a_trial_whose_process_died_is_marked_and_drawn_again(tmp_path):
     assert told == [("failed", "", "its process died; retried as trial 1"), ("running", "trial-001", "")]
 
 
-@pytest.mark.parametrize(("seen", "num"), [(0.0, 1), (2 * jobs.SECONDS_TO_SAVE, 1), (1000.0, 2)])
-def test_a_process_of_another_node_is_dead_once_it_is_silent(tmp_path, seen, num):
+@pytest.mark.parametrize(("silent_seconds", "num"), [(0.0, 1), (60.0, 1), (130.0, 2)])
+def test_a_process_of_another_node_is_dead_once_it_is_silent(tmp_path, silent_seconds, num):
     study = a_study(tmp_path / "s", num_trials=1)
     trial = study.start_next_trial()
-    trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0], "seen": time.time() - seen})
+    trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0]})
+    trial.set_user_attr("seen", time.time() - silent_seconds)
     study.start_next_trial()
     assert len(study._study.trials) == num
+
+
+def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"s/\.study\.lock: cannot be locked: No locks .*--dir"):
+        a_study(tmp_path / "s")
 
 
 def test_a_trial_that_fails_again_and_again_is_given_up(tmp_path):
@@ -293,7 +306,8 @@ def test_a_trial_that_another_process_took_over_is_left_to_it(tmp_path, fast, mo
     def lose(study: Study, trial: Any, *args: Any) -> bool:
         monkeypatch.undo()
         monkeypatch.setattr(search, "Job", FakeChild)
-        trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0], "seen": 0.0})
+        trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0]})
+        trial.set_user_attr("seen", 0.0)
         other = a_study(study.folder, num_trials=1)
         other.finish(other.start_next_trial(), score=7.0, seconds=1.0)
         trial.report(1.0, 1)
@@ -303,6 +317,38 @@ def test_a_trial_that_another_process_took_over_is_left_to_it(tmp_path, fast, mo
     found, said = tuned(tmp_path / "s", RATES, num_trials=1)
     assert said[0].startswith("trial 0: failed: its process died; retried as trial 1")
     assert [(one.state, one.score) for one in found.trials] == [("failed", None), ("finished", 7.0)]
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+def test_a_trial_that_waits_for_its_training_to_save_is_not_dead(tmp_path, fast, monkeypatch, storage):
+    seen = Event()
+
+    def record(trial: Any) -> None:
+        record_heartbeat(trial)
+        seen.set()
+
+    def stop(child: FakeChild) -> None:
+        seen.clear()
+        assert seen.wait(20)
+        child.code_now = 143
+
+    monkeypatch.setattr(study_module, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(study_module, "record_heartbeat", record)
+    monkeypatch.setattr(FakeChild, "stop", stop)
+    over = {"optimizer.lr": {"choices": [5e-3, 6e-3, 1e-3]}}
+    found, _ = tuned(tmp_path / "s", over, sampler="grid", startup_trials=2, storage=storage)
+    assert [one.state for one in found.trials] == ["finished", "finished", "pruned"]
+
+
+def test_an_error_of_a_heartbeat_is_raised_where_the_trial_is_watched(tmp_path, monkeypatch):
+    study = a_study(tmp_path / "s", num_trials=1)
+    trial = study.start_next_trial()
+    study.finish(trial, score=1.0, seconds=1.0)
+    monkeypatch.setattr(study_module, "HEARTBEAT_SECONDS", 0.0)
+    with study.ignore_lost_trial(), study_module.Heartbeat(trial) as heartbeat:
+        heartbeat._thread.join(20)
+        heartbeat.check()
+        pytest.fail("the error is lost")
 
 
 def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):
