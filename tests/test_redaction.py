@@ -14,6 +14,7 @@ from fivetune.errors import DataError
 from fivetune.redaction import is_secret_name, redact_json, redact_secrets
 from fivetune.report import write_report
 from fivetune.training import train
+from fivetune.training.card import build_model_card
 
 TOKEN = "hf_" + "aB3" * 11
 
@@ -108,7 +109,19 @@ def test_the_config_of_a_run_keeps_its_labels(tmp_path, model_folder):
     table["train"]["batch_size"] = 2
     train(table, preflight=False)
     assert load_config(tmp_path / "run" / "config.yaml").task == load_config(table).task
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert yaml.safe_load(card.partition("```yaml\n")[2].partition("```")[0])["task"]["inputs"] == task["inputs"]
     train(tmp_path / "run", resume=True, overrides={"train.num_steps": 2})
+
+
+def test_a_model_card_hides_the_secrets_of_settings():
+    path, token = "https://me:pw@host/model", f"runs/{TOKEN}"
+    config = load_config(
+        {"model": {"path": path}, "task": "squad_v2", "run": {"dir": token}, "report": {"title": TOKEN}}
+    )
+    card = build_model_card(config, None, name=TOKEN, model_type="t5")
+    assert "# (hidden)" in card and "from https://(hidden)@host/model." in card and 'open_run("runs/(hidden)")' in card
+    assert TOKEN not in card and "me:pw" not in card
 
 
 def test_errors_show_no_secret(capsys):

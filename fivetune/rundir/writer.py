@@ -103,7 +103,7 @@ class RunDir:
         self._files: dict[str, JsonlFile] = {}
         self._status: JsonTable = {}
         self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
-        self.set_aside: list[str] = []  # a sentence for each damaged file that a resume renamed
+        self.set_aside: dict[str, str] = {}  # a sentence for each damaged file that a resume renamed, by its name
         self._made: list[Path] = []  # parent folders that did not exist before
         self._lock = lock_folder(path)
         self._identity = path.stat()
@@ -164,7 +164,7 @@ class RunDir:
         if run._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
             run._status |= {"state": "interrupted", "why": "killed"}
         run.warnings = _parse_warnings(run._status)
-        for message in run.set_aside:
+        for message in run.set_aside.values():
             run.add_warning(message)
         return run
 
@@ -181,7 +181,7 @@ class RunDir:
             path.rename(path.with_name(f"{name}.damaged"))
         except OSError as error:
             raise RunDirError(f"{path}{reason}, and cannot be renamed: {error.strerror}. Remove it.") from None
-        self.set_aside.append(f"{path}{reason}. Set aside as {name}.damaged; the run does not need it.")
+        self.set_aside[name] = f"{path}{reason}. Set aside as {name}.damaged; the run does not need it."
 
     def write(self, name: str, content: Any) -> None:
         """Write a whole file of the run as JSON; secrets are hidden."""
@@ -307,6 +307,7 @@ class NullRunDir(RunDir):
         self.path = path
         self.warnings = _parse_warnings(status)
         self._status = status
+        self.set_aside = {}
 
     def write(self, name: str, content: Any) -> None:
         """No-op: only rank 0 writes."""

@@ -23,7 +23,7 @@ from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, Num
 from fivetune.model.load import count_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, format_time_span
-from fivetune.redaction import redact_json, redact_secrets
+from fivetune.redaction import redact_json
 from fivetune.rundir import (
     DATA,
     FORMAT_VERSION,
@@ -174,7 +174,7 @@ def _open_run_outputs(
     checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
     world.broadcast_object(run.get_status())
     progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
-    for message in run.set_aside:
+    for message in run.set_aside.values():
         progress.warn(message)
     return run, progress
 
@@ -274,7 +274,7 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     saved = checkpoint.list_steps(run.path / "checkpoints")  # status.json may be lost, or older than the checkpoint
     refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
     world = setup.learner.world
-    warnings += world.broadcast_object(describe_lost_files(run.path))
+    warnings += world.broadcast_object(describe_lost_files(run.path, set_aside=run.set_aside))
     before = world.broadcast_object(read_plan(run.path))
     batch_size = world.broadcast_object(read_batch_size(run.path))
     if before is None:
@@ -405,7 +405,7 @@ def _export_model(training: Training) -> str | None:
             run.refuse_moved()
             best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
             name, model_type = run.path.resolve().name, plain.config.model_type
-            card = redact_secrets(build_model_card(setup.config, best, name=name, model_type=model_type))
+            card = build_model_card(setup.config, best, name=name, model_type=model_type)
             target_p99 = setup.data.stream.store.summary["target_p99"]
             decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
             generation = decoding.as_generation_config()

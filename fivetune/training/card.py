@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from fivetune.config import RunConfig
+from fivetune.redaction import redact_settings
 from fivetune.rundir.records import EvalRecord
 from fivetune.tasks import head_of
 
@@ -39,12 +40,16 @@ TEXT = "the text as the run's template writes it"
 def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: str, model_type: str) -> str:
     """Build the card in Markdown: base model, task, scores, usage and the settings of the run.
 
+    Secrets in settings are hidden as in config.yaml: labels and templates are unchanged.
+
     Args:
         evaluation: evaluation of the exported weights; None without evaluations.
         name: name of the run, the title.
         model_type: the family in config.json: t5, mt5 or umt5.
     """
-    base = config.model.path or f"random weights ({config.model.config})"
+    settings = config.as_redacted_dict()
+    folder, name = settings["run"]["dir"], redact_settings(name)
+    base = settings["model"]["path"] or f"random weights ({settings['model']['config']})"
     task = config.task.plugin_name()
     metadata: dict[str, str | list[str]] = {"library_name": "transformers", "tags": ["fivetune", task]}
     if config.model.init == "pretrained" and base.count("/") == 1 and not base.startswith((".", "/")):
@@ -56,11 +61,11 @@ def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: 
         lines += ["| score | value |", "|---|---|"]
         lines += [f"| {name} | {format_score(name, value)} |" for name, value in evaluation.scores.items()]
         lines += [""]
-    lines += ["## Use", "", EXAMPLE.format(folder=config.run.dir, text=TEXT)]
+    lines += ["## Use", "", EXAMPLE.format(folder=folder, text=TEXT)]
     if head_of(config.task) != "extractive":
         fix = UMT5_FIX if model_type == "umt5" else ""
-        lines += [PLAIN_EXAMPLE.format(folder=config.run.dir, text=TEXT, fix=fix)]
-    lines += ["## Settings of the run", "", "```yaml", config.as_yaml().strip(), "```", ""]
+        lines += [PLAIN_EXAMPLE.format(folder=folder, text=TEXT, fix=fix)]
+    lines += ["## Settings of the run", "", "```yaml", config.as_redacted_yaml().strip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -145,14 +145,18 @@ def _describe_other_data(folder: Path) -> str:
     )
 
 
-def describe_lost_files(folder: Path) -> list[str]:
-    """A warning for each missing file that a run with a checkpoint has written."""
+def describe_lost_files(folder: Path, *, set_aside: Container[str] = ()) -> list[str]:
+    """A warning for each missing file that a run with a checkpoint has written.
+
+    Args:
+        set_aside: names of damaged files that were renamed and reported already.
+    """
     steps = checkpoint.list_steps(folder / "checkpoints")
     names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
     return [
         f"{name} is missing: a new one is written, without the run's earlier records."
         for name in names
-        if steps and not (folder / name).is_file()
+        if steps and name not in set_aside and not (folder / name).is_file()
     ]
 
 
