@@ -21,13 +21,15 @@ def run(args: Namespace) -> int:
     from fivetune.report.run.scores import build_run_summary
     from fivetune.rundir import read_run
 
-    path = write_report(args.run_dir, output=args.output)
-    this = read_run(args.run_dir)
-    for text in this.damage:
-        print(f"warning: {text}", file=sys.stderr)
+    path = write_report(args.run_dir, output=args.output, on_damage=_print_warning)
     if args.json:
+        this = read_run(args.run_dir)
         beside, _ = read_reference_runs(args.run_dir, this)
         print_json({"report": str(path), **build_run_summary(this, reference_runs=beside)})
     else:
         print(path)
     return 0
+
+
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fivetune.compare.changes import ExampleChange, PredictionChanges, compare_predictions, compute_paired_difference
+from fivetune.compare.changes import (
+    ExampleChange,
+    PredictionChanges,
+    compare_predictions,
+    compute_paired_difference,
+    get_best_predictions,
+)
 from fivetune.compare.measures import (
     MEASURES,
     TIME_MEASURES,
@@ -78,6 +84,8 @@ def compare(
         raise RunDirError(f"baseline: there is no variant {baseline!r}. {suggest_names(baseline, names)}")
     runs = [run for variant in variants for run in variant.runs]
     metric = _choose_metric(runs, metric)
+    for run in runs:
+        get_best_predictions(run, metric)  # adds damage of their file to the run's, which becomes a warning
     first = next(variant for variant in variants if variant.name == baseline)
     tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     measured = [_measure_variant(variant, first, tables, metric) for variant in variants]

@@ -23,19 +23,14 @@ from fivetune.profiling.kernels import classify_kernel, classify_operator
 from fivetune.profiling.summary import (
     NUM_TOP,
     REST,
-    DeviceTime,
-    MemoryCurve,
-    Phase,
     SpanCoverage,
     TimeSpan,
-    TraceSummary,
-    Transfer,
-    Work,
     build_gap_histogram,
     downsample_points,
     rank_work,
     sum_by_class,
 )
+from fivetune.rundir.trace import DeviceTime, MemoryCurve, Phase, TraceSummary, Transfer, Work
 from fivetune.types import JsonTable, JsonValue
 
 MICRO = 1e-6

@@ -17,17 +17,8 @@ from typing import Any
 from fivetune.errors import DataError
 from fivetune.profiling.chrome import LAUNCH, SYNCHRONISE
 from fivetune.profiling.kernels import classify_kernel
-from fivetune.profiling.summary import (
-    GAP_BOUNDS,
-    NUM_TOP,
-    DeviceTime,
-    Phase,
-    TraceSummary,
-    Transfer,
-    Work,
-    rank_work,
-    sum_by_class,
-)
+from fivetune.profiling.summary import GAP_BOUNDS, NUM_TOP, rank_work, sum_by_class
+from fivetune.rundir.trace import DeviceTime, Phase, TraceSummary, Transfer, Work
 
 NANO = 1e-9
 CACHE_KIB = 64 * 1024

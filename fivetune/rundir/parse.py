@@ -6,7 +6,7 @@ Out: a frozen record whose fields have the declared types, so that readers need 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from types import NoneType, UnionType
@@ -24,16 +24,14 @@ Converter = Callable[[JsonValue], object]  # a value as the type of a field, or 
 _INVALID = object()  # marks a value that a field's type does not accept
 
 
-def parse_record(
-    kind: type[T], table: JsonValue, *, on_invalid: Callable[[str], object] = lambda name: None
-) -> T | None:
+def parse_record(kind: type[T], table: JsonValue, *, on_invalid: Callable[[str], object] | None = None) -> T | None:
     """Build a dataclass from a JSON object.
 
     Unknown keys are ignored. A value of the wrong type, or a number that is not finite, counts as missing: the field
     takes its default. Returns None if `table` is not an object or lacks a field without a default.
 
     Args:
-        on_invalid: called with the name of each field of `table` itself whose value is of the wrong type; null is not.
+        on_invalid: called with the dotted name of each value of the wrong type, nested ones included; null is not.
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
@@ -48,12 +46,32 @@ def parse_record(
         value = convert(table[name]) if name in table else _INVALID
         if value is not _INVALID:
             values[name] = value
+            if on_invalid:
+                for place in _list_lost(values[name], table[name], name):
+                    on_invalid(place)
             continue
-        if table.get(name) is not None:
+        if on_invalid and table.get(name) is not None:
             on_invalid(name)
         if required:
             return None
     return kind(**values)
+
+
+def _list_lost(made: DataclassInstance | JsonValue, given: JsonValue, name: str) -> Iterator[str]:
+    """Yield the dotted names of the values in `given` that its conversion `made` lacks, other than null."""
+    if made is given or given is None:
+        return
+    if is_dataclass(made) and isinstance(given, Mapping):
+        for field in fields(made):
+            yield from _list_lost(getattr(made, field.name), given.get(field.name), f"{name}.{field.name}")
+    elif isinstance(made, Mapping) and isinstance(given, Mapping):
+        for key, value in given.items():
+            yield from _list_lost(made.get(str(key)), value, f"{name}.{key}")
+    elif isinstance(made, tuple) and isinstance(given, list | tuple) and len(made) == len(given):
+        for number, (one, other) in enumerate(zip(made, given, strict=True)):
+            yield from _list_lost(one, other, f"{name}.{number}")
+    elif made != given:
+        yield name
 
 
 def parse_records(kind: type[T], tables: Iterable[JsonValue]) -> list[T]:

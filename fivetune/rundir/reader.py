@@ -16,6 +16,7 @@ import yaml
 from fivetune.errors import RunDirError
 from fivetune.rundir.figures import find_own_eval
 from fivetune.rundir.files import lock_file
+from fivetune.rundir.finders import BatchTest, RangeTest
 from fivetune.rundir.layout import (
     CONFIG,
     DATA,
@@ -41,12 +42,17 @@ from fivetune.rundir.records import (
     StepRecord,
     TelemetryRecord,
 )
+from fivetune.rundir.trace import TraceSummary
 from fivetune.types import JsonTable, JsonValue
 from fivetune.values import as_finite_number
 
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
+Whole = TypeVar(
+    "Whole", Prediction, TraceSummary, RangeTest, BatchTest
+)  # a record that is used without any damage or not at all
 
 REWRITTEN = (STATUS, MACHINE, DATA)
+RESULTS: dict[str, type[RangeTest | BatchTest]] = dict(zip(FINDERS, (RangeTest, BatchTest), strict=True))
 TORN = "no whole JSON value"
 OnDamage = Callable[[str], object]  # receives a sentence for each damaged file or line, which then counts as missing
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
@@ -63,10 +69,7 @@ def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage |
     """
     if not path.is_file():
         return []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RunDirError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
+    lines = _read_bytes(path).split(b"\n")
     records: list[JsonTable] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -83,7 +86,14 @@ def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage |
     return records
 
 
-def _parse_line(line: bytes, required: str | None) -> tuple[JsonTable | None, str]:
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunDirError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
+
+
+def _parse_line(line: bytes, required: str | None = None) -> tuple[JsonTable | None, str]:
     """Parse the object of a line; return it, or None and the reason why the line is invalid."""
     try:
         record: JsonValue = json.loads(line.decode())
@@ -101,6 +111,8 @@ def _parse_line(line: bytes, required: str | None) -> tuple[JsonTable | None, st
 def read_run(folder: str | Path) -> Run:
     """Read a run directory. Damage of files other than config.yaml is listed in `damage` and `warnings` of the run.
 
+    A file of predictions is read on access; its damage is added to both lists when it is read for the first time.
+
     Raises RunDirError for any other folder.
     """
     folder = Path(folder)
@@ -110,14 +122,25 @@ def read_run(folder: str | Path) -> Run:
     machine, data = read_machine(folder, on_damage=damage.append), read_data(folder, on_damage=damage.append)
     steps, evals = read_steps(folder, on_damage=damage.append), read_evals(folder, on_damage=damage.append)
     best = None if status.state in ("preparing", "running") else status.best  # a resume drops later evaluations
-    found = find_own_eval(evals, best.step) if best else None
-    if best and (found is None or best.metric not in found.scores):
+    best_eval = find_own_eval(evals, best.step) if best else None
+    if best and (best_eval is None or best.metric not in best_eval.scores):
         damage.append(
             f"{folder / EVALS}: lacks the evaluation that status.json names as the best: {best.metric} "
             f"{best.score:.2f} at step {best.step:,}. Scores are those of other evaluations."
         )
     telemetry = read_telemetry(folder, on_damage=damage.append)
     plan = read_plan(folder, on_damage=damage.append)
+    trace = _read_table(TraceSummary, folder / TRACE, damage.append)
+    found = {
+        name: _read_table(kind, build_sibling_path(folder, f"{name}.json"), damage.append)
+        for name, kind in RESULTS.items()
+    }
+    warnings = [*(warning.message for warning in status.warnings), *damage]
+
+    def add_damage(text: str) -> None:
+        damage.append(text)
+        warnings.append(text)
+
     return Run(
         name=folder.resolve().name,
         config=read_run_config(folder),
@@ -126,13 +149,17 @@ def read_run(folder: str | Path) -> Run:
         data=data,
         steps=steps,
         evals=evals,
-        predictions=PredictionFiles(folder / "predictions"),
-        warnings=[*(warning.message for warning in status.warnings), *damage],
+        predictions=PredictionFiles(
+            folder / "predictions",
+            sizes={f"{record.split}-{record.step}": record.num_examples for record in evals},
+            on_damage=add_damage,
+        ),
+        warnings=warnings,
         damage=damage,
         telemetry=telemetry,
-        trace=read_json(folder / TRACE),
+        trace=trace,
         plan=plan,
-        found={name: result for name in FINDERS if (result := read_json(build_sibling_path(folder, f"{name}.json")))},
+        found={name: table for name, table in found.items() if table},
     )
 
 
@@ -192,14 +219,69 @@ def _read_record(kind: type[T], path: Path, on_damage: OnDamage | None) -> T:
     return kind() if record is None else record
 
 
-class PredictionFiles(Mapping[str, list[Prediction]]):
-    """The predictions of a run by name (`eval-300`); each file is read on access."""
+def _read_table(kind: type[TraceSummary | RangeTest | BatchTest], path: Path, on_damage: OnDamage) -> JsonTable:
+    """Read a JSON file as the table of a record; {} if the file is missing, or has any damage, which `on_damage` gets.
 
-    def __init__(self, folder: Path) -> None:
+    Such a file is used as a whole or not at all, because its values belong together: times and their shares, rates and
+    their losses.
+    """
+    if not path.is_file():
+        return {}
+    notes: list[str] = []
+    table = read_json(path, on_damage=notes.append)
+    if not notes:
+        record, reason = _parse_whole(kind, table)
+        if record is not None and not isinstance(record, TraceSummary):
+            reason = record.find_flaw()
+        if record is not None and not reason:
+            return {**table, **record.as_dict()}
+        notes.append(f"{path}: damaged: {reason}. Restore the file.")
+    on_damage(f"{notes[0]} It is left out.")
+    return {}
+
+
+def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str | None]:
+    """Build a record from a JSON object without any damage; return it, or None and the reason."""
+    invalid: list[str] = []
+    record = parse_record(kind, table, on_invalid=invalid.append)
+    if invalid:
+        return None, f"of the wrong type: {', '.join(invalid[:5])}"
+    if record is None:
+        return None, "values are missing"
+    # The meta of a prediction holds columns of the data, which may be numbers of any size.
+    if not _are_plausible([value for name, value in table.items() if name != "meta"]):
+        return None, f"a number is not finite or above {LARGEST_PLAUSIBLE:g}"
+    return record, None
+
+
+def _are_plausible(value: JsonValue) -> bool:
+    """Return whether all numbers in nested tables and lists can be formatted and drawn."""
+    if isinstance(value, dict | list):
+        return all(map(_are_plausible, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return abs(value) <= LARGEST_PLAUSIBLE  # False for NaN
+
+
+class PredictionFiles(Mapping[str, list[Prediction]]):
+    """The predictions of a run by name (`eval-300`); each file is read on access.
+
+    Args:
+        sizes: number of predictions by name, as far as known.
+        on_damage: called with a sentence when a damaged file is read for the first time. Damaged lines are left out.
+    """
+
+    def __init__(self, folder: Path, *, sizes: Mapping[str, int], on_damage: OnDamage) -> None:
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
+        self._sizes, self._on_damage = sizes, on_damage
+        self._reported: set[str] = set()
 
     def __getitem__(self, name: str) -> list[Prediction]:
-        return parse_records(Prediction, read_jsonl(self._paths[name]))
+        records, damage = _read_predictions(self._paths[name], self._sizes.get(name))
+        if damage and name not in self._reported:
+            self._reported.add(name)
+            self._on_damage(damage)
+        return records
 
     def __contains__(self, name: object) -> bool:
         return name in self._paths
@@ -209,6 +291,33 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
 
     def __len__(self) -> int:
         return len(self._paths)
+
+
+def _read_predictions(path: Path, expected: int | None) -> tuple[list[Prediction], str]:
+    """Read a file of predictions; return those of its undamaged lines, and a sentence about the damage or "".
+
+    Unlike files that are appended to, it is written as a whole, so a partial last line is damage.
+    """
+    try:
+        lines = _read_bytes(path).split(b"\n")
+    except RunDirError as error:
+        return [], str(error)
+    records: list[Prediction] = []
+    damaged: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        table, reason = _parse_line(line)
+        record, flaw = (None, reason) if table is None else _parse_whole(Prediction, table)
+        if record is None:
+            damaged.append(f"{path}:{number}: damaged line ({flaw}). It is left out.")
+        else:
+            records.append(record)
+    if damaged:
+        return records, damaged[0] + (f" Damaged lines in all: {len(damaged):,}." if damaged[1:] else "")
+    if expected is not None and len(records) < expected:
+        return records, f"{path}: damaged: it has {len(records):,} of {expected:,} predictions. Restore the file."
+    return records, ""
 
 
 def refuse_foreign(folder: Path) -> None:

@@ -437,8 +437,9 @@ class Run:
         config: config.yaml, nested settings.
         predictions: of each evaluation, by the name of its file (`eval-300`).
         warnings: of the run, and `damage`.
-        damage: a sentence for each damaged file, and for what the reader omitted of it.
-        trace: summary of a profile; found: results of `find-lr` and `find-batch`, by command.
+        damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
+            of those that have been read.
+        trace: the table of a TraceSummary; found: the tables of a RangeTest and a BatchTest by command (`find-lr`).
     """
 
     name: str

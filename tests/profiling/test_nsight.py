@@ -13,7 +13,7 @@ import pytest
 
 from fivetune.errors import DataError
 from fivetune.profiling.nsight import summarise_capture
-from fivetune.profiling.summary import TraceSummary
+from fivetune.rundir.trace import TraceSummary
 
 K, M, S, R, N = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME", "SYNCHRONIZATION"))
 WHERE = (

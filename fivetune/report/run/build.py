@@ -6,7 +6,7 @@ missing value is printed as "n/a", or as a sentence with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fivetune.config.paths import find_typed_path
@@ -28,6 +28,7 @@ from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import build_figures_section, build_verdict_section
 from fivetune.report.run.scores import (
     choose_best_eval,
+    find_baseline_eval,
     find_line_score_key,
     get_predictions,
     list_score_keys,
@@ -57,8 +58,9 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         reference_runs: other runs, whose best scores serve as baselines.
         notes: problems found while reading, listed among the warnings.
     """
+    lines, _ = (get_predictions(run, record) for record in (choose_best_eval(run), find_baseline_eval(run)))
+    # After the predictions are read, which adds damage of their files to the run's warnings.
     doubts = [*notes, *find_warnings(run, reference_runs), *select_own_warnings(run)]
-    lines = get_predictions(run, choose_best_eval(run))
     key = find_line_score_key(run, lines)
     sections = (
         build_verdict_section(run, reference_runs),
@@ -101,17 +103,22 @@ def _build_badges(run: Run, num_warnings: int) -> tuple[Text, ...]:
     return tuple(badges)
 
 
-def write_report(folder: str | Path, *, output: str | Path | None = None) -> Path:
+def write_report(
+    folder: str | Path, *, output: str | Path | None = None, on_damage: Callable[[str], object] = lambda text: None
+) -> Path:
     """Build report.html of a run directory and write it atomically.
 
     Args:
         output: path of the file; default: report.html in the run directory.
+        on_damage: called with a sentence for each damaged file of the run; the page lists them too.
     """
     folder = Path(folder)
     run = read_run(folder)
     beside, notes = read_reference_runs(folder, run)
     path = Path(output) if output else folder / "report.html"
     write_text(path, render_html(build_page(run, reference_runs=beside, notes=notes)))
+    for text in run.damage:
+        on_damage(text)
     return path
 
 

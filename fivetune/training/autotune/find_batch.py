@@ -8,25 +8,21 @@ per global batch with any micro-batch. Weights do not change; nothing is saved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fivetune.config import RunConfig
 from fivetune.data.batch import collate
 from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.rundir.finders import BatchTest, Speed
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.find_lr import as_single_process
-from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
+from fivetune.training.autotune.micro_batch import find_largest_fit
 from fivetune.training.autotune.probe import forward_backward, measure_seconds, restore_state
 from fivetune.training.learner import Learner
 from fivetune.training.setup import Setup, set_up
 from fivetune.types import Batch
-
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
 
 DEFAULT_LARGEST_SIZE = 256  # if the recipe sets no global batch
 CLOSE_SHARE = 0.95  # of the highest throughput, from which on a size may be chosen
@@ -35,40 +31,6 @@ RULE = (
     f"The smallest size that reaches {100 * CLOSE_SHARE:.0f} % of the highest throughput, among those that "
     "fit into memory."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Throughput of one micro-batch size.
-
-    Args:
-        tokens_per_second: input and target tokens, padding not counted, forward and backward.
-    """
-
-    batch_size: int
-    tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTest:
-    """The throughput of each micro-batch size, and the choice.
-
-    Args:
-        batch_size: the choice.
-        fit: the largest size that fits into memory, and the reason why no larger one does.
-        total: the global batch; the sizes are its divisors.
-    """
-
-    speeds: tuple[Speed, ...]
-    batch_size: int
-    total: int
-    fit: Fit
-    device: str
-    precision: str
-    rule: str = RULE
-
-    def as_dict(self) -> JsonTable:
-        return asdict(self)
 
 
 def find_batch(
@@ -98,7 +60,8 @@ def find_batch(
     sizes = [size for size in range(1, fit.batch_size + 1) if total % size == 0]
     with translate_oom_errors():
         speeds = measure_speeds(setup, sizes, on_progress)
-    return BatchTest(speeds, choose_batch_size(speeds), total, fit, learner.compute.device, learner.compute.precision)
+    compute = learner.compute
+    return BatchTest(speeds, choose_batch_size(speeds), total, fit, compute.device, compute.precision, RULE)
 
 
 def choose_batch_size(speeds: Sequence[Speed]) -> int:

@@ -14,7 +14,6 @@ Leslie N. Smith, Cyclical Learning Rates for Training Neural Networks, WACV 2017
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from fivetune import plugins
@@ -22,6 +21,7 @@ from fivetune.config import RunConfig
 from fivetune.data.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
 from fivetune.progress import ProgressCallback, ignore_progress
+from fivetune.rundir.finders import RangeTest
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.probe import restore_learner
 from fivetune.training.learner import Learner, build_optimizer
@@ -32,27 +32,6 @@ SMOOTHING = 0.9  # weight of the previous average: a mean over about ten steps
 DIVERGENCE_FACTOR = 4.0  # times the lowest smoothed loss
 NUM_SETTLING = 5  # steps at the start whose slope is noise
 RULE = "A tenth of the rate at the lowest point of the smoothed loss (range test of Smith 2017)."
-
-
-@dataclass(frozen=True, slots=True)
-class RangeTest:
-    """Result of a range test.
-
-    Args:
-        lrs, losses, smoothed: one value per step; losses in nats per target token.
-        steepest, tenth: the rates of the two rules; None if the loss did not fall.
-        lr: the choice, `tenth` rounded to two digits.
-        stopped: the reason why the test ended.
-    """
-
-    lrs: tuple[float, ...]
-    losses: tuple[float, ...]
-    smoothed: tuple[float, ...]
-    steepest: float | None
-    tenth: float | None
-    lr: float | None
-    stopped: str
-    rule: str = RULE
 
 
 def find_lr(
@@ -144,7 +123,7 @@ def choose_lr(lrs: Sequence[float], losses: Sequence[float], stopped: str) -> Ra
         falls = {i: means[i - 1] - means[i + 1] for i in range(NUM_SETTLING, lowest)}
         steepest, tenth = lrs[max(falls, key=falls.__getitem__)], lrs[lowest] / 10
     choice = None if tenth is None else float(f"{tenth:.1e}")
-    return RangeTest(tuple(lrs), tuple(losses), tuple(means), steepest, tenth, choice, stopped)
+    return RangeTest(tuple(lrs), tuple(losses), tuple(means), steepest, tenth, choice, stopped, RULE)
 
 
 def smooth_losses(losses: Sequence[float]) -> list[float]:
