@@ -80,16 +80,17 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
     return InputRow(record.where, example.group or example.id, fields)
 
 
-def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> None:
+def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> list[str]:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
     A record without id gets its number, or a larger one if another record has that id. A NaN, as a DataFrame has for an
-    empty cell, is written as null. Raises DataError for a record that JSON cannot represent.
+    empty cell, is written as null. Any other number that is not finite is written as it is, so that reading refuses
+    this record alone. Returns the ids. Raises DataError for a record that JSON cannot represent.
     """
     records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
     given = {str(record.get(name)) for record in records for name in ("id", columns.get("id", "id"))}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
-    lines = []
+    ids, lines = [], []
     for number, record in enumerate(records):
         own_id = str(number) if str(number) not in given else next(free)
         named = {"id": own_id} | record
@@ -97,12 +98,14 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
             if name not in named and wanted in named:
                 named[name] = named.pop(wanted)
         try:
-            lines.append(json.dumps(named, ensure_ascii=False, allow_nan=False))
+            lines.append(json.dumps(named, ensure_ascii=False))
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"inputs[{number}]: {error}. Allowed are texts, numbers, lists and objects of them."
             ) from None
+        ids.append(str(named["id"]))
     _write_lines(path, lines)
+    return ids
 
 
 def _replace_nan(value: object) -> object:

@@ -47,9 +47,8 @@ from fivetune.types import JsonTable, JsonValue
 from fivetune.values import as_finite_number
 
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
-Whole = TypeVar(
-    "Whole", Prediction, TraceSummary, RangeTest, BatchTest
-)  # a record that is used without any damage or not at all
+# A record that is used without any damage or not at all.
+Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | BatchTest)
 
 REWRITTEN = (STATUS, MACHINE, DATA)
 RESULTS: dict[str, type[RangeTest | BatchTest]] = dict(zip(FINDERS, (RangeTest, BatchTest), strict=True))

@@ -108,8 +108,12 @@ class TrainedRun:
                 if texts:
                     write_texts(path, texts)
                     return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]
-                write_records(path, records, self.config.data.columns)
-                return [one.prediction for one in self.predict_file(path, on_progress=on_progress)]
+                ids = write_records(path, records, self.config.data.columns)
+                rows = self.predict_file(path, on_progress=on_progress)
+                # A record that cannot be read from a file has no id there.
+                return [
+                    replace(row.prediction, id=row.prediction.id or own) for own, row in zip(ids, rows, strict=True)
+                ]
 
     def predict_file(
         self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress

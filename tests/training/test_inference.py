@@ -187,6 +187,14 @@ def test_an_empty_cell_of_a_data_frame_stops_no_other_record(run: Path) -> None:
     assert not found[0].skipped and "question" in (found[1].skipped or "")
 
 
+@pytest.mark.parametrize("value", [float("inf"), {"deep": [float("nan")]}, [[float("-inf")]]])
+def test_a_number_that_is_not_finite_stops_no_other_record(run: Path, value: Any) -> None:
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("c", True), ("3", False)]
+    assert "is not JSON. Allowed are finite numbers and null." in (found[1].skipped or "") and not found[1].prediction
+
+
 def test_records_with_one_id_are_both_answered(run: Path) -> None:
     records = [{"id": "a", "question": f"What has {name}?", "context": "Ann has a red hat."} for name in ("Ann", "Bob")]
     apart = [one.confidence for record in records for one in open_run(run).predict([record])]
