@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import PrefixStore
 
 T = TypeVar("T")
-PEER_ERROR_WAIT_SECONDS = 5.0  # to wait for the error message of a rank that was lost
+PEER_ERROR_WAIT_SECONDS = 2.0  # for the message of a lost rank; a killed rank gives none
 DISCONNECT_WORDS = ("onnection", "NCCL", "gloo", "imed out", "process group", "Process group")
 
 

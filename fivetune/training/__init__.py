@@ -18,7 +18,13 @@ import torch
 from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.recipes import refuse_missing_run
-from fivetune.distributed.world import ProcessGroupError, World, refuse_shared_devices, refuse_wrong_world_size
+from fivetune.distributed.world import (
+    PEER_ERROR_WAIT_SECONDS,
+    ProcessGroupError,
+    World,
+    refuse_shared_devices,
+    refuse_wrong_world_size,
+)
 from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
 from fivetune.model.load import count_parameters
 from fivetune.model.save import save_model
@@ -462,7 +468,7 @@ def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: W
         stop.ignore_signals()
         why = str(error) if isinstance(error, FiveTuneError) else repr(error)
         if isinstance(error, ProcessGroupError):
-            why = world.find_peer_error(seconds=5) or why
+            why = world.find_peer_error(seconds=PEER_ERROR_WAIT_SECONDS) or why
         write_end("failed", why, nonfinite_step=error.step if isinstance(error, NumericError) else None)
         raise
     progress.log(f"finished in {format_time_span(time.monotonic() - started)}")
