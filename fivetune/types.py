@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,11 @@ DrawnRows: TypeAlias = "NDArray[np.int64]"
 
 Resampler = Callable[[DrawnRows], dict[str, float]]
 """The corpus scores of the examples drawn."""
+
+MetricSpec = str | Mapping[str, Any]
+"""A metric in a recipe: its name, or a table of its name and options."""
+
+Merging = Literal["best", "ranked"]
 
 
 def ignore_phase(phase: str) -> None:
@@ -82,6 +87,39 @@ class TextExample:
     clippable: tuple[int, int] = (0, 0)
     meta: Mapping[str, Any] = field(default_factory=JsonTable)
     group: str = ""
+
+
+ConversionResult: TypeAlias = TextExample | tuple[TextExample, ...] | None
+
+
+class Task(Protocol):
+    """Interface of the options class in every file of fivetune/tasks/, whose docstring has the contract."""
+
+    version: ClassVar[int]
+
+    @classmethod
+    def plugin_name(cls) -> str: ...
+    def model_dump(self, *, mode: str = ...) -> JsonTable: ...
+    @property
+    def metrics(self) -> tuple[MetricSpec, ...]: ...
+    @property
+    def main_metric(self) -> str: ...
+    @property
+    def no_answer_text(self) -> str | None: ...
+    @property
+    def labels(self) -> Mapping[str, str] | None: ...
+    @property
+    def extractive(self) -> bool: ...
+    @property
+    def merging(self) -> Merging: ...
+    @property
+    def part_tasks(self) -> tuple[Task, ...]: ...
+    def list_selectable_scores(self) -> tuple[str, ...]: ...
+    def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult: ...
+    def from_text(self, text: str) -> str: ...
+    def to_score(self, record: RawRecord) -> ConversionResult: ...
+    def from_answer(self, text: str) -> str: ...
+    def train_targets(self, example: TextExample) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)

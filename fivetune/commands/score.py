@@ -22,9 +22,9 @@ from fivetune.evaluation.score_file import read_no_answer_scores, read_rankings
 from fivetune.metrics import UNANSWERED, Scorer, drop_blank_golds, rewards_blank, score_all
 from fivetune.metrics.classification import ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.gsm8k import describe_lenient_gap
-from fivetune.tasks import DROPPED_SYNONYMS, Task, load_task, suggest_language
+from fivetune.tasks import DROPPED_SYNONYMS, load_task, suggest_language
 from fivetune.tasks.mixture import Mixture
-from fivetune.types import Scores, TextExample
+from fivetune.types import Scores, Task, TextExample
 
 OTHER = "(other)"  # a prediction that is none of the labels, or missing
 

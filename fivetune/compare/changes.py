@@ -18,8 +18,8 @@ from fivetune.compare.measures import find_best_metric_eval, get_score
 from fivetune.compare.records import Measure
 from fivetune.metrics import build_mean_resampler, collect_details, score_all
 from fivetune.rundir.records import Prediction, Run
-from fivetune.tasks import Task, load_run_task
-from fivetune.types import Scores
+from fivetune.tasks import load_run_task
+from fivetune.types import Scores, Task
 
 RIGHT = 1.0  # score of a right prediction
 

@@ -25,7 +25,7 @@ from fivetune.errors import ConfigError, suggest_names
 __all__ = ["RunConfig", "describe_error", "load_config", "load_layers"]
 
 
-def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None = None) -> RunConfig:
+def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, object] | None = None) -> RunConfig:
     """Read a recipe (a file or a dict), apply dotted overrides, and check all settings.
 
     Args:
@@ -41,9 +41,7 @@ def load_config(source: str | Path | Mapping[str, object], overrides: Mapping[st
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
 
 
-def load_layers(
-    source: str | Path | Mapping[str, object], overrides: Mapping[str, object] | None
-) -> tuple[Layers, str]:
+def load_layers(source: str | Path | Mapping[str, Any], overrides: Mapping[str, object] | None) -> tuple[Layers, str]:
     """Load a recipe's settings with their origins; returns them and the recipe's name."""
     layers = Layers()
     if isinstance(source, Mapping):

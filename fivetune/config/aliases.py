@@ -191,8 +191,10 @@ DATASETS = {  # names that the hub once had without their owner
     "samsum": "Samsung/samsum",
 }
 _COMPOSED = {"dataset_name", "dataset_config_name"}
-_SWITCHES = {"gradient_checkpointing", "activation_checkpointing", "eval_on_start", "version_2_with_negative"}
-_SWITCHES |= {"auto_find_batch_size", "bf16", "use_cpu", "adafactor"}
+_SWITCHES = {
+    "gradient_checkpointing", "activation_checkpointing", "eval_on_start", "version_2_with_negative",
+    "auto_find_batch_size", "bf16", "use_cpu", "adafactor",
+}  # fmt: skip
 
 
 class NoEquivalentError(ConfigError):

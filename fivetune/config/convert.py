@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fivetune.config.aliases import (
@@ -20,7 +21,7 @@ from fivetune.config.aliases import (
 )
 from fivetune.config.layers import as_yaml, parse_overrides
 from fivetune.errors import ConfigError
-from fivetune.types import JsonTable
+from fivetune.types import JsonTable, JsonValue
 
 TRAINER_DEFAULTS: JsonTable = {  # defaults of transformers' TrainingArguments that differ from FiveTune's
     "run.seed": 42,
@@ -45,7 +46,7 @@ TEXT_ONLY = ("text_column", "summary_column", "source_prefix")
 class ConvertedRecipe:
     """The settings of a command line, and a reason for each argument that is left out."""
 
-    settings: JsonTable
+    settings: Mapping[str, JsonValue]
     left_out: tuple[str, ...]
 
     def as_yaml(self) -> str:

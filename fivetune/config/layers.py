@@ -16,7 +16,7 @@ import yaml
 from fivetune.config.aliases import is_known, needs_no_value, translate_argument
 from fivetune.config.recipes import find_shipped_recipe, list_recipe_names
 from fivetune.errors import ConfigError, suggest_names
-from fivetune.types import JsonTable
+from fivetune.types import JsonTable, JsonValue
 
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 EXCLUSIVE = {  # a later layer that sets one removes the other
@@ -70,7 +70,7 @@ def parse_value(text: str) -> object:
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
-        value = yaml.load(text, Loader=_Loader)  # a SafeLoader
+        value: JsonValue = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError):
         return text
     if text[node.end_mark.index if node else 0 :].strip():  # YAML would drop the rest as a comment
@@ -89,7 +89,7 @@ def parse_table(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        table = yaml.load(value, Loader=_Loader)  # a SafeLoader
+        table: JsonValue = yaml.load(value, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError):
         return value
     return table if isinstance(table, Mapping) else value
@@ -203,9 +203,10 @@ def _construct_value(node: yaml.Node, path: Path) -> object:
 def _parse_settings(node: yaml.MappingNode, path: Path, above: tuple[str, ...]) -> Iterator[Setting]:
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
+        line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{path}:{line}: the name of a setting must be a text, not a {key_node.id}.")
+        key = key_node.value
         if key in seen:
             raise ConfigError(
                 f"{path}:{line}: {'.'.join((*above, key))} is repeated (first in line {seen[key]}). Keep one."
@@ -232,7 +233,7 @@ class Layers:
         for setting in sorted((meant for _, meant in pairs), key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
             self._put(setting)  # a plugin's name before its options: the name removes those of the previous plugin
 
-    def add_table(self, table: Mapping[str, object], *, where: str) -> None:
+    def add_table(self, table: Mapping[str, JsonValue], *, where: str) -> None:
         """Add a nested dict as the topmost layer."""
         flat: list[Setting] = []
         for section, value in table.items():
@@ -253,9 +254,9 @@ class Layers:
         for path, setting in self._settings.items():
             inner = table
             for part in path[:-1]:
-                below = inner.get(part, {})
-                inner[part] = below = dict(below) if isinstance(below, Mapping) else {}
-                inner = below
+                below: JsonValue = inner.get(part)
+                inner[part] = dict(below) if isinstance(below, Mapping) else {}
+                inner = inner[part]
             inner[path[-1]] = setting.value
         return table
 

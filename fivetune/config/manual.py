@@ -19,7 +19,7 @@ def build_schema() -> JsonTable:
     full["properties"]["base"] = {"type": "string", "description": "recipe that this one differs from"}
     full["required"] = []
     for section, kind in PLUGIN_SECTIONS.items():
-        options = []
+        options: list[JsonTable] = []
         for name in plugins.list_plugins(kind):
             table = plugins.load_plugin(kind, name).model_json_schema()
             full.setdefault("$defs", {}).update(table.pop("$defs", {}))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from fivetune import plugins
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
@@ -17,7 +17,7 @@ from fivetune.config.search import SearchSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
-from fivetune.types import JsonTable
+from fivetune.types import JsonTable, Task
 
 
 def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Options:
@@ -32,10 +32,10 @@ def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping
     return plugins.load_plugin(kind, name).model_validate(table)
 
 
-def _make_plugin_field(kind: str, default: str | None = None) -> Any:
-    """Make the annotation of a section with a plugin's name and options."""
-    field = Field(default_factory=lambda: plugins.load_plugin(kind, default)()) if default else Field()
-    return Annotated[SerializeAsAny[Options], BeforeValidator(partial(_parse_plugin, kind, default)), field]
+_parse_task = partial(_parse_plugin, "tasks", None)
+_parse_optimizer = partial(_parse_plugin, "optimizers", "adafactor")
+_parse_schedule = partial(_parse_plugin, "schedules", "constant")
+_parse_strategy = partial(_parse_plugin, "strategies", "single")
 
 
 class _Section(BaseModel):
@@ -316,17 +316,17 @@ class RunConfig(_Section):
 
     run: RunSection = RunSection()
     model: ModelSection
-    task: _make_plugin_field("tasks")  # type: ignore[valid-type]
+    task: Annotated[Task, PlainValidator(_parse_task)]
     data: DataSection = DataSection()
-    optimizer: _make_plugin_field("optimizers", "adafactor")  # type: ignore[valid-type]
-    schedule: _make_plugin_field("schedules", "constant")  # type: ignore[valid-type]
+    optimizer: Annotated[Any, PlainValidator(_parse_optimizer)] = Field(default_factory=lambda: _parse_optimizer(None))
+    schedule: Annotated[Any, PlainValidator(_parse_schedule)] = Field(default_factory=lambda: _parse_schedule(None))
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     report: ReportSection = ReportSection()
     search: SearchSection = SearchSection()
-    strategy: _make_plugin_field("strategies", "single")  # type: ignore[valid-type]
+    strategy: Annotated[Any, PlainValidator(_parse_strategy)] = Field(default_factory=lambda: _parse_strategy(None))
     launch: LaunchSection = LaunchSection()
     device: str = Field(
         default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"
@@ -399,9 +399,7 @@ class RunConfig(_Section):
         name = self.eval.metric
         if name is None:
             return self
-        part = getattr(self.task, "part", None)
-        task = self.task.parts[part].task if part else self.task
-        allowed = task.list_selectable_scores()
+        allowed = self.task.list_selectable_scores()
         if name not in allowed:
             raise ValueError(
                 f"eval.metric {name!r} is not a score that can select a checkpoint. {suggest_names(name, allowed)}"
@@ -409,9 +407,9 @@ class RunConfig(_Section):
         return self
 
     @property
-    def tasks(self) -> list[Any]:
+    def tasks(self) -> tuple[Task, ...]:
         """The task, or the tasks of a mixture's parts."""
-        return [part.task for part in getattr(self.task, "parts", {}).values()] or [self.task]
+        return self.task.part_tasks or (self.task,)
 
     @classmethod
     def get_default_plugin(cls, section: str) -> str:

@@ -21,8 +21,8 @@ from fivetune.data.records import (
 from fivetune.data.split import EvalSplit, SplitResult, split_records
 from fivetune.errors import DataError, MissingLabelError, RecordError
 from fivetune.metrics import Scorer, rewards_blank
-from fivetune.tasks import DROPPED_SYNONYMS, Task
-from fivetune.types import JsonTable, RawRecord, TextExample, TokenExample
+from fivetune.tasks import DROPPED_SYNONYMS
+from fivetune.types import JsonTable, RawRecord, Task, TextExample, TokenExample
 
 MAX_SKIPS_KEPT = 50  # skipped records listed with their reasons; all are counted
 

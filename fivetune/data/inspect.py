@@ -29,8 +29,8 @@ from fivetune.data.store import MIN_ID_CHARS
 from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
 from fivetune.metrics import Scorer, drop_blank_golds, rewards_blank
-from fivetune.tasks import DROPPED_SYNONYMS, Task, find_text, suggest_language
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.tasks import DROPPED_SYNONYMS, find_text, suggest_language
+from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

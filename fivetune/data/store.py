@@ -34,8 +34,8 @@ from fivetune.data.split import SPLIT_VERSION, hash_text
 from fivetune.data.windows import select_window_targets, split_into_windows
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import fsync_folder, replace_file
-from fivetune.tasks import Task, head_of
-from fivetune.types import JsonTable, TextExample, TokenExample
+from fivetune.tasks import head_of
+from fivetune.types import JsonTable, Task, TextExample, TokenExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

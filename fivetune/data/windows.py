@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fivetune.data.encode import LengthLimits, TokenizedInput, tokenize_inputs
-from fivetune.tasks import Task, find_text
-from fivetune.types import TextExample
+from fivetune.tasks import find_text
+from fivetune.types import Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,8 +21,8 @@ from fivetune.errors import NumericError
 from fivetune.evaluation.tally import TargetLoss
 from fivetune.model.family import SENTINEL
 from fivetune.rundir.records import Candidate, Prediction
-from fivetune.tasks import Task, head_of
-from fivetune.types import TextExample
+from fivetune.tasks import head_of
+from fivetune.types import Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -24,7 +24,7 @@ from fivetune.evaluation.merge import merge_questions
 from fivetune.evaluation.tally import Tally, TargetLoss
 from fivetune.metrics import Scorer
 from fivetune.rundir.records import EvalRecord, Prediction
-from fivetune.tasks import Task
+from fivetune.types import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

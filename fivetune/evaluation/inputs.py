@@ -17,8 +17,7 @@ from pathlib import Path
 
 from fivetune.data.records import BadRecord, number_duplicate_ids, read_records
 from fivetune.errors import DataError
-from fivetune.tasks import Task
-from fivetune.types import RawRecord
+from fivetune.types import RawRecord, Task
 
 
 @dataclass(frozen=True, slots=True)

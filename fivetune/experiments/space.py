@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -18,7 +18,6 @@ from fivetune.config import RunConfig, describe_error, load_config, load_layers
 from fivetune.config.layers import Layers
 from fivetune.config.search import SearchDimension
 from fivetune.errors import ConfigError
-from fivetune.tasks import Task
 from fivetune.values import flatten_table
 
 EXAMPLE = "search: {over: {optimizer.lr: {low: 1e-4, high: 1e-2, log: true}}}"
@@ -35,7 +34,7 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
     where = layers.find_origin(("search", "over"))
     if not config.search.over:
         raise ConfigError(f"{where}: search.over is missing. Give the settings to search, for example {EXAMPLE}.")
-    if not (config.data.eval or config.data.eval_share or getattr(get_task(config), "parts", None)):
+    if not (config.data.eval or config.data.eval_share or config.task.part_tasks):
         raise ConfigError("data.eval: a search needs evaluation data to score trials by. Add --data.eval FILE.")
     over = {key: _convert_range_type(key, searched, layers, where) for key, searched in config.search.over.items()}
     config = config.model_copy(update={"search": config.search.model_copy(update={"over": over})})
@@ -46,11 +45,6 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
             f"Set search.num_trials {size}, or search.sampler random."
         )
     return config
-
-
-def get_task(config: RunConfig) -> Task:
-    """The task of a recipe, typed: a plugin's class is known only at run time."""
-    return cast(Task, config.task)  # pyright: ignore[reportUnknownMemberType]
 
 
 def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: str | Path) -> RunConfig:

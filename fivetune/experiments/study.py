@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from fivetune.config import RunConfig
 from fivetune.config.search import SearchDimension, SearchSection
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.experiments.space import build_grid, get_task, select_recipe_values
+from fivetune.experiments.space import build_grid, select_recipe_values
 from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
 from fivetune.metrics import is_maximized
 from fivetune.rundir import lock_file
@@ -103,7 +103,7 @@ class Study:
 
     def __init__(self, config: RunConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
-        task = get_task(config)
+        task = config.task
         self.metric = config.eval.metric or task.main_metric
         self.higher_is_better = is_maximized(task.metrics, self.metric)
         folder.mkdir(parents=True, exist_ok=True)

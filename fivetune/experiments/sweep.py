@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -24,8 +24,8 @@ from fivetune.config.aliases import is_known, translate_argument
 from fivetune.config.layers import EXCLUSIVE, as_yaml, read_settings
 from fivetune.config.recipes import SWEEPS, find_recipe, find_recipes_folder
 from fivetune.errors import ConfigError, suggest_names
-from fivetune.experiments.space import get_task
 from fivetune.metrics import list_score_names
+from fivetune.types import JsonValue
 
 Settings = dict[str, Any]
 """Dotted settings and their values."""
@@ -269,9 +269,9 @@ class _SweepFile:
     def choose_metric(self, configs: Mapping[str, RunConfig]) -> str:
         """Choose the score that variants are compared by: the file's, else the one that selects checkpoints."""
         first = next(iter(configs.values()))
-        metric = self.keys.metric or first.eval.metric or get_task(first).main_metric
+        metric = self.keys.metric or first.eval.metric or first.task.main_metric
         for name, config in configs.items():
-            known = list_score_names(get_task(config).metrics)
+            known = list_score_names(config.task.metrics)
             if metric not in known:
                 raise ConfigError(
                     f"{self.locate('metric')}: metric: variant {name!r} has no score {metric!r}. "
@@ -343,12 +343,12 @@ def _translate_arguments(given: Settings) -> Settings:
     return settings
 
 
-def _flatten_sections(table: Mapping[str, Any]) -> Settings:
+def _flatten_sections(table: Mapping[str, JsonValue]) -> Settings:
     """Flatten settings to dotted names, as they are written."""
     flat: Settings = {}
     for key, value in table.items():
         if isinstance(value, Mapping) and "." not in key:
-            flat |= {f"{key}.{inner}": item for inner, item in cast(Settings, value).items()}
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
         else:
             flat[key] = value
     return flat
@@ -449,12 +449,12 @@ def _shorten_key(key: str) -> str:
     return section if section and last in ("name", "path", "config") else last
 
 
-def format_label_value(value: Any) -> str:
+def format_label_value(value: JsonValue) -> str:
     """Format a value as one word: the last part of a path, the joined parts of a list or table."""
     if isinstance(value, list):
-        return "+".join(map(format_label_value, cast(list[Any], value)))
+        return "+".join(map(format_label_value, value))
     if isinstance(value, Mapping):
-        return "+".join(f"{key}={format_label_value(inner)}" for key, inner in cast(Settings, value).items())
+        return "+".join(f"{key}={format_label_value(inner)}" for key, inner in value.items())
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):

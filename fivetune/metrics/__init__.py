@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from fivetune import plugins
 from fivetune.errors import suggest_names
 from fivetune.rundir.records import Prediction
-from fivetune.types import DrawnRows, JsonTable, Resampler, Scores
+from fivetune.types import DrawnRows, JsonTable, MetricSpec, Resampler, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +38,6 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 Details = Mapping[str, Any]
-MetricSpec = str | Mapping[str, Any]
-"""A metric in a recipe: its name, or a table of its name and options."""
 
 UNANSWERED = "\ue000"
 """Placeholder of a missing prediction: a private-use character, which no gold answer contains and which is not empty,

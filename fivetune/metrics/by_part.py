@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from fivetune.metrics import Case, Details, MetricSpec, Scorer, list_score_names
+from fivetune.metrics import Case, Details, Scorer, list_score_names
 from fivetune.plugins import Options
-from fivetune.types import DrawnRows, Scores
+from fivetune.types import DrawnRows, MetricSpec, Scores
 
 
 class ByPart(Options):

@@ -10,6 +10,7 @@ its `SAMPLE`:
     head                     an option of extractive tasks: "generate" the answer, or predict its span ("extractive")
     extractive               whether answers are parts of `inputs[slice(*clippable)]`
     merging                  how the answers of examples with the same `group` are merged: "best" or "ranked"
+    part_tasks               the tasks of a mixture's parts, () for other tasks
     to_text(record, *, labelled=True) -> TextExample, a tuple of them (one per snippet), or None
                              None: left out on purpose. A bad record raises RecordError.
                              labelled=False (prediction): answers may be absent; then references (), targets "".
@@ -27,49 +28,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from fivetune.config import describe_error
 from fivetune.config.layers import Layers, parse_table
 from fivetune.errors import ConfigError, DataError, MissingLabelError, RecordError
-from fivetune.metrics import MetricSpec, is_maximized, list_score_names, list_selectable_scores
+from fivetune.metrics import is_maximized, list_score_names, list_selectable_scores
 from fivetune.metrics.mlqa import detect_script_language
 from fivetune.plugins import Options, load_plugin
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Task, TextExample
 
 Head = Literal["generate", "extractive"]
-Merging = Literal["best", "ranked"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
-ConversionResult = TextExample | tuple[TextExample, ...] | None
-
-
-class Task(Protocol):
-    """Interface of the options class in every file of this folder."""
-
-    version: ClassVar[int]
-
-    @classmethod
-    def plugin_name(cls) -> str: ...
-    def model_dump(self, *, mode: str = ...) -> JsonTable: ...
-    @property
-    def metrics(self) -> tuple[MetricSpec, ...]: ...
-    @property
-    def main_metric(self) -> str: ...
-    @property
-    def no_answer_text(self) -> str | None: ...
-    @property
-    def labels(self) -> Mapping[str, str] | None: ...
-    @property
-    def extractive(self) -> bool: ...
-    @property
-    def merging(self) -> Merging: ...
-    def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult: ...
-    def from_text(self, text: str) -> str: ...
-    def to_score(self, record: RawRecord) -> ConversionResult: ...
-    def from_answer(self, text: str) -> str: ...
-    def train_targets(self, example: TextExample) -> tuple[str, ...]: ...
 
 
 class _DefaultOptions(Options):
@@ -86,6 +58,10 @@ class _DefaultOptions(Options):
     @property
     def merging(self) -> Merging:
         return "best"
+
+    @property
+    def part_tasks(self) -> tuple[Task, ...]:
+        return ()
 
     def from_text(self, text: str) -> str:
         """Return the model's text without surrounding space."""

@@ -22,19 +22,9 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, RecordError
-from fivetune.metrics import MetricSpec
-from fivetune.tasks import (
-    DROPPED_SYNONYMS,
-    ConversionResult,
-    Merging,
-    TaskOptions,
-    find_text,
-    get_column,
-    get_record_id,
-    get_text,
-)
+from fivetune.tasks import DROPPED_SYNONYMS, TaskOptions, find_text, get_column, get_record_id, get_text
 from fivetune.tasks._questions import check_qa_template, fill_qa_template, read_gold_answers
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.types import ConversionResult, JsonTable, Merging, MetricSpec, RawRecord, TextExample
 
 _NUMBERED = re.compile(r"([0-9a-f]{24})[_:]\d+")
 

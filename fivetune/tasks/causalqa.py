@@ -20,10 +20,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics import MetricSpec
 from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
 from fivetune.tasks._questions import SEPARATOR, TrainAnswers, choose_targets
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import MetricSpec, RawRecord, TextExample
 
 Form = Literal["processed", "plain"]
 

@@ -19,7 +19,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from fivetune.config.layers import parse_table
 from fivetune.errors import MissingLabelError
 from fivetune.tasks import (
-    ConversionResult,
     LabelOptions,
     check_labels,
     check_template,
@@ -30,7 +29,7 @@ from fivetune.tasks import (
     normalize_label,
     parse_template,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import ConversionResult, RawRecord, TextExample
 
 
 def _check_given_labels(labels: dict[str, str]) -> dict[str, str]:

@@ -17,10 +17,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics import MetricSpec
 from fivetune.metrics.gsm8k import extract_final_number
 from fivetune.tasks import TaskOptions, fill_template, get_record_id, get_text, is_blank, list_template_columns
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import MetricSpec, RawRecord, TextExample
 
 PHRASE = "The answer is "
 _CALCULATOR = re.compile(r"<<[^<>]*>>")

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from fivetune import plugins
 from fivetune.errors import ConfigError, MissingLabelError, RecordError, suggest_names
-from fivetune.metrics import MetricSpec, list_selectable_scores, load_metric
+from fivetune.metrics import list_selectable_scores, load_metric
 from fivetune.tasks import (
     TaskOptions,
     check_template,
@@ -29,7 +29,7 @@ from fivetune.tasks import (
     list_template_columns,
     parse_template,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import MetricSpec, RawRecord, TextExample
 
 Template = Annotated[str, AfterValidator(check_template)]
 

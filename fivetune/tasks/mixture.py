@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from fivetune import plugins
 from fivetune.config.layers import parse_table
 from fivetune.errors import RecordError, suggest_names
-from fivetune.metrics import MetricSpec, load_metric
-from fivetune.tasks import ConversionResult, Task, TaskOptions, get_column, head_of
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.metrics import load_metric
+from fivetune.tasks import TaskOptions, get_column, head_of
+from fivetune.types import ConversionResult, JsonTable, MetricSpec, RawRecord, Task, TextExample
 
 
 def _parse_task(value: plugins.Options | str | Mapping[str, object] | None) -> plugins.Options:
@@ -76,7 +76,7 @@ class MixturePart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: Annotated[Any, BeforeValidator(_parse_task), PlainSerializer(_as_table)] = Field(
+    task: Annotated[Task, PlainValidator(_parse_task), PlainSerializer(_as_table)] = Field(
         description="name of the task, or a table of its name and options"
     )
     rate: float | None = Field(default=None, gt=0, description="share of the examples, of the sum of all rates")
@@ -139,6 +139,14 @@ class Mixture(TaskOptions):
     @property
     def main_metric(self) -> str:
         return "mean"
+
+    @property
+    def part_tasks(self) -> tuple[Task, ...]:
+        return tuple(part.task for part in self.parts.values())
+
+    def list_selectable_scores(self) -> tuple[str, ...]:
+        """Return the scores that eval.metric may name: those of the part that is used alone, or of the mixture."""
+        return self.parts[self.part].task.list_selectable_scores() if self.part else super().list_selectable_scores()
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
         """Convert a record by its part's task. Raises RecordError if the record names no part."""

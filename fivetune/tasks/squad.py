@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fivetune.errors import RecordError
-from fivetune.metrics import MetricSpec
 from fivetune.metrics.mlqa import MLQA_LANGUAGES
 from fivetune.tasks import get_record_id
 from fivetune.tasks._questions import (
@@ -27,7 +26,7 @@ from fivetune.tasks._questions import (
     read_gold_answers,
     read_is_impossible,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import MetricSpec, RawRecord, TextExample
 
 
 class SQuAD(QuestionOptions):

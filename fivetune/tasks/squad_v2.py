@@ -18,7 +18,6 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics import MetricSpec
 from fivetune.metrics.mlqa import MLQA_LANGUAGES
 from fivetune.tasks import get_record_id
 from fivetune.tasks._questions import (
@@ -31,7 +30,7 @@ from fivetune.tasks._questions import (
     read_gold_answers,
     read_is_impossible,
 )
-from fivetune.types import RawRecord, TextExample
+from fivetune.types import MetricSpec, RawRecord, TextExample
 
 _FINAL = string.punctuation + string.whitespace + "。\uff01\uff1f…"  # with the full-width punctuation
 

@@ -24,7 +24,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics import MetricSpec
 from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
 from fivetune.tasks._questions import (
     SEPARATOR,
@@ -33,7 +32,7 @@ from fivetune.tasks._questions import (
     make_missing_answers_error,
     read_gold_answers,
 )
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.types import JsonTable, MetricSpec, RawRecord, TextExample
 
 NO_ANSWER = "no answer"
 CORRECT_TYPES = ("correct answer", "correct")  # values of `type` that mark the right choice

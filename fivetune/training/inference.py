@@ -32,7 +32,7 @@ from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
 from fivetune.rundir.figures import find_current_basis
 from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
-from fivetune.tasks import Task, head_of
+from fivetune.tasks import head_of
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
@@ -41,6 +41,7 @@ from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.setup import build_length_limits, make_evaluator, prepare_split
 from fivetune.training.sources import check_sources
+from fivetune.types import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

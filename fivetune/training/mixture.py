@@ -16,7 +16,8 @@ from fivetune.tasks.mixture import Mixture
 
 def build_part_configs(config: RunConfig) -> dict[str, RunConfig]:
     """The config of each part by name: its task, files and limits; `data` supplies settings that a part leaves out."""
-    found = {}
+    assert isinstance(config.task, Mixture)
+    found: dict[str, RunConfig] = {}
     for name, part in config.task.parts.items():
         own = {key: value for key, value in part if key in type(config.data).model_fields and value}
         columns = {**config.data.columns, **part.columns}
@@ -76,9 +77,10 @@ def build_mixture_sampler(config: RunConfig, store: TokenStore) -> MixtureSample
     if not isinstance(store, ConcatStore):
         return None
     task, sizes = config.task, [len(part) for part in store.parts.values()]
+    assert isinstance(task, Mixture)
     if task.by == "rate":
-        total = sum(part.rate for part in task.parts.values())
-        rates = [part.rate / total for part in task.parts.values()]
+        given = [part.rate for part in task.parts.values() if part.rate is not None]  # every part has one
+        rates = [rate / sum(given) for rate in given]
     else:
         temperature = task.temperature if task.by == "temperature" else 1.0
         rates = compute_mixing_rates(sizes, limit=task.limit, temperature=temperature)
