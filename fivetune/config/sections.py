@@ -133,6 +133,24 @@ class DataSection(_Section):
     )
     cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
 
+    @model_validator(mode="after")
+    def _check_eval_share(self) -> DataSection:
+        if self.eval_share is not None:
+            if self.eval:
+                raise ValueError(
+                    f"data.eval ({', '.join(self.eval)}) and data.eval_share ({self.eval_share:g}) are both given, but "
+                    "the evaluation records are those of files or a share of data.train. Keep one: set the other one "
+                    "to data.eval: [] or data.eval_share: null"
+                )
+            return self
+        for name, value in (("group_column", self.group_column), ("eval_seed", self.eval_seed)):
+            if value:
+                raise ValueError(
+                    f"data.{name} ({value}) has no effect without data.eval_share, the share of the training records "
+                    f"that becomes evaluation data. Add data.eval_share: 0.1, or remove data.{name}"
+                )
+        return self
+
 
 class TrainSection(_Section):
     """Length of the training, batch sizes and how a step is computed."""

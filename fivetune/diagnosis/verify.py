@@ -30,7 +30,9 @@ SHORT_RUN_SETTINGS: dict[str, Any] = {
     "train.num_steps": NUM_STEPS, "train.num_epochs": None, "report.sinks": [], "report.beside": [],
     "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS, "train.early_stopping": None,
 }  # fmt: skip
-NO_EVALUATION: dict[str, Any] = {"data.eval": [], "data.eval_share": None}
+NO_EVALUATION: dict[str, Any] = {
+    "data.eval": [], "data.eval_share": None, "data.eval_seed": 0, "data.group_column": None,
+}  # fmt: skip
 INTERRUPTION_SETTINGS: dict[str, dict[str, Any]] = {
     "evaluation_bound": {"eval.every_steps": NUM_STEPS // 2},
     "checkpoint_bound": {**NO_EVALUATION, "checkpoint.every_steps": NUM_STEPS // 4},

@@ -212,7 +212,8 @@ def open_run(
     if not (folder / "model").is_dir():
         _refuse_missing_model(folder, status)
     _refuse_foreign_model(folder, machine.run_id)
-    config = select_part(load_config(folder / rundir.CONFIG, overrides), overrides or ())
+    loaded_config = load_config(folder / rundir.CONFIG, _replace_share(overrides or {}))
+    config = select_part(loaded_config, overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
@@ -229,6 +230,14 @@ def open_run(
         compute=compute,
         step=status.best.step if status.best else status.step or _find_exported_step(folder),
     )
+
+
+def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
+    """Remove the run's data.eval_share where this call gives a data.eval, unless it gives both."""
+    keys = {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
+    if "data.eval" not in keys or keys & {"data.eval_share", "data.eval_seed", "data.group_column"}:
+        return overrides
+    return {**overrides, "data.eval_share": None, "data.eval_seed": 0, "data.group_column": None}
 
 
 def _refuse_missing_model(folder: Path, status: RunStatus) -> NoReturn:

@@ -136,6 +136,19 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("eval: dev.csv, eval_share: 0.1", "data.eval (dev.csv) and data.eval_share (0.1) are both given, but the"),
+        ("group_column: book", "data.group_column (book) has no effect without data.eval_share, the share of the"),
+        ("eval: dev.csv, group_column: book", "Add data.eval_share: 0.1, or remove data.group_column."),
+        ("eval_seed: 3", "data.eval_seed (3) has no effect without data.eval_share, the share of the training"),
+    ],
+)
+def test_settings_of_a_split_that_is_not_made_are_refused(tmp_path, text, message):
+    assert message in refusal(tmp_path, MINIMAL + f"data: {{{text}}}\n")
+
+
 # --- what is refused, and in which words ---
 
 

@@ -10,10 +10,11 @@ import pytest
 
 from fivetune.config import load_config
 from fivetune.data.split import EvalSplit, split_records
-from fivetune.errors import DataError
+from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
+from fivetune.training.inference import open_run
 from fivetune.types import RawRecord
 
 
@@ -93,11 +94,19 @@ def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, mode
         tmp_path, model_folder, task={"name": "classification"}, data__train=str(tmp_path / "all.jsonl")
     )
     recipe["data"].pop("eval")
-    run = train({**recipe, "data": {**recipe["data"], "eval_share": 0.25}})
+    run = train({**recipe, "data": {**recipe["data"], "eval_share": 0.25, "group_column": "id"}})
     assert load_config(tmp_path / "run").task.labels == {"blue": "blue", "red": "red"}
     kept, scored = run.data.train, run.data.eval
     assert (kept.num_records_kept, scored.num_records_kept) == (30, 10)
     assert (kept.num_unlabelled, kept.label_counts) == (1, {"red": 15, "blue": 15})
     assert scored.split.num_eval_records == 10 and scored.label_counts == {"red": 5, "blue": 5}
     assert run.evals[-1].num_examples == 10
+    other = open_run(tmp_path / "run", {"data.eval": str(tmp_path / "all.jsonl")})  # in place of the run's own share
+    assert (len(other.config.data.eval), other.config.data.eval_share, other.config.data.group_column) == (
+        1,
+        None,
+        None,
+    )
+    with pytest.raises(ConfigError, match=r"data\.eval \(.*\) and data\.eval_share \(0\.5\) are both given"):
+        open_run(tmp_path / "run", {"data.eval": "dev.jsonl", "data.eval_share": 0.5})
     assert run.evals[-1].rates["majority_label"] == 0.5 <= run.evals[-1].rates["one_label"]  # C2

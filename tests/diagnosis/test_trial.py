@@ -118,6 +118,7 @@ def test_only_short_runs_that_measure_evaluations_evaluate(monkeypatch, tmp_path
             return 0
 
     table = kit.recipe(tmp_path, model_folder, train__early_stopping=2, data__eval=[], data__eval_share=0.2)
+    table["data"]["group_column"] = "id"
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(as_yaml(table))
     monkeypatch.setattr(trial, "_measure_cost", lambda *_: 1.0)
