@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,8 @@ def failing(work: Any) -> str:
     return "no error"
 
 
-def main(folder: Path) -> None:
+def run_rank(folder: Path) -> None:
+    warnings.filterwarnings("error", category=UserWarning, module="fivetune")
     torch.set_num_threads(1)
     recipes = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))}
     seen: dict[str, Any] = {}
@@ -116,7 +116,3 @@ def main(folder: Path) -> None:
     seen |= {"same": told("bad file"), "different": told("bad file {rank}"), "lost": lost(), "alike": alike()}
     seen["filters"] = [str(message) for _, message, *_ in warnings.filters]
     torch.save(seen, folder / f"seen-{World.from_environment().rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -176,7 +176,7 @@ def test_a_whole_run_in_processes(tmp_path, monkeypatch):
             "--batch-size",
             "4",
             "--minutes",
-            "0.05",
+            "0.01",
             "--threads",
             "1",
             "--results",

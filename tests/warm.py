@@ -1,7 +1,7 @@
-"""`fivetune` commands in processes that start in milliseconds: one server has imported torch and transformers.
+"""Processes that start in milliseconds: one server has imported torch and transformers.
 
-In: the words after `fivetune`. Out: a process of its own that takes signals, its output and its exit code. The server
-forks before any computation; what a command imports lazily beside PRELOADED, it imports itself.
+In: the words after `fivetune`, or a function. Out: a process of its own that takes signals, its output and its exit
+code. The server forks before any computation; what a process imports lazily beside PRELOADED, it imports itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 PRELOADED = [
     "fivetune.commands.train",
@@ -28,19 +29,19 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
 
 
-class WarmCommand:
-    """A running `fivetune WORDS`; leaving its context kills it."""
+class WarmProcess:
+    """A running `work(*args)`, which may return an exit code; leaving its context kills it."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, work: Callable[..., int | None], *args: Any, environ: Mapping[str, str] = os.environ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._files = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
         places = [str(file) for file in self._files]
-        self._process = SERVER.Process(target=_run, args=(words, places, dict(os.environ), str(Path.cwd())))
+        self._process = SERVER.Process(target=_run, args=(work, args, places, dict(environ), str(Path.cwd())))
         self._process.start()
-        self.words = words
+        self.name = " ".join(map(str, args))
         self.pid = self._process.pid or 0
 
-    def __enter__(self) -> WarmCommand:
+    def __enter__(self) -> WarmProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,23 +62,38 @@ class WarmCommand:
         """Wait until it ends. Raises TimeoutError after `seconds`."""
         self._process.join(seconds)
         if self.code is None:
-            raise TimeoutError(f"fivetune {' '.join(self.words)} still runs after {seconds:g} s")
+            raise TimeoutError(f"{self.name} still runs after {seconds:g} s")
         stdout, stderr = (file.read_text(encoding="utf-8") if file.exists() else "" for file in self._files)
-        return CompletedProcess(list(self.words), self.code, stdout, stderr)
+        return CompletedProcess(self.name, self.code, stdout, stderr)
+
+
+def start_command(*words: str) -> WarmProcess:
+    """Start `fivetune WORDS`."""
+    return WarmProcess(_run_command, *words)
 
 
 def run_command(*words: str) -> CompletedProcess[str]:
     """Run `fivetune WORDS` to its end."""
-    with WarmCommand(*words) as command:
+    with start_command(*words) as command:
         return command.wait()
 
 
-def _run(words: tuple[str, ...], files: list[str], environ: Mapping[str, str], folder: str) -> None:
+def _run_command(*words: str) -> int:
+    from fivetune.cli import main
+
+    return main(list(words))
+
+
+def _run(
+    work: Callable[..., int | None],
+    args: tuple[Any, ...],
+    files: list[str],
+    environ: Mapping[str, str],
+    folder: str,
+) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     for file, standard in zip(files, (1, 2), strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), standard)
-    from fivetune.cli import main
-
-    sys.exit(main(list(words)))
+    sys.exit(work(*args))

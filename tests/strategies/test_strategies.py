@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import several_processes
 import torch
 import yaml
 from safetensors.torch import load_file
+from warm import WarmProcess
 
 from fivetune import plugins, rundir
 from fivetune.config import load_config
@@ -216,26 +216,17 @@ def run_two(folder: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = []
-    for rank in ("0", "1"):
-        environ = {
-            **os.environ,
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-W", "error::UserWarning:fivetune", several_processes.__file__, str(folder)]
-        processes.append(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True))
-    try:
-        told = [process.communicate(timeout=300)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
-    return "".join(told)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environs = [{**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(WarmProcess(several_processes.run_rank, folder, environ=environ))
+            for environ in environs
+        ]
+        ended = [rank.wait() for rank in ranks]
+    told = "".join(one.stderr for one in ended)
+    assert [one.returncode for one in ended] == [0, 0], told
+    return told
 
 
 @pytest.mark.slow

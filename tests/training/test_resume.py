@@ -16,7 +16,7 @@ import kit
 import pytest
 import torch
 import yaml
-from warm import WarmCommand
+from warm import WarmProcess, start_command
 
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
@@ -335,8 +335,8 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
 # --- real processes, real signals ---
 
 
-def _start(recipe: Path, *flags: str) -> WarmCommand:
-    return WarmCommand("train", str(recipe), "--no-preflight", *flags)
+def _start(recipe: Path, *flags: str) -> WarmProcess:
+    return start_command("train", str(recipe), "--no-preflight", *flags)
 
 
 def _write_recipe(folder: Path, model: Path) -> Path:
@@ -355,7 +355,7 @@ def long_run(tmp_path_factory, model_folder) -> Path:
     return folder / "run"
 
 
-def _wait_for_steps(command: WarmCommand, run: Path, count: int, pause: float) -> None:
+def _wait_for_steps(command: WarmProcess, run: Path, count: int, pause: float) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and command.code is None:
         if (run / "steps.jsonl").is_file() and (run / "steps.jsonl").read_text().count("\n") >= count:
