@@ -46,7 +46,7 @@ CONTRACTS = {
 }  # fmt: skip
 """Names of plugin contracts and of methods that a library calls."""
 
-OPERATIONS = {"rms_norm", "expit", "mul_", "forward_backward"}
+OPERATIONS = {"rms_norm", "expit", "mul_", "forward_backward", "all_reduce", "all_gather_object", "rendezvous"}
 """Operations of the literature, by the names that torch and scipy give them."""
 
 BANNED = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fivetune.errors import (
     ConfigError,
@@ -24,11 +24,25 @@ from fivetune.errors import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.distributed_c10d import PrefixStore, ReduceOp, Store
 
 T = TypeVar("T")
 PEER_ERROR_WAIT_SECONDS = 2.0  # for the message of a lost rank; a killed rank gives none
 DISCONNECT_WORDS = ("onnection", "NCCL", "gloo", "imed out", "process group", "Process group")
+
+
+class _Collectives(Protocol):
+    """Functions of torch.distributed, with the types that torch leaves out."""
+
+    def rendezvous(self, url: str, *, timeout: timedelta) -> Iterator[tuple[Store, int, int]]: ...
+    def all_gather_object(self, object_list: list[T], obj: T) -> None: ...
+    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ...) -> object: ...
+
+
+def _import_collectives() -> _Collectives:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d
 
 
 class ProcessGroupError(FiveTuneEnvironmentError):
@@ -66,7 +80,7 @@ class World:
         return self.rank == 0
 
     @contextmanager
-    def connect(self, *, cuda: bool, timeout_minutes: float) -> Iterator[World]:
+    def connect(self, *, cuda: bool, timeout_minutes: float) -> Generator[World]:
         """Join the process group inside the block.
 
         Raises ProcessGroupError if the ranks do not find each other.
@@ -77,13 +91,12 @@ class World:
         import torch
         from torch import distributed
         from torch.distributed.distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
 
         timeout = timedelta(minutes=timeout_minutes)
         if cuda:
             torch.cuda.set_device(self.local_rank)
         with self.translate_disconnects():
-            every, rank, size = next(rendezvous("env://", timeout=timeout))
+            every, rank, size = next(_import_collectives().rendezvous("env://", timeout=timeout))
             number = every.add(f"fivetune-connections-of-{rank}", 1)  # its store outlives connections
             store = PrefixStore(f"fivetune-{number}", every)
             backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -97,10 +110,8 @@ class World:
         """All-gather: the values of all ranks in order, on every rank."""
         if self.size == 1:
             return [value]
-        from torch import distributed
-
         found: list[T] = [value] * self.size
-        distributed.all_gather_object(found, value)
+        _import_collectives().all_gather_object(found, value)
         return found
 
     def broadcast_object(self, value: T) -> T:
@@ -115,11 +126,8 @@ class World:
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """All-reduce (sum) a tensor in place."""
-        if self.size == 1:
-            return
-        from torch import distributed
-
-        distributed.all_reduce(tensor)
+        if self.size > 1:
+            _import_collectives().all_reduce(tensor)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast the tensors of rank 0 in place."""
@@ -138,14 +146,15 @@ class World:
         from torch import distributed
 
         held = torch.tensor([number])
-        distributed.all_reduce(held, op=distributed.ReduceOp.MAX)
+        _import_collectives().all_reduce(held, distributed.ReduceOp.MAX)
         return int(held)
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on every rank; returns all results. If it raises on one rank, it raises on all."""
-        mine, error = None, None
+        mine: list[T] = []
+        error = None
         try:
-            mine = work()
+            mine.append(work())
         except Exception as raised:
             if self.size == 1:
                 raise
@@ -156,10 +165,10 @@ class World:
         for _, raised in found:
             if raised:
                 raise raised
-        return [value for value, _ in found]  # type: ignore[misc]
+        return [value for values, _ in found for value in values]
 
     @contextmanager
-    def run_rank_zero_first(self, key: str) -> Iterator[None]:
+    def run_rank_zero_first(self, key: str) -> Generator[None]:
         """Run the block on rank 0 while the others wait without a time limit, then on the others.
 
         Args:
@@ -178,7 +187,7 @@ class World:
         self.gather(None)
 
     @contextmanager
-    def translate_disconnects(self) -> Iterator[None]:
+    def translate_disconnects(self) -> Generator[None]:
         """Raise ProcessGroupError for a lost connection, here or inside torch."""
         try:
             yield
@@ -188,7 +197,7 @@ class World:
             raise ProcessGroupError(_DISCONNECTED) from error
 
     @contextmanager
-    def report_errors_once(self) -> Iterator[None]:
+    def report_errors_once(self) -> Generator[None]:
         """Print an error once; the other ranks exit silently with its code."""
         try:
             with self.translate_disconnects():

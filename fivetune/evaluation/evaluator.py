@@ -59,7 +59,7 @@ class Evaluator:
     keep_special: bool = False
     limits: LengthLimits = field(default_factory=LengthLimits)
     autocast: Autocast = field(default=nullcontext)
-    parts: Mapping[str, Evaluator] = field(default_factory=dict)
+    parts: Mapping[str, Evaluator] = field(default_factory=dict[str, "Evaluator"])
 
     @property
     def num_questions(self) -> int:
@@ -143,7 +143,8 @@ class Evaluator:
 
         With a subset of questions, every part answers at least one.
         """
-        first, selected = 0, {}
+        first = 0
+        selected: dict[str, list[int] | None] = {}
         for name, part in self.parts.items():
             own = range(first, first + part.num_questions)
             selected[name] = None if questions is None else [q - first for q in questions if q in own] or [0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -35,7 +35,7 @@ class InputRow:
 
     where: str
     id: str = ""
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict[str, object])
     skipped: str = ""
     is_foreign: bool = False
     key: str = ""
@@ -46,9 +46,9 @@ def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list
     records = _read_all(source, columns)
     originals = _read_all(source, {})
     numbered = number_duplicate_ids(record for record in records if isinstance(record, RawRecord))
-    rows = []
+    rows: list[InputRow] = []
     for record, original in zip(records, originals, strict=True):
-        fields = {}
+        fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
         row = _build_row(record, fields, task)
@@ -89,7 +89,8 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
     records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
     given = {str(record.get(name)) for record in records for name in ("id", columns.get("id", "id"))}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
-    ids, lines = [], []
+    ids: list[str] = []
+    lines: list[str] = []
     for number, record in enumerate(records):
         own_id = str(number) if str(number) not in given else next(free)
         named = {"id": own_id} | record
@@ -122,7 +123,7 @@ def write_texts(path: Path, texts: Iterable[str]) -> None:
 
 
 @contextmanager
-def name_inputs(path: Path) -> Iterator[None]:
+def name_inputs(path: Path) -> Generator[None]:
     """Name the inputs from which `path` was written, not that temporary file, in a DataError: inputs[0], not path:1."""
     try:
         yield

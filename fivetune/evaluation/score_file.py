@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 from fivetune.data.json_text import JsonWindow
 from fivetune.data.source_files import list_local_files, open_text, quote_value
 from fivetune.errors import DataError
+from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
 
-if TYPE_CHECKING:
-    from fivetune.types import JsonTable
-
+T = TypeVar("T")
 PREDICTION_KEYS = ("prediction", "prediction_text", "exact_answer")
 NO_ANSWER_KEYS = ("no_answer_score", "no_answer_probability")
 
@@ -28,53 +27,71 @@ def read_rankings(source: str) -> dict[str, list[str]]:
 
     Raises DataError for a value that is neither a text nor a list of texts.
     """
-    values = _read_values(source, keys=PREDICTION_KEYS, check=_check_answer)
-    return {key: _parse_ranking(value) for key, value in values.items()}
+    return _read_values(source, keys=PREDICTION_KEYS, parse=_parse_ranking)
 
 
 def read_no_answer_scores(source: str) -> dict[str, float]:
     """Read the no-answer score of each prediction. Raises DataError for a value that is not a finite number."""
-    return _read_values(source, keys=NO_ANSWER_KEYS, check=_check_number)
+    return _read_values(source, keys=NO_ANSWER_KEYS, parse=_parse_number)
 
 
-def _parse_ranking(value: Any) -> list[str]:
-    """Convert one text, a list of texts, or BioASQ's list of lists of synonyms to a ranked list of texts."""
-    if isinstance(value, str):
-        return [value]
-    return [item[0] if isinstance(item, list) else item for item in value]
+def _parse_ranking(value: JsonValue) -> list[str]:
+    """Convert one text, a list of texts, or BioASQ's list of lists of synonyms to a ranked list of texts.
+
+    Raises ValueError for any other value.
+    """
+    if isinstance(value, list):
+        texts = [first for item in value if type(first := _get_first(item)) is str]
+        if len(texts) < len(value):
+            raise ValueError("A ranking is a list of texts, the best first.")
+        return texts
+    if type(value) is not str:  # the reader returns JSON's NaN as a subclass of str
+        raise ValueError('It must be text; no answer is the empty text "".')
+    return [value]
 
 
-def _read_values(source: str, *, keys: Sequence[str], check: Callable[[object], str]) -> JsonTable:
+def _get_first(item: JsonValue) -> JsonValue:
+    return item[0] if isinstance(item, list) and item else item
+
+
+def _parse_number(value: JsonValue) -> float:
+    if (number := as_finite_number(value)) is None:
+        raise ValueError("It must be a finite number.")
+    return number
+
+
+def _read_values(source: str, *, keys: Sequence[str], parse: Callable[[JsonValue], T]) -> dict[str, T]:
     """Read one value per id from `{id: value}`, or from rows with `id` and one of `keys`; a folder's files are joined.
 
     Args:
-        check: describes the error in a value, "" if there is none.
+        parse: converts a value; raises ValueError with what is allowed.
 
     Raises DataError with the file, and the id or the row.
     """
-    values: JsonTable = {}
+    values: dict[str, T] = {}
     for path in list_local_files(source):
         with open_text(path) as file:
             for key, value in _read_pairs(JsonWindow(file, path), path, keys):
-                problem = check(value)
-                if problem:
-                    raise DataError(f"{path}: the value of {key!r} is {quote_value(value)}. {problem}")
+                try:
+                    parsed = parse(value)
+                except ValueError as error:
+                    raise DataError(f"{path}: the value of {key!r} is {quote_value(value)}. {error}") from None
                 if key in values:
                     raise DataError(f"{path}: the id {key!r} occurs twice. Ids must be unique. Keep one.")
-                values[key] = value
+                values[key] = parsed
     if not values:
         raise DataError(f"{source}: contains no values. {_describe_expected(keys)}")
     return values
 
 
-def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator[tuple[str, JsonValue]]:
     """Yield (id, value) of each entry; JSON lines are concatenated objects, so one loop reads all formats."""
     while start := window.peek():
         if start == "[":
             rows = (window.read_value() for _ in window.iter_indices())
             yield from (_parse_row(row, path, keys) for row in rows if not _is_skipped(row))
         elif start == "{":
-            members = [(name, window.read_value()) for name in window.iter_keys()]
+            members: list[tuple[str, JsonValue]] = [(name, window.read_value()) for name in window.iter_keys()]
             names = [name for name, _ in members]
             rows = dict(members).get("questions")
             if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # BioASQ's form
@@ -95,29 +112,18 @@ def _read_pairs(window: JsonWindow, path: Path, keys: Sequence[str]) -> Iterator
             )
 
 
-def _is_skipped(row: Any) -> bool:
+def _is_skipped(row: JsonValue) -> bool:
     """Whether a row is a record that `fivetune predict` could not answer."""
     return isinstance(row, dict) and bool(row.get("skipped"))
 
 
-def _parse_row(row: Any, path: Path, keys: Sequence[str]) -> tuple[str, Any]:
-    present = [key for key in keys if isinstance(row, dict) and key in row]
-    if not present or row.get("id") is None:
+def _parse_row(row: JsonValue, path: Path, keys: Sequence[str]) -> tuple[str, JsonValue]:
+    table = row if isinstance(row, dict) else {}
+    present = [key for key in keys if key in table]
+    if not present or table.get("id") is None:
         raise DataError(f"{path}: {quote_value(row)} has no id or no {keys[0]}. {_describe_expected(keys)}")
-    return str(row["id"]), row[present[0]]
+    return str(table["id"]), table[present[0]]
 
 
 def _describe_expected(keys: Sequence[str]) -> str:
     return f'Allowed is one JSON object {{id: value}}, or lines {{"id": ..., "{keys[0]}": ...}}.'
-
-
-def _check_answer(value: object) -> str:
-    if isinstance(value, list):
-        firsts = [item[0] if isinstance(item, list) and item else item for item in value]
-        return "" if all(type(first) is str for first in firsts) else "A ranking is a list of texts, the best first."
-    is_text = type(value) is str  # the reader returns JSON's NaN as a subclass of str
-    return "" if is_text else 'It must be text; no answer is the empty text "".'
-
-
-def _check_number(value: object) -> str:
-    return "It must be a finite number." if as_finite_number(value) is None else ""
