@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from fivetune.data.encode import LengthLimits
+from fivetune.data.labels import PLACEHOLDERS, get_label_form
 from fivetune.data.records import (
     BadRecord,
     as_bad_record,
@@ -47,7 +48,8 @@ class ReadCounts:
 
     OF_READING = (
         *("num_read", "num_records_kept", "num_skipped", "num_skipped_bad", "skips", "first_bad"),
-        *("num_unlabelled", "num_blank_golds", "num_blank_synonyms", "label_counts", "split"),
+        *("num_unlabelled", "num_blank_golds", "num_blank_synonyms", "label_counts", "label_forms"),
+        *("placeholder_counts", "split"),
     )
 
     def __init__(self) -> None:
@@ -56,6 +58,8 @@ class ReadCounts:
         self.num_blank_golds = 0  # records whose gold answers, a blank one among them, reward an empty prediction
         self.num_blank_synonyms = 0  # records whose blank synonyms were dropped
         self.label_counts: dict[str, int] = {}  # label tasks: records per gold label
+        self.label_forms: dict[str, int] = {}  # records per form of a label, if its case or white space differs
+        self.placeholder_counts: dict[str, int] = {}  # records per gold answer that stands for an empty cell
         self.split: JsonTable | None = None  # the split of the training records by data.eval_share
         self.num_kept = 0  # examples of the kept records
         self.num_cut_into_windows = self.num_windows = 0  # over-long examples, and the windows made of them
@@ -88,15 +92,21 @@ class ReadCounts:
         """The counts that a resumed build continues; those of reading are counted again."""
         return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
 
-    def keep(self, examples: Sequence[TextExample], *, counts_labels: bool, scorer: Scorer) -> None:
-        """Count a record that gives examples, by its gold label if `counts_labels`."""
+    def keep(self, examples: Sequence[TextExample], task: Task, scorer: Scorer) -> None:
+        """Count a record that gives examples; in a label task, by its gold label."""
         self.num_read += 1
         self.num_records_kept += 1
         golds = examples[0].references
         self.num_blank_golds += rewards_blank(scorer, golds)
         self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
-        if counts_labels and golds:
+        if not golds:
+            return
+        if task.labels is not None:
             self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
+            if (form := get_label_form(examples[0])) != golds[0]:
+                self.label_forms[form] = self.label_forms.get(form, 0) + 1
+        if golds[0] in PLACEHOLDERS and not task.extractive:
+            self.placeholder_counts[golds[0]] = self.placeholder_counts.get(golds[0], 0) + 1
 
     def add_windows(self, examples: Sequence[TextExample]) -> None:
         """Count the windows among the examples, and the examples that were split into windows."""
@@ -121,7 +131,6 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
     if divided and source.split:
         counts.split = divided.as_dict(source.split)
     task, scorer = source.task, Scorer(source.task.metrics)
-    counts_labels = task.labels is not None
     num_kept = 0
     try:
         for record in _iter_records(source, on_bad):
@@ -144,7 +153,7 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
                 counts.leave_out(record.where, f"left out by task {task.plugin_name()}")
                 continue
             several = converted if isinstance(converted, tuple) else (converted,)
-            counts.keep(several, counts_labels=counts_labels, scorer=scorer)
+            counts.keep(several, task, scorer)
             num_kept += 1
             yield from several
     except RecordError as error:

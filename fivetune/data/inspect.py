@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from fivetune.data.characters import measure_coverage
 from fivetune.data.duplicates import find_near_duplicates, normalize_text
 from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
-from fivetune.data.labels import describe_imbalance
+from fivetune.data.labels import (
+    PLACEHOLDERS,
+    describe_imbalance,
+    describe_merged_forms,
+    describe_placeholders,
+    get_label_form,
+)
 from fivetune.data.limits import (
     build_input_limit_table,
     build_target_limit_table,
@@ -387,18 +393,24 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
     `num_blank` questions have a blank gold answer among others and so reward an empty prediction; `empty_scores` are
     the scores of empty predictions only, `empty_scores_without_blanks` the same without blank gold answers.
     `num_disjoint` questions have gold answers without a common word: perhaps all are required, but any one counts as
-    right. `imbalance` describes uneven labels.
+    right. `imbalance` describes uneven labels, `merged_forms` labels in several forms, `placeholders` answers that
+    programs write for an empty cell.
     """
     firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
     golds = [example.references for example in reversed(firsts.values())]
     scorer = Scorer(task.metrics)
+    is_label_task = task.labels is not None
+    forms = Counter(get_label_form(example) for example in firsts.values()) if is_label_task else Counter[str]()
+    placeholders = Counter(() if task.extractive else (one[0] for one in golds if one[0] in PLACEHOLDERS))
     facts: JsonTable = {
         "num": len(golds),
         "num_blank": sum(rewards_blank(scorer, references) for references in golds),
         "num_disjoint": 0 if task.labels is not None else sum(map(_are_disjoint, golds)),
         "num_dropped_synonyms": sum(DROPPED_SYNONYMS in example.meta for example in firsts.values()),
         "language": suggest_language(task, golds),
-        "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if task.labels is not None else "",
+        "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if is_label_task else "",
+        "merged_forms": describe_merged_forms(forms, {}),
+        "placeholders": describe_placeholders(placeholders, what="label" if is_label_task else "answer"),
     }
     if facts["num_blank"]:
         silence = [""] * len(golds)

@@ -1,4 +1,4 @@
-"""Read the label set of a classification task from its data, and describe uneven labels.
+"""Read the label set of a classification task from its data, and describe what is odd about labels and answers.
 
 In: sources and the task. Out: label -> target word, in sorted order.
 """
@@ -9,11 +9,19 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from fivetune.data.records import read_records
+from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError
-from fivetune.tasks import normalize_label
+from fivetune.tasks import LABEL_FORM, normalize_label
 from fivetune.tasks.classification import Classification
+from fivetune.types import TextExample
 
 MAX_LABELS = 1_000
+MAX_TOLD = 5  # labels, and forms of a label, that a sentence lists
+PLACEHOLDERS = frozenset(
+    ("None", "NONE", "null", "NULL", "Null", "N/A", "n/a", "NA", "<NA>", "#N/A", "nan", "NaN", "NAN", "NaT")
+)
+"""What pandas, databases and spreadsheets write for an empty cell; people write "none", so it is not among them."""
+
 UNEVEN = 10  # ratio of the most frequent label's examples to the rarest one's, from which on labels are uneven
 
 
@@ -47,6 +55,71 @@ def read_label_set(
         )
     found = sorted(min(counts, key=lambda text: (-counts[text], text)) for counts in writings.values())
     return {label: label for label in found}
+
+
+def get_label_form(example: TextExample) -> str:
+    """Return the gold label of an example as its record has it."""
+    return str(example.meta.get(LABEL_FORM, example.references[0]))
+
+
+def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -> str:
+    """Return a sentence on labels that the data has in several forms, which count as one label, else "".
+
+    Args:
+        counts: records by label.
+        forms: records by the form in the data, as far as it differs from the label in case or white space.
+
+    >>> describe_merged_forms({"yes": 50, "no": 40}, {"Yes": 12})
+    "forms that differ only in case or white space count as one label: 'yes' (38 records), 'Yes' (12)"
+    >>> describe_merged_forms({"yes": 50}, {"YES": 50})
+    ''
+    """
+    merged: dict[str, Counter[str]] = defaultdict(Counter)
+    for form, num in forms.items():
+        merged[normalize_label(form)][form] += num
+    others = {group: own.total() for group, own in merged.items()}
+    for label, num in counts.items():
+        group = normalize_label(label)
+        merged[group][label] += num - others.get(group, 0)
+    several = sorted((+own for own in merged.values() if len(+own) > 1), key=lambda own: (-own.total(), min(own)))
+    if not several:
+        return ""
+    told = "; ".join(_list_counts(own) for own in several[:MAX_TOLD])
+    more = f"; and {len(several) - MAX_TOLD:,} more labels" if len(several) > MAX_TOLD else ""
+    return f"forms that differ only in case or white space count as one label: {told}{more}"
+
+
+def describe_placeholders(counts: Mapping[str, int], *, what: str) -> str:
+    """Return a sentence on gold answers that programs write for an empty cell, else "".
+
+    Args:
+        counts: records by gold answer, of which only the PLACEHOLDERS matter.
+        what: "label" or "answer".
+
+    >>> describe_placeholders({"None": 3, "late": 90}, what="label")
+    "3 records have a label that programs write for an empty cell: 'None' (3 records); it counts as a label"
+    """
+    found = Counter({text: num for text, num in counts.items() if text in PLACEHOLDERS})
+    if not found:
+        return ""
+    article = "an" if what == "answer" else "a"
+    records = "1 record has" if found.total() == 1 else f"{found.total():,} records have"
+    return (
+        f"{records} {article} {what} that programs write for an empty cell: {_list_counts(found)}; "
+        f"it counts as {article} {what}"
+    )
+
+
+def _list_counts(counts: Counter[str]) -> str:
+    """List texts with their number of records, the most frequent first.
+
+    >>> _list_counts(Counter({"yes": 1, "Yes": 2}))
+    "'Yes' (2 records), 'yes' (1)"
+    """
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = [f"{quote_value(text)} ({num:,})" for text, num in pairs[:MAX_TOLD]]
+    shown[0] = f"{shown[0][:-1]} {'record' if pairs[0][1] == 1 else 'records'})"
+    return ", ".join(shown) + (" and others" if len(counts) > MAX_TOLD else "")
 
 
 def describe_imbalance(counts: Mapping[str, int]) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENCODING_VERSION = 2  # increase when the same input would be encoded differently
-LAYOUT_VERSION = 6  # increase when the files of a store or the keys of its summary change
+LAYOUT_VERSION = 7  # increase when the files of a store or the keys of its summary change
 CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
 SHARD = 50  # chunks between two saves of a build's progress
 FACTS = "facts.npy"  # [3, num_examples] int32: group, clipped input tokens, whether the answer was clipped

@@ -375,7 +375,9 @@ class SplitSummary:
         num_examples_clipped: examples with clipped inputs; num_clipped_input_tokens: tokens clipped from inputs.
         num_answers_lost: examples whose answer was clipped from the inputs.
         input_p99, target_p99: 99th percentile of lengths, in tokens.
-        num_unlabelled: records excluded because they have no label; label_counts: records of each gold label.
+        num_unlabelled: records excluded because they have no label; label_counts: records of each gold label;
+            label_forms: records of each form of a label, as far as its case or white space differs from the label.
+        placeholder_counts: records of each gold answer that programs write for an empty cell, such as None.
         num_blank_golds: records with a blank gold answer beside others, which an empty prediction matches;
             num_blank_synonyms: records whose blank synonyms were dropped.
         split: how data.eval_share divided the training records; None where data.eval has files.
@@ -415,6 +417,8 @@ class SplitSummary:
     skips: tuple[SkippedRecord, ...] = ()
     first_bad: SkippedRecord | None = None
     label_counts: dict[str, int] = field(default_factory=dict[str, int])
+    label_forms: dict[str, int] = field(default_factory=dict[str, int])
+    placeholder_counts: dict[str, int] = field(default_factory=dict[str, int])
     split: EvalShare | None = None
     parts: dict[str, SplitSummary] = field(default_factory=dict[str, "SplitSummary"])
 

@@ -42,6 +42,7 @@ from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Tas
 
 Head = Literal["generate", "extractive"]
 DROPPED_SYNONYMS = "num_blank_synonyms"  # key of `meta`: number of blank synonyms dropped from the gold answers
+LABEL_FORM = "label_form"  # key of `meta`: the label as the record has it, if its case or white space differs
 
 
 class _DefaultOptions(Options):
@@ -152,11 +153,12 @@ class LabelOptions(_DefaultOptions):
         Raises RecordError for a label outside the set, MissingLabelError for a blank one; if not `labelled`, both give
         an example without references.
         """
-        meta = {"labels": list(self.labels)}
+        meta: dict[str, object] = {"labels": list(self.labels)}
         value = get_column(record, name) if labelled else record.fields.get(name)
         given = "" if value is None else str(value).strip()
         label = self._find_label(given)
         if label is not None:
+            meta |= {LABEL_FORM: given} if given != label else {}
             return TextExample(get_record_id(record), inputs, self.labels[label], (label,), clippable, meta)
         if not labelled:
             return TextExample(get_record_id(record), inputs, "", (), clippable, meta)

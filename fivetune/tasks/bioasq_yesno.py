@@ -88,6 +88,10 @@ SAMPLE = (
         targets="yes",
         references=("yes",),
         clippable=(70, 112),
-        meta={"labels": ["yes", "no"], "question": "Does RNA polymerase II have RNA cleavage activity?"},
+        meta={
+            "labels": ["yes", "no"],
+            "label_form": "Yes",
+            "question": "Does RNA polymerase II have RNA cleavage activity?",
+        },
     ),
 )

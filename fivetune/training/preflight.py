@@ -23,7 +23,7 @@ import torch
 
 from fivetune.data.batch import PaddedBatch, collate, pad
 from fivetune.data.characters import find_lossy_characters
-from fivetune.data.labels import describe_imbalance
+from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.store import list_given_ids
 from fivetune.distributed.sharding import gather_tensor
@@ -164,8 +164,13 @@ def _iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
         yield f"{name}: {num:,} records have a blank gold answer beside others, which an empty prediction matches"
     if num := facts["num_blank_synonyms"] if "parts" not in facts else 0:
         yield f"{name}: {num:,} records have blank synonyms among their right answers; they are dropped"
-    if uneven := describe_imbalance(facts.get("label_counts", {})):
-        yield f"{name}: {uneven}"
+    labels = facts.get("label_counts", {})
+    notes = (
+        describe_imbalance(labels),
+        describe_merged_forms(labels, facts.get("label_forms", {})),
+        describe_placeholders(facts.get("placeholder_counts", {}), what="label" if labels else "answer"),
+    )
+    yield from (f"{name}: {note}" for note in notes if note)
 
 
 def _check_leakage(setup: Setup) -> Outcome:

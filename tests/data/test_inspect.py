@@ -156,6 +156,34 @@ def test_what_changes_the_meaning_of_scores_is_found(tmp_path, tokenizer_folder,
     assert "eval shares the id with train in 2 examples" in printed
 
 
+def test_labels_in_several_forms_and_placeholders_of_empty_cells_are_named(tmp_path, tokenizer_folder, capsys):
+    kinds = ["late", "Late", "late", "refund", "None", "None", "N/A", "none"]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"text {i},{kind}\n" for i, kind in enumerate(kinds)))
+    words = ["inspect", str(tmp_path / "a.csv"), "--task", "classification", "--tokenizer", str(tokenizer_folder)]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    told = (
+        "train: forms that differ only in case or white space count as one label: 'late' (2 records), 'Late' (1); "
+        "'None' (2 records), 'none' (1).",
+        "train: 3 records have a label that programs write for an empty cell: 'None' (2 records), 'N/A' (1); it counts "
+        "as a label.",
+    )
+    assert [printed.count(sentence) for sentence in told] == [1, 1]
+
+
+def test_answers_that_stand_for_empty_cells_are_named_but_not_those_of_a_context(tmp_path, tokenizer_folder, capsys):
+    rows = [{"inputs": "a", "targets": "null"}, {"inputs": "b", "targets": "Ann"}]
+    asked = {"question": "Who?", "context": "Null or NaN", "answers": {"text": ["NaN"], "answer_start": [8]}}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b.jsonl").write_text(json.dumps(asked) + "\n")
+    tokenizer = ["--tokenizer", str(tokenizer_folder)]
+    assert main(["inspect", str(tmp_path / "a.jsonl"), "--task", "jsonl", *tokenizer]) == 0
+    told = "1 record has an answer that programs write for an empty cell: 'null' (1 record); it counts as an answer."
+    assert " ".join(capsys.readouterr().out.split()).count(f"train: {told}") == 1
+    assert main(["inspect", str(tmp_path / "b.jsonl"), "--task", "squad", *tokenizer]) == 0
+    assert "empty cell" not in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_classification_gets_its_recipe_and_a_word_on_uneven_labels(tmp_path, tokenizer_folder, capsys):
     rows = "".join(f"text {i},{'late' if i else 'refund'}\n" for i in range(20))
     (tmp_path / "a.csv").write_text(f"body,kind\n{rows}")

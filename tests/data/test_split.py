@@ -15,6 +15,9 @@ from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
 from fivetune.training.inference import open_run
+from fivetune.training.preflight import run_checks
+from fivetune.training.setup import set_up
+from fivetune.training.sources import with_data_labels
 from fivetune.types import RawRecord
 
 
@@ -83,6 +86,23 @@ def test_what_cannot_be_split_is_an_error():
     same = [RawRecord({"id": f"{i}", "text": "one", "label": "a"}, "a:1") for i in range(9)]
     with pytest.raises(DataError, match=r"data\.eval_share: 0\.1 of 9 records in 1 groups .* one side empty"):
         split(Classification(), same, share=0.1)
+
+
+def test_preflight_names_merged_forms_and_placeholders_once(tmp_path, model_folder):
+    labels = ["red", "Red", "red", "blue", "None", "None"]
+    rows = [{"id": f"t{i}", "text": f"{kit.WORDS[i]} has {i}", "label": label} for i, label in enumerate(labels)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = str(tmp_path / "all.jsonl")
+    task = {"name": "classification"}
+    recipe = kit.recipe(tmp_path, model_folder, task=task, data__train=source, data__eval=[])
+    setup = set_up(with_data_labels(load_config(recipe)))
+    facts = setup.data.stream.store.summary
+    assert (facts["label_counts"], facts["label_forms"]) == ({"red": 3, "blue": 1, "None": 2}, {"Red": 1})
+    [detail] = [check.detail for check in run_checks(setup) if check.name == "data"]
+    forms = "train: forms that differ only in case or white space count as one label: 'red' (2 records), 'Red' (1)"
+    assert (
+        detail.count(forms) == 1 and detail.count("2 records have a label that programs write for an empty cell") == 1
+    )
 
 
 def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, model_folder):

@@ -81,7 +81,11 @@ def test_bad_records(task, fields, message):
 
 def test_labels_are_an_option():
     example = _example(TWO, {**POST, "Y": " lq "})
-    assert (example.targets, example.references, example.meta) == ("low", ("LQ",), {"labels": ["HQ", "LQ"]})
+    assert (example.targets, example.references, example.meta) == (
+        "low",
+        ("LQ",),
+        {"labels": ["HQ", "LQ"], "label_form": "lq"},
+    )
     assert (TWO.from_text(" High"), TWO.from_text("higher")) == ("HQ", "higher")
 
 
