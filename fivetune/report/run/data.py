@@ -22,7 +22,7 @@ from fivetune.values import divide
 
 
 def build_data_section(run: Run) -> Section:
-    """Counts of records and examples, losses by truncation, lengths."""
+    """Build the section: counts of records and examples, losses by truncation, lengths in tokens."""
     splits = {name: found for name, found in (("train", run.data.train), ("eval", run.data.eval)) if found is not None}
     if not splits:
         return Section("Data", (Text("The run directory holds no data counts (data.json).", "note"),))
@@ -56,7 +56,7 @@ def build_data_section(run: Run) -> Section:
 
 
 def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
-    """30 records read = 3 kept + 27 left out; 35 examples."""
+    """Describe the counts of each split: 30 records read = 3 kept + 27 left out; 35 examples."""
     sentences: list[str] = []
     for name, facts in splits.items():
         read, out, bad = facts.num_read, facts.num_skipped, facts.num_skipped_bad
@@ -72,7 +72,7 @@ def _describe_counts(splits: Mapping[str, SplitSummary]) -> str:
 
 
 def count_examples(facts: SplitSummary | None) -> int | None:
-    """Number of examples: several per record where a task trains on all answers."""
+    """Return the number of examples, several per record where a task trains on all answers; None if it is unknown."""
     return None if facts is None else facts.num_examples or facts.num_kept
 
 
@@ -98,11 +98,12 @@ _DATA_ROWS: tuple[tuple[str, Count, Count | None], ...] = (
 
 
 def _format_count_and_share(num: int | None, base: Count | None, facts: SplitSummary) -> tuple[str, str]:
-    """A count and its share of another count."""
+    """Format a count, and its share of the count `base`; "" for a count without base."""
     return format_count(num), "" if base is None else format_percent(divide(num, base(facts)), 2)
 
 
 def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
+    """Describe by split what truncation and windows cost, and where the records come from."""
     sentences: list[str] = []
     for name, facts in splits.items():
         clipped, lost = facts.num_examples_clipped, facts.num_answers_lost
@@ -131,6 +132,7 @@ def _describe_truncation(splits: Mapping[str, SplitSummary]) -> str:
 
 
 def _build_lengths_tables(lengths: Mapping[str, Mapping[str, Histogram | None]]) -> list[Table]:
+    """Build the table of the length histograms: share of the examples by kind of text, split and range of tokens."""
     rows: list[tuple[str, ...]] = []
     for kind, histograms in lengths.items():
         for name, histogram in histograms.items():

@@ -25,17 +25,23 @@ TITLES = {"find-lr": "Learning-rate range test", "find-batch": "Micro-batch size
 
 
 def build_finder_page(name: str, found: Mapping[str, Any], *, run: str) -> Page:
-    """The page of one finder: `find-lr` or `find-batch`."""
+    """Build the page of one finder.
+
+    Args:
+        name: `find-lr` or `find-batch`; found: the table of its result (`rundir.finders`).
+        run: the run directory, for the subtitle.
+    """
     return Page(title=TITLES[name], sections=build_finder_sections({name: found}), subtitle=run)
 
 
 def build_finder_sections(found: Mapping[str, Mapping[str, Any]]) -> tuple[Section, ...]:
-    """A section for each finder with a result."""
+    """Build a section for each finder with a result, by command (`find-lr`)."""
     makers = {"find-lr": _build_lr_section, "find-batch": _build_batch_section}
     return tuple(make(found[name]) for name, make in makers.items() if found.get(name))
 
 
 def _build_lr_section(found: Mapping[str, Any]) -> Section:
+    """Build the section of a RangeTest's table: the chosen rate, and the loss (nats per token) over the rates."""
     rates, losses, smoothed = found["lrs"], found["losses"], found["smoothed"]
     choice = as_finite_number(found.get("lr"))
     words = (
@@ -72,11 +78,12 @@ def _build_lr_section(found: Mapping[str, Any]) -> Section:
 
 
 def _convert_to_log_axis(marks: dict[str, Any]) -> dict[str, Any]:
-    """Plotly takes the position of an annotation on a log axis as a logarithm, that of a shape as it is."""
+    """Convert marks to a log axis: Plotly takes the place of an annotation as a logarithm, that of a shape as it is."""
     return {**marks, "annotations": [one | {"x": log10(one["x"])} for one in marks["annotations"]]} if marks else {}
 
 
 def _build_batch_section(found: Mapping[str, Any]) -> Section:
+    """Build the section of a BatchTest's table: the chosen size, and tokens per second over the sizes."""
     speeds = found["speeds"]
     sizes = [one["batch_size"] for one in speeds]
     rates = [one["tokens_per_second"] for one in speeds]
@@ -116,6 +123,7 @@ def _build_batch_section(found: Mapping[str, Any]) -> Section:
 
 
 def _describe_largest_fit(found: Mapping[str, Any]) -> str:
+    """Describe the largest micro-batch that fits into memory, and why no larger one does."""
     measured = format_bytes(get_nested(found, "fit", "measured_bytes"))
     return (
         f"The largest that fits: {format_count(get_nested(found, 'fit', 'batch_size'))} ({measured}); "

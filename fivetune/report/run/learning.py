@@ -43,7 +43,7 @@ NUM_VALUES = 13
 
 
 def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
-    """Charts over the steps, and tables of their numbers."""
+    """Build the section: charts over the steps, and tables of their numbers."""
     steps, evals = select_latest_by_step(run.steps), select_main_evals(run)
     parts: list[Part] = []
     if steps:
@@ -60,6 +60,7 @@ def build_learning_section(run: Run, reference_runs: Sequence[Run]) -> Section:
 
 
 def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: Sequence[Run]) -> list[Part]:
+    """Build the chart of scores (points) over the steps and its table; a sentence where there is no curve."""
     keys = [key for key in list_score_keys(evals) if not key.startswith("best")]
     if not keys:
         return [Text("No evaluation was made, so there are no scores to draw.", "note")]
@@ -108,6 +109,7 @@ def _list_points(evals: Sequence[EvalRecord]) -> list[tuple[float, EvalRecord | 
 
 
 def _format_eval_row(record: EvalRecord, keys: Sequence[str]) -> tuple[str, ...]:
+    """Format an evaluation as a row: step, examples, loss in nats per token, scores, share cut off, time."""
     return (
         format_count(record.step),
         format_count(record.num_examples),
@@ -119,6 +121,7 @@ def _format_eval_row(record: EvalRecord, keys: Sequence[str]) -> tuple[str, ...]
 
 
 def _draw_rate_and_norm_charts(run: Run, steps: Sequence[StepRecord]) -> list[Part]:
+    """Draw the learning rate, and the norm of the gradient with its limit; a sentence if no norm is recorded."""
     at = [float(record.step) for record in steps]
     rates: dict[str, Series] = {"learning rate": [record.lr for record in steps]}
     taken = [record.effective_lr for record in steps]
@@ -153,6 +156,7 @@ def _draw_rate_and_norm_charts(run: Run, steps: Sequence[StepRecord]) -> list[Pa
 
 
 def _build_steps_table(steps: Sequence[StepRecord]) -> Table:
+    """Build the table of NUM_VALUES evenly spaced steps."""
     losses = [record.loss for record in steps]
     smoothed = smooth_series(losses, choose_smoothing_span(len(losses)))
     rows: list[tuple[str, ...]] = []

@@ -114,7 +114,7 @@ class Load:
         self._tracks: dict[str, list[Track]] = {}
 
     def build_tracks(self, gauge: Gauge) -> list[Track]:
-        """A gauge's series of all devices or hosts; those without any value are left out."""
+        """Build a gauge's series of all devices or hosts, in the gauge's unit; those without any value are left out."""
         if gauge.title not in self._tracks:
             rows = self._devices if gauge in DEVICE_GAUGES else self._hosts
             found = [
@@ -126,7 +126,7 @@ class Load:
         return self._tracks[gauge.title]
 
     def list_phase_intervals(self) -> list[PhaseInterval]:
-        """Phases of the first process; intervals of an unknown phase are left out."""
+        """List the phases of the first process, in seconds; intervals of an unknown phase are left out."""
         first = min((record.rank for record in self._records), default=0)
         phases = [(at, record.phase) for at, record in self._iter_records() if record.rank == first]
         starts = [(phase, next(group)[0]) for phase, group in groupby(phases, key=lambda pair: pair[1])]
@@ -144,6 +144,7 @@ class Load:
         ]
 
     def _format_device_name(self, device: DeviceSeries) -> str:
+        """Format the name of a device: host if there are several, index, MIG instance, whether the run uses it."""
         instance = "" if device.mig is None else f" MIG {device.mig}"
         unused = "" if device.is_used else " (not used by the run)"
         return f"{device.host if self._is_multi_host else ''} GPU {device.index}{instance}{unused}".strip()
@@ -167,6 +168,7 @@ class Load:
         return [*hosts, *processes]
 
     def _iter_records(self) -> Iterator[tuple[float, TelemetryRecord]]:
+        """Yield the seconds on the clock without pauses, and the record."""
         yield from zip(self._seconds, self._records, strict=True)
 
     @cached_property
@@ -175,7 +177,11 @@ class Load:
 
 
 def _build_field_tracks(rows: Sequence[_Row], gauge: Gauge, field: str, word: str) -> list[Track]:
-    """One field of a gauge: a series of each device, host or process that has it."""
+    """Build the series of one field of a gauge, one of each device, host or process that has it.
+
+    Args:
+        word: name of the series beside others of the gauge; "" if it is the only one.
+    """
     points: dict[str, tuple[list[float], Series]] = {}
     limits: dict[str, float] = {}
     unused = {row.name for row in rows if not row.is_used}
@@ -195,7 +201,11 @@ def _build_field_tracks(rows: Sequence[_Row], gauge: Gauge, field: str, word: st
 
 
 def _remove_pauses(times: Sequence[float]) -> list[float]:
-    """Seconds since the first time; a gap much longer than the median counts as the median."""
+    """Compute the seconds since the first time; a gap much longer than the median counts as the median.
+
+    >>> _remove_pauses([5.0, 6.0, 7.0, 100.0])
+    [0.0, 1.0, 2.0, 3.0]
+    """
     gaps = [later - earlier for earlier, later in pairwise(times)]
     usual = compute_quantile([gap for gap in gaps if gap > 0], 0.5) or 0.0
     longest = max(PAUSE_SECONDS, 10 * usual)
@@ -204,11 +214,12 @@ def _remove_pauses(times: Sequence[float]) -> list[float]:
 
 
 def _read_fields(record: TelemetryRecord | DeviceSample, fields: Sequence[str]) -> Counters:
+    """Read those fields that a record of this kind has."""
     return {field: getattr(record, field) for field in fields if hasattr(record, field)}
 
 
 def _read_host_counters(record: TelemetryRecord) -> Counters:
-    """A record's counters of the host, with the sum of its cores."""
+    """Read a record's counters of the host, with the number of its cores and how many of them are busy."""
     cores = record.core_utilisation
     fields = [field for field in HOST_FIELDS if field not in PROCESS_FIELDS]
     return {

@@ -61,26 +61,30 @@ DEFINITIONS = {
 
 
 def get_score_label(key: str) -> str:
-    """The printed name of a score."""
+    """Return the printed name of a score; an unknown key without underscores."""
     return LABELS.get(key, key.replace("_", " "))
 
 
 def select_main_evals(run: Run) -> list[EvalRecord]:
-    """Evaluations of the run itself, one per step, in order; where a step has both, the whole set beats the subset."""
+    """Select the run's own evaluations, one per step, in order; of the whole set and a subset the former counts."""
     return select_evals_by_step(run.evals)
 
 
 def read_score(record: EvalRecord | None, key: str) -> float | None:
+    """Return a score in points of 0-100; None without an evaluation, or if it has no such score."""
     return None if record is None else record.scores.get(key)
 
 
 def find_baseline_eval(run: Run) -> EvalRecord | None:
-    """The evaluation before the first step; None if a resume changed the evaluation data or settings since then."""
+    """Find the evaluation before the first step; None if a resume changed the evaluation data or settings since."""
     return find_own_eval(select_current_evals(run.evals), 0)
 
 
 def choose_best_eval(run: Run) -> EvalRecord | None:
-    """The evaluation that status.json names as the best; without it, the highest of the main score."""
+    """Choose the evaluation that status.json names as the best; without it, the best by the main score.
+
+    Without any score, the last evaluation; None without evaluations.
+    """
     key, best = find_main_score_key(run), run.status.best
     if key is None:
         return next(reversed(select_main_evals(run)), None)
@@ -90,7 +94,10 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
 
 
 def find_main_score_key(run: Run) -> str | None:
-    """The score that chooses the best checkpoint: of status.json, the settings, else F1, else the first score."""
+    """Find the score that chooses the best checkpoint: of status.json, the settings, else F1, else the first score.
+
+    None without scores.
+    """
     keys = list_score_keys(select_main_evals(run))
     best = run.status.best
     named = (best.metric if best else None, get_nested(run.config, "eval", "metric"), "f1")
@@ -98,57 +105,63 @@ def find_main_score_key(run: Run) -> str | None:
 
 
 def list_score_keys(records: Sequence[EvalRecord]) -> list[str]:
-    """Scores of the evaluations without counts and thresholds; those with a label first, in their order."""
+    """List the scores of evaluations without counts and thresholds; those of LABELS first, in their order."""
     present = {key: None for record in records for key in record.scores}
     others = [key for key in present if key not in LABELS and not key.endswith(("total", "_thresh"))]
     return [key for key in LABELS if key in present] + others
 
 
 def select_headline_scores(run: Run, keys: Sequence[str]) -> list[str]:
-    """Scores of the key figures: of a mixture the mean and each part's main score, else the first six."""
+    """Select the scores of the key figures: of a mixture the mean and each part's main score, else the first six."""
     mains = ["mean", *(f"{part}_{main}" for part, main in _read_main_scores(run.config).items())]
     return [key for key in mains if len(mains) > 1 and key in keys] or list(keys[:6])
 
 
 def _read_main_scores(config: Mapping[str, Any]) -> dict[str, str]:
-    """Main score of each part of a mixture; {} for other tasks, and for settings that this version refuses."""
+    """Return the main score of each part of a mixture; {} for other tasks and settings that this version refuses."""
     task = load_run_task(config) if get_nested(config, "task", "name") == "mixture" else None
     metric = task.metrics[0] if task else ""
     return metric["mains"] if isinstance(metric, Mapping) else {}
 
 
 def is_mean(key: str) -> bool:
-    """Whether a score is a mean over examples, so that their number gives it an interval."""
+    """Return whether a score is a mean over examples, so that their number gives it an interval."""
     return key in MEANS
 
 
 def format_points(value: float | None, digits: int = 2) -> str:
-    """A score as printed, in points of 0-100."""
+    """Format a score, in points of 0-100; "n/a" for None."""
     return format_decimal(value, digits)
 
 
 def count_scored_examples(record: EvalRecord, key: str) -> float | None:
-    """Number of examples that a score averages."""
+    """Return the number of examples that a score averages; None if it is unknown."""
     counter = PARTS.get(key.split("_")[0], "total")
     return read_score(record, counter) or (record.num_examples if counter == "total" else None)
 
 
 def get_predictions(run: Run, record: EvalRecord | None) -> list[Prediction]:
-    """The predictions of an evaluation."""
+    """Return the predictions of an evaluation; [] without it or its file.
+
+    The file is read, and damage of it is added to the damage and the warnings of the run.
+    """
     if record is None:
         return []
     return run.predictions.get(f"{record.split}-{record.step}", [])
 
 
 def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
-    """The score of single predictions that sections use: the main one where they have it, else their first."""
+    """Find the score of single predictions (0-1) that sections use: the main one if they have it, else their first.
+
+    None if no prediction has a score.
+    """
     present = {key: None for line in lines for key in line.scores}
     key = find_main_score_key(run)
     return key if key in present else next(iter(present), None)
 
 
 def compute_score_interval(record: EvalRecord, key: str) -> tuple[float, float] | None:
-    """95 % interval of a score in points: the evaluation's bootstrap interval, else Wilson's for a mean.
+    """Compute the 95 % interval of a score in points: the evaluation's bootstrap interval, else Wilson's for a mean.
 
     None for scores that are no means: unlike the diagnosis's `compute_eval_interval`, which needs one of every score.
     """
@@ -162,13 +175,13 @@ def compute_score_interval(record: EvalRecord, key: str) -> tuple[float, float] 
 
 
 def get_best_scores(run: Run) -> dict[str, float]:
-    """Scores of the best evaluation; {} without one."""
+    """Return the scores of the best evaluation in points; {} without one."""
     best = choose_best_eval(run)
     return best.scores if best else {}
 
 
 def build_run_summary(run: Run, *, reference_runs: Sequence[Run] = ()) -> dict[str, Any]:
-    """The headline of the page as one JSON table, for scripts."""
+    """Build the headline of the page as one JSON table, for scripts; scores are in points."""
     best, baseline = choose_best_eval(run), find_baseline_eval(run)
     return {
         "name": run.name,

@@ -32,7 +32,7 @@ MAIN_SETTINGS = (
 
 
 def describe_run(run: Run) -> str:
-    """One line under the title: model, task, device, start."""
+    """Describe a run in one line: model, task, device, start, as far as they are known."""
     model = get_nested(run.config, "model", "path") or get_nested(run.config, "model", "config")
     fresh = " (random weights)" if get_nested(run.config, "model", "init") == "random" else ""
     device = run.machine.device.name or run.machine.device.kind
@@ -47,7 +47,7 @@ def describe_run(run: Run) -> str:
 
 
 def build_settings_section(run: Run) -> Section:
-    """The main settings, then all of them."""
+    """Build the section: the main settings, then all of them."""
     values = flatten_table(run.config)
     if not values:
         return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
@@ -63,7 +63,7 @@ def build_settings_section(run: Run) -> Section:
 
 
 def build_machine_section(run: Run) -> Section:
-    """The machine of the run, and the commands that reproduce it."""
+    """Build the section: the machine of the run, and the commands that reproduce it."""
     machine = run.machine
     if machine == MachineRecord():
         return Section(
@@ -78,7 +78,7 @@ def build_machine_section(run: Run) -> Section:
 
 
 def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
-    """Facts about the machine and the software of a run, as text."""
+    """Format the machine and the software of a run as (fact, value) pairs; "n/a" for what is unknown."""
     cores = None if machine.host.num_cores is None else f"{format_count(machine.host.num_cores)} cores"
     changes = " with uncommitted changes" if machine.git.commit and machine.git.dirty else ""
     return [
@@ -95,11 +95,12 @@ def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
 
 
 def _join_words(*words: str | None) -> str:
+    """Join the known words by commas; "n/a" if none is known."""
     return ", ".join(word for word in words if word) or format_plain(None)
 
 
 def _build_parts_table(machine: MachineRecord) -> list[Table]:
-    """The parts of a resumed run, with what changed between them."""
+    """Build the table of the parts of a resumed run, with what changed between them; [] for one part."""
     rows = tuple(
         (
             format_count(part.step),
@@ -115,6 +116,7 @@ def _build_parts_table(machine: MachineRecord) -> list[Table]:
 
 
 def _build_reproduction_texts(run: Run) -> list[Text]:
+    """Build the commands that started the run, train it again, and rebuild the page."""
     folder = str(get_nested(run.config, "run", "dir") or f"runs/{run.name}")
     command = run.machine.command
     parts = [Text("Commands", "heading")]
@@ -130,7 +132,7 @@ def _build_reproduction_texts(run: Run) -> list[Text]:
 
 
 def build_run_definitions_section(keys: Sequence[str]) -> Section:
-    """Meanings of the scores and terms on the page."""
+    """Build the section: meanings of the scores `keys` and of the terms on the page."""
     rows = [*(DEFINITIONS[key] for key in keys if key in DEFINITIONS), *_WORDS]
     return Section("Definitions", (Table("Terms on this page.", ("term", "meaning"), tuple(rows)),))
 

@@ -19,7 +19,11 @@ MAX_LABELS = 20
 
 
 def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Section:
-    """The main score by kind of question, length, truncation, language and source, with intervals."""
+    """Build the section: a score by kind of question, length, truncation, language and source, with intervals.
+
+    Args:
+        key: name of the score of each line (0-1; printed in points); None gives a section without parts.
+    """
     values = [line.scores[key] for line in lines if key and key in line.scores]
     if key is None or not values:
         return Section("Slices", ())
@@ -59,6 +63,7 @@ def build_slices_section(lines: Sequence[Prediction], key: str | None) -> Sectio
 
 
 def _describe_left_out_slices(found: dict[str, list[Slice]]) -> list[str]:
+    """Return sentences on the dimensions that divide nothing: all examples have one value, or none is recorded."""
     alike = [f"{name} ({group[0].value})" for name, group in found.items() if len(group) == 1]
     unknown = [name for name, group in found.items() if not group]
     sentences: list[str] = []
@@ -70,7 +75,7 @@ def _describe_left_out_slices(found: dict[str, list[Slice]]) -> list[str]:
 
 
 def build_labels_section(lines: Sequence[Prediction]) -> Section:
-    """Confusion matrix, precision and recall of labels; no parts for tasks that write answers."""
+    """Build the section: confusion matrix, precision and recall of labels; no parts for tasks that write answers."""
     found = build_confusion(lines)
     if found is None:
         return Section("Labels", ())
@@ -82,6 +87,7 @@ def build_labels_section(lines: Sequence[Prediction]) -> Section:
 
 
 def _build_labels_table(found: ConfusionMatrix) -> Table:
+    """Build the table of counts and scores of each label, the rare ones included."""
     rows = tuple(
         (
             name,

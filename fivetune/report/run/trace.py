@@ -35,12 +35,16 @@ OWN_TIME = (
 
 
 def build_trace_page(summary: Mapping[str, Any], *, title: str, about: str = "") -> Page:
-    """The page of one trace."""
+    """Build the page of one trace.
+
+    Args:
+        summary: the table of a TraceSummary; about: subtitle.
+    """
     return Page(title, (build_trace_section(summary),), subtitle=about)
 
 
 def build_trace_section(summary: Mapping[str, Any]) -> Section:
-    """The summary of a trace; no parts without one."""
+    """Build the section of a trace from the table of a TraceSummary; no parts for {}."""
     if not summary:
         return Section(TITLE, ())
     parts: list[Part] = [
@@ -60,20 +64,23 @@ def build_trace_section(summary: Mapping[str, Any]) -> Section:
 
 
 def format_milliseconds(seconds: Any, digits: int = 2) -> str:
-    """Seconds as milliseconds: 0.0123 -> 12.30."""
+    """Format seconds as milliseconds: 0.0123 -> 12.30; "n/a" for any other value than a finite number."""
     known = as_finite_number(seconds)
     return UNKNOWN if known is None else format_decimal(1000 * known, digits)
 
 
 def _get_rows(summary: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    """Return the list of tables under a key; () if it is missing or null."""
     return summary.get(key) or ()
 
 
 def _describe_operations(summary: Mapping[str, Any]) -> str:
+    """Return what the times are those of: work of devices, or operators of the host."""
     return "kernels and memory operations" if summary.get("measures") == "kernels" else "operators on the CPU"
 
 
 def _describe_trace(summary: Mapping[str, Any]) -> str:
+    """Describe in a sentence or two the window, the largest classes, and how busy the devices were."""
     classes = _get_rows(summary, "classes")
     steps = f"{format_plural(summary['num_steps'], 'step')}, " if summary.get("num_steps") else ""
     largest = ", ".join(f"{one['name']} {format_percent(one['share'])}" for one in classes[:3])
@@ -92,6 +99,7 @@ def _describe_trace(summary: Mapping[str, Any]) -> str:
 
 
 def _build_facts_table(summary: Mapping[str, Any]) -> Table:
+    """Build the table of the window: times in ms, shares, launches, peak memory."""
     plain_step, profiled = summary.get("plain_step_seconds"), summary.get("profiled_step_seconds")
     slower = divide(profiled, plain_step)
     remark = "" if slower is None else f"{format_decimal(slower)} times as long: overhead of the profiler"
@@ -139,6 +147,7 @@ def _build_facts_table(summary: Mapping[str, Any]) -> Table:
 
 
 def _describe_memory(summary: Mapping[str, Any]) -> str:
+    """Describe the parts of the peak memory; on a host, that memory from before the window is not in it."""
     parts = dict(get_nested(summary, "memory", "parts") or {})
     if not get_nested(summary, "memory", "since_start"):
         return ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items())
@@ -147,10 +156,12 @@ def _describe_memory(summary: Mapping[str, Any]) -> str:
 
 
 def _format_total(count: Any, more: str = "") -> str:
+    """Format a count of the whole window; "" if it is unknown."""
     return "" if count is None else f"{format_count(count)} in all{more}"
 
 
 def _build_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the chart and the table of the time by class, and a legend."""
     classes, steps = _get_rows(summary, "classes"), as_finite_number(summary.get("num_steps"))
     names = [one["name"] for one in reversed(classes)]
     each = [1000 * one["seconds"] / (steps or 1) for one in reversed(classes)]
@@ -191,6 +202,7 @@ def _build_class_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _build_phases_table(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the table of the phases of the steps; nothing without phases."""
     found, window = _get_rows(summary, "phases"), summary.get("window_seconds")
     if not found:
         return
@@ -213,6 +225,7 @@ def _build_phases_table(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _build_gaps_table(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the table of the gaps of each device by length; nothing without devices."""
     rows: list[tuple[str, ...]] = []
     for device in _get_rows(summary, "devices"):
         name = f"{device['index']}: {format_plain(device.get('name'))}"
@@ -250,6 +263,7 @@ def _build_gaps_table(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _build_transfers_table(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the table of memory operations by direction; nothing without any."""
     rows = tuple(
         (
             one["direction"],
@@ -264,6 +278,7 @@ def _build_transfers_table(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _draw_memory_chart(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the chart of allocated memory (MiB) over time (ms); nothing if it was not recorded."""
     points = get_nested(summary, "memory", "points") or ()
     if not points:
         return
@@ -278,6 +293,7 @@ def _draw_memory_chart(summary: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _build_names_tables(summary: Mapping[str, Any]) -> Iterator[Part]:
+    """Yield the tables of the names and of the CUDA calls that took longest, as far as there are any."""
     for key, caption, folded in (
         ("top", f"The {len(_get_rows(summary, 'top'))} names that took longest.", False),
         ("calls", "CUDA calls of the host, the longest first.", True),
