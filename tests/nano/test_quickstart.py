@@ -18,7 +18,7 @@ def test_quickstart_learns_and_leaves_a_report(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_TRAIN", 3_000)
-    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_EVAL", 200)
+    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_EVAL", 100)
     assert main(["quickstart", "--dir", str(tmp_path), "--steps", "60", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["before"]["exact"] < 20
