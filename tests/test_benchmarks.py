@@ -114,6 +114,7 @@ def args(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["default", "tuned", "padded", "plain"])
 def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
     pytest.importorskip("accelerate")

@@ -58,6 +58,7 @@ def test_examples_come_back_in_ids_and_words(tokenizer, squad, tmp_path):
     assert store.labels[0].tolist() == tokenizer("unanswerable")["input_ids"]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypatch):
     store = load_or_build_store(squad, tokenizer, cache=tmp_path / "cache")
     for ragged in (store.inputs, store.labels, store._ids, store._texts):
@@ -76,6 +77,7 @@ def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypa
     assert peaks[1] < 1.3 * peaks[0]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_questions_times_context(tokenizer, tmp_path, monkeypatch):
     """Fault C9: 98 contexts with 1,380 questions took 2.6 GB: a chunk was tokenised at once."""
     monkeypatch.setattr(encode, "MAX_CHARACTERS", 20_000)

@@ -74,6 +74,7 @@ def test_greedy_writes_and_scores_as_transformers(family_folders, store, family,
     assert all(got[row].num_scored_tokens == len(ids) + (not got[row].hit_cap) for row, ids in enumerate(written))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, search",
     [*product(["t5"], [*SEARCHES, *RULES[1:]]), *product(OTHERS, (SEARCHES[1], SEARCHES[4], RULES[-1]))],

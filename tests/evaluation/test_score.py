@@ -209,6 +209,7 @@ def test_needs_no_torch(dev, tmp_path):
     subprocess.run([sys.executable, "-c", program, "squad_v2", dev, predictions], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="../shared with the published prediction files is absent")
 @pytest.mark.parametrize(
     ("name", "exact", "f1"),

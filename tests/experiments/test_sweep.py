@@ -211,6 +211,7 @@ def test_shipped_sweeps_are_valid(name):
 # --- the processes ---
 
 
+@pytest.mark.slow
 def test_runs_are_made_and_compared(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02]}\nseeds: [1, 2]\nprice_per_hour: 3600"))
     assert set(estimate_seconds(sweep).values()) == {None}
@@ -235,6 +236,7 @@ def test_no_file_of_a_sweep_holds_a_secret(sweep_file, stand_in):
     assert [path for path in files if token.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_told_and_the_others_go_on(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.5, 0.01]}\nretries: 2"))
     run_sweep(sweep, quiet=True)
@@ -244,6 +246,7 @@ def test_a_failed_run_is_told_and_the_others_go_on(sweep_file, stand_in):
     assert (failed.runs, len(good.runs)) == ((), 1)
 
 
+@pytest.mark.slow
 def test_a_damaged_run_does_not_hide_the_others(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02]}\nseeds: [1, 2]"))
     run_sweep(sweep, quiet=True)
@@ -268,6 +271,7 @@ def test_a_killed_run_goes_on(sweep_file, stand_in):
     assert (entry.attempts, entry.failure) == (2, None)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_a_changed_sweep_is_refused(sweep_file, stand_in):
     run_sweep(read_sweep(sweep_file("grid: {optimizer.lr: [0.01]}")), quiet=True)
     more = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02]}"))
@@ -303,6 +307,7 @@ def test_a_sweep_whose_first_write_failed_can_be_started(sweep_file, stand_in):
     assert read_run_state(sweep.folder / "lr-0.01-seed0") == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_the_run_and_the_sweep(sweep_file, stand_in, number, tmp_path):
     path = sweep_file("grid: {optimizer.lr: [0.125, 0.01]}")
@@ -326,6 +331,7 @@ def test_a_signal_stops_the_run_and_the_sweep(sweep_file, stand_in, number, tmp_
 # --- the command ---
 
 
+@pytest.mark.slow
 def test_dry_run_makes_nothing(sweep_file, stand_in, capsys):
     path = sweep_file("grid: {optimizer.lr: [0.01, 0.02]}\nseeds: [1, 2]")
     assert main(["compare", str(path), "--dry-run"]) == 0
@@ -365,6 +371,7 @@ def test_wrong_flags_are_told_before_anything_runs_and_after(sweep_file, stand_i
     assert main(["compare", str(stand_in.parent), *flags]) == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_killed_sweep_left_is_told_of_each_run(sweep_file, stand_in, capsys):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01, 0.02, 0.03, 0.04]}"))
     run_sweep(sweep, quiet=True)

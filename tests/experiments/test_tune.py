@@ -135,6 +135,7 @@ def a_study(folder: Path, **section: Any) -> Study:
     return Study(load_search(basic(**section)), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sqlite", "journal"])
 def test_two_processes_share_a_study_and_never_draw_the_same(tmp_path, storage):
     first, second = (a_study(tmp_path / "s", storage=storage, sampler="random", num_trials=4) for _ in range(2))

@@ -151,6 +151,7 @@ assert not (torch.full((2**20,), 1e-38) * 0.1).view(torch.int32).any()
 """
 
 
+@pytest.mark.slow
 def test_all_threads_flush_denormals():
     done = subprocess.run([sys.executable, "-c", FLUSHED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -182,6 +183,7 @@ def _fastest(setup, wanted="auto", ours=OURS):
     return autotune.choose_fastest(ours, PADDED, setup.learner.model, "cpu", [batch], nullcontext, wanted=wanted)
 
 
+@pytest.mark.slow
 def test_the_fastest_forward_that_agrees_is_taken(small, cuda):
     weights = [p.detach().clone() for p in small.learner.model.parameters()]
     found = _fastest(small)
@@ -197,6 +199,7 @@ def test_the_fastest_forward_that_agrees_is_taken(small, cuda):
     assert _fastest(small, "flat", ours=OURS[1:]).parts == "torch"
 
 
+@pytest.mark.slow
 def test_kernels_that_disagree_or_fail_are_not_used_and_why_is_said(small, cuda, monkeypatch):
     from fivetune.model.cuda import attention, norm, pointwise
 

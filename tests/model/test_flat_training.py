@@ -60,6 +60,7 @@ def test_draws_follow_the_seed_and_split_at_any_place():
     assert draw_dropout(5000, 0.0, CPU) is None and draw_dropout(3, 1.0, CPU).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "v1_1"])
 def test_with_dropout_the_loss_has_the_distribution_of_transformers(family):
     model, batch = make_model(family, dropout=0.2, num_layers=1), make_batch([(5, 3), (9, 4), (3, 2)])
@@ -157,6 +158,7 @@ def test_buckets_are_those_of_transformers(bidirectional):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_have_the_losses_of_transformers():
     ours = make_model("v1_1", num_layers=1)
     theirs = copy.deepcopy(ours)

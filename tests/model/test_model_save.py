@@ -29,6 +29,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", kit.FAMILIES)
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_generate_of_transformers_writes_what_fivetune_writes(

@@ -220,6 +220,7 @@ def train(optimizers: list[torch.optim.Optimizer], num_steps: int, *, seed: int 
             optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [64, 1 << 18])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_50_steps_are_those_of_transformers(variant, block, monkeypatch):

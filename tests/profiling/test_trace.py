@@ -167,6 +167,7 @@ def test_what_is_no_trace_is_told_in_a_sentence(tmp_path, content):
 # --- real steps ---
 
 
+@pytest.mark.slow
 def test_real_steps_are_recorded_and_nothing_else_is_written(tmp_path, model_folder):
     config = load_config(kit.recipe(tmp_path, model_folder))
     trace = tmp_path / "run" / "trace" / "trace.json.gz"
@@ -194,6 +195,7 @@ def command(folder: Path, model: Path, *words: str) -> int:
     return main(["profile", str(path), "--steps", "1", "--warm-up", "1", *words])
 
 
+@pytest.mark.slow
 def test_the_command_leaves_a_run_as_it_is_but_for_its_trace(tmp_path, model_folder, capsys):
     run = RunDir.create(tmp_path / "run")
     (run.path / "config.yaml").write_text("run: {dir: x}\n")
@@ -206,6 +208,7 @@ def test_the_command_leaves_a_run_as_it_is_but_for_its_trace(tmp_path, model_fol
     assert read_run(tmp_path / "run").trace["window_seconds"] == told["window_seconds"]
 
 
+@pytest.mark.slow
 def test_a_new_run_directory_can_still_be_trained_in_and_keeps_its_trace(tmp_path, model_folder, capsys):
     assert command(tmp_path, model_folder) == 0
     printed = capsys.readouterr().out

@@ -669,6 +669,7 @@ def test_the_command_prints_the_headline_and_needs_no_torch(tmp_path: Path) -> N
 # A real browser
 
 
+@pytest.mark.slow
 @browser
 def test_a_browser_draws_every_chart_in_silence_and_asks_nobody(tmp_path: Path) -> None:
     run = fake_run()

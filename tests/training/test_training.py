@@ -135,6 +135,7 @@ def test_of_equal_scores_the_lower_loss_wins_then_the_later_step(tmp_path, model
     assert _train(tmp_path, model_folder, eval__every_steps=2).status.best.step == best
 
 
+@pytest.mark.slow
 def test_times_are_counted_once(tmp_path, model_folder, monkeypatch):
     """The best step is not the last, and the final evaluation on all examples belongs to the end of the run."""
     kit.scored(monkeypatch, [9.0, 8.0, 7.0, 9.0])
@@ -365,6 +366,7 @@ def test_frozen_training_loss_is_reported(tmp_path, model_folder):
     assert len([w for w in run.warnings if "the training loss is exactly" in w and "10 steps in a row" in w]) == 1
 
 
+@pytest.mark.slow
 def test_divergence_is_reported_once_while_training(tmp_path, model_folder):
     """A rate at which the loss leaves its minimum for good."""
     run = _train(

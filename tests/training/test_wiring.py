@@ -91,6 +91,7 @@ def base(tmp_path_factory, model_folder) -> dict[str, Any]:
     return observe(kit.ready(tmp_path_factory.mktemp("base"), model_folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", list(ACTING))
 def test_a_setting_acts(tmp_path, model_folder, base, setting):
     recipe = kit.recipe(tmp_path, model_folder)
@@ -127,6 +128,7 @@ OPTIONS: list[tuple[dict[str, Any], str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "setting", "value"), OPTIONS, ids=lambda part: part if isinstance(part, str) else "")
 def test_a_setting_acts_beside_others(tmp_path, model_folder, monkeypatch, base, setting, value):
     """From the recipe on: an optimizer heeded its options, and no test saw that its plugin could drop them."""
@@ -140,6 +142,7 @@ def test_a_setting_acts_beside_others(tmp_path, model_folder, monkeypatch, base,
     assert differs(usual, changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "every", "at_start"), [(2, 3, False), (3, 2, True)])
 def test_settings_of_the_loop_act(tmp_path, model_folder, keep, every, at_start):
     options: dict[str, Any] = {
