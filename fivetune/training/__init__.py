@@ -29,7 +29,6 @@ from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, Num
 from fivetune.model.load import count_parameters
 from fivetune.model.save import save_model
 from fivetune.progress import Progress, format_time_span
-from fivetune.redaction import redact_json
 from fivetune.rundir import (
     DATA,
     FORMAT_VERSION,
@@ -302,7 +301,7 @@ def _train_and_export(training: Training) -> None:
     try:
         for name in setup.config.report.sinks if setup.learner.world.is_first else ():
             sink = plugins.load_plugin("sinks", name)()
-            training.sinks.append(sink.open(run.path, redact_json(setup.config.as_dict()), first_step=state.step + 1))
+            training.sinks.append(sink.open(run.path, setup.config.as_redacted_dict(), first_step=state.step + 1))
         run.update_status(state="running", begun=True)
         run_training_loop(training)
         if why := describe_early_stop(training):

@@ -72,6 +72,7 @@ class _Sink:
 
     def open(self, folder: Path, config: dict, *, first_step: int) -> _Sink:
         self.told.append(first_step)
+        self.config = config
         return self
 
     def step(self, record: StepRecord) -> None:
@@ -86,11 +87,15 @@ class _Sink:
 
 def test_sinks_are_closed_when_the_run_fails_and_told_where_it_goes_on(tmp_path, model_folder, monkeypatch) -> None:
     table = kit.recipe(tmp_path, model_folder, report__sinks=["tensorboard"], data__eval=[], checkpoint__every_steps=2)
+    (tmp_path / "some.jsonl").write_text('{"question": "who", "answer": "Ann"}\n' * 24)
+    table["data"]["train"] = str(tmp_path / "some.jsonl")
+    table["task"] = {"name": "jsonl", "inputs": "password: {question}", "targets": "{answer}"}
     whole, sink = plugins.load_plugin, _Sink(fall=5)
     monkeypatch.setattr(plugins, "load_plugin", lambda kind, name: sink if kind == "sinks" else whole(kind, name))
     with pytest.raises(ZeroDivisionError):
         fivetune.train(table, quiet=True, preflight=False)
     assert sink.told == [1, "closed"]
+    assert sink.config == fivetune.load_config(table).as_redacted_dict()  # what config.yaml shows, not more hidden
     sink.fall = None
     fivetune.train(table, quiet=True, resume=True)
     assert sink.told == [1, "closed", 5, "closed"]
