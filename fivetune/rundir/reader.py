@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import yaml
 
@@ -247,16 +247,20 @@ def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str
         return None, f"of the wrong type: {', '.join(invalid[:5])}"
     if record is None:
         return None, "values are missing"
-    # The meta of a prediction holds columns of the data, which may be numbers of any size.
-    if not _are_plausible([value for name, value in table.items() if name != "meta"]):
+    if not _are_plausible(record):
         return None, f"a number is not finite or above {LARGEST_PLAUSIBLE:g}"
     return record, None
 
 
-def _are_plausible(value: JsonValue) -> bool:
-    """Return whether all numbers in nested tables and lists can be formatted and drawn."""
-    if isinstance(value, dict | list):
-        return all(map(_are_plausible, value.values() if isinstance(value, dict) else value))
+def _are_plausible(value: object) -> bool:
+    """Return whether all numbers in the fields of a record, however nested, can be formatted and drawn."""
+    if is_dataclass(value):
+        # The meta of a prediction holds columns of the data, which may be numbers of any size and tables of any depth.
+        return all(_are_plausible(getattr(value, field.name)) for field in fields(value) if field.name != "meta")
+    if isinstance(value, Mapping):
+        return all(map(_are_plausible, cast("Mapping[str, object]", value).values()))
+    if isinstance(value, tuple):
+        return all(map(_are_plausible, cast("tuple[object, ...]", value)))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
     return abs(value) <= LARGEST_PLAUSIBLE  # False for NaN

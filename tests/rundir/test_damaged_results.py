@@ -17,6 +17,7 @@ from fivetune.rundir import read_run
 from fivetune.rundir.records import Run
 
 NAN, HUGE = float("nan"), 1e308
+DEEP = json.loads("[" * 900 + "]" * 900)  # valid, and deeper than a recursive function may go
 WORK = {"name": "mm", "kind": "GEMM", "seconds": 0.1, "num": 2, "share": 1.0}
 TRACE = {
     "source": "torch.profiler", "measures": "kernels", "window_seconds": 0.2, "num_steps": 2, "classes": [WORK],
@@ -46,12 +47,14 @@ CHANGES: list[tuple[str, tuple[str | int, ...], Any]] = [
         (("devices", 0, "gaps"), [[1]]), (("devices", 0, "gaps"), 3), (("devices", 0, "gaps", 0, 2), None),
         (("devices", 0, "host_bound_seconds"), "x"), (("devices", 0, "busy_seconds"), HUGE), (("notes",), [3]),
         (("memory", "points"), [[1, 2, 3]]), (("memory", "parts"), []), (("memory", "parts", "weights"), "x"),
+        (("notes",), DEEP), (("memory", "points"), DEEP),
     )),
     *(("run.find-lr.json", path, value) for path, value in (
         (("lrs",), []), (("lrs",), [1e-3]), (("losses",), None), (("losses",), "x"), (("losses", 0), NAN),
         (("losses", 0), None), (("losses", 1), HUGE), (("lrs", 0), 0), (("lrs", 0), -1.0), (("lrs", 1), "1e-2"),
         (("lr",), -1), (("lr",), 0), (("lr",), NAN), (("lr",), {}), (("stopped",), None), (("stopped",), 3),
         (("rule",), []), (("smoothed",), {"a": 1}), (("smoothed",), [True, 1.0]), (("smoothed", 1), float("inf")),
+        (("lrs",), DEEP), (("rule",), DEEP),
     )),
     *(("run.find-batch.json", path, value) for path, value in (
         (("speeds",), []), (("speeds",), None), (("speeds",), "x"), (("speeds", 0), {}), (("speeds", 0), None),
@@ -71,6 +74,7 @@ LINES = [
         {"confidence": NAN}, {"confidence": float("inf")}, {"confidence": HUGE}, {"confidence": -HUGE},
         {"hit_cap": "yes"}, {"num_tokens": 1.5}, {"candidates": 3}, {"candidates": [{"text": "a"}]}, {"meta": []},
         {"candidates": [{"text": "a", "score": NAN}]}, {"num_input_tokens": {}}, {"skipped": 1},
+        {"prediction": DEEP}, {"candidates": DEEP},
     )),
     json.dumps(LINE).encode()[:-5],
 ]  # fmt: skip
@@ -158,6 +162,19 @@ def test_lost_lines_of_predictions_are_counted(damage, num, told):
 def test_numbers_of_any_size_in_the_columns_of_the_data_are_no_damage(damage):
     run = damage(PREDICTIONS, (json.dumps(LINE | {"meta": {"tweet": 2**60}}).encode() + b"\n") * 3)
     assert len(run.predictions["eval-250"]) == 3 and run.damage == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_unknown_keys_of_a_result_are_no_damage_at_any_depth(damage, name):
+    run = damage(name, json.dumps(FILES[name] | {"new": DEEP, "large": HUGE}).encode())
+    assert run.damage == [] and run.trace and len(run.found) == 2
+
+
+@pytest.mark.parametrize("extra", [{"new": DEEP}, {"meta": {"topic": DEEP}}])
+def test_deep_values_in_predictions_are_no_damage(damage, written, extra):
+    run = damage(PREDICTIONS, (json.dumps(LINE | extra).encode() + b"\n") * 3)
+    assert len(run.predictions["eval-250"]) == 3 and run.damage == []
+    assert main(["report", str(written / "run")]) == 0
 
 
 def test_the_report_and_the_terminal_name_all_damage(damage, written, capsys):
