@@ -233,7 +233,7 @@ def _normalize_record(
     fields, where = record.fields, record.where
     if wrong := find_json_error(fields):
         return BadRecord(where, wrong)
-    wanted = {name: found[0] for name, old in columns.items() if (found := _find_column(fields, old))}
+    wanted = {name: found[0] for name, old in columns.items() if (found := find_column(fields, old))}
     if missing := [name for name in required if name not in wanted]:
         reason = describe_missing_column(fields, {missing[0]: columns[missing[0]]})
         return BadRecord(where, reason or _describe_missing_part(fields, columns[missing[0]]), skippable=False)
@@ -250,10 +250,10 @@ def _normalize_record(
     return RawRecord({"id": str(given)} | fields, where)
 
 
-def _find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
+def find_column(fields: Mapping[str, object], name: str) -> tuple[object] | None:
     """Return the value of a column in a 1-tuple, None if there is none; a dotted name descends into objects and lists.
 
-    >>> _find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
+    >>> find_column({"info": {"topics": ["rain", "snow"]}}, "info.topics.1")
     ('snow',)
     """
     if name in fields:

@@ -15,7 +15,7 @@ from itertools import count
 from math import isnan
 from pathlib import Path
 
-from fivetune.data.records import BadRecord, number_duplicate_ids, read_records
+from fivetune.data.records import BadRecord, find_column, number_duplicate_ids, read_records
 from fivetune.errors import DataError
 from fivetune.types import RawRecord, Task
 
@@ -82,12 +82,13 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
 def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> list[str]:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    A record without id gets its number, or a larger one if another record has that id. A NaN, as a DataFrame has for an
+    A record without id, or with an empty one, gets its number, or a larger one if another record has that id. A NaN, as a DataFrame has for an
     empty cell, is written as null. Any other number that is not finite is written as it is, so that reading refuses
     this record alone. Returns the ids. Raises DataError for a record that JSON cannot represent.
     """
+    id_column = columns.get("id", "id")
     records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
-    given = {str(record.get(name)) for record in records for name in ("id", columns.get("id", "id"))}
+    given = {str(found[0]) for one in records for name in ("id", id_column) if (found := find_column(one, name))}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
     ids: list[str] = []
     lines: list[str] = []
@@ -95,15 +96,18 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
         own_id = str(number) if str(number) not in given else next(free)
         named = {"id": own_id} | record
         for wanted, name in columns.items():
-            if name not in named and wanted in named:
+            if wanted in named and find_column(named, name) is None:
                 named[name] = named.pop(wanted)
+        if find_column(named, id_column) in ((None,), ("",)):
+            named[id_column] = own_id
         try:
             lines.append(json.dumps(named, ensure_ascii=False))
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"inputs[{number}]: {error}. Allowed are texts, numbers, lists and objects of them."
             ) from None
-        ids.append(str(named["id"]))
+        found = find_column(named, id_column)
+        ids.append(str(found[0]) if found else own_id)
     _write_lines(path, lines)
     return ids
 

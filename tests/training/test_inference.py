@@ -16,7 +16,9 @@ import pytest
 import fivetune
 from fivetune import rundir
 from fivetune.cli import main
+from fivetune.data.records import read_records
 from fivetune.errors import ConfigError, DataError, RunDirError
+from fivetune.evaluation.inputs import write_records
 from fivetune.evaluation.output import PREDICTED
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
@@ -193,6 +195,31 @@ def test_a_number_that_is_not_finite_stops_no_other_record(run: Path, value: Any
     found = open_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("c", True), ("3", False)]
     assert "is not JSON. Allowed are finite numbers and null." in (found[1].skipped or "") and not found[1].prediction
+
+
+@pytest.mark.parametrize(
+    ("column", "record", "expected"),
+    [
+        ("qid", {}, "0"),
+        ("qid", {"id": "x"}, "x"),
+        ("qid", {"qid": "x", "q": float("inf")}, "x"),
+        ("qid", {"qid": None}, "0"),
+        ("id", {"id": None}, "0"),
+        ("info.id", {"info": {"id": 7}}, "7"),
+        ("info.id", {}, "0"),
+    ],
+)
+def test_ids_are_those_of_the_id_column_or_numbers(tmp_path: Path, column: str, record: Any, expected: str) -> None:
+    written = tmp_path / "inputs.jsonl"
+    assert write_records(written, [{"question": "Why?", **record}], {"id": column}) == [expected]
+    if "q" not in record:  # a number that is not finite cannot be read
+        assert next(read_records(str(written), columns={"id": column})).fields["id"] == expected
+
+
+def test_a_run_with_an_id_column_predicts(run: Path) -> None:
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run, {"data.columns": {"id": "qid"}}).predict([record, {"qid": "x", **record}])
+    assert [(one.id, one.skipped) for one in found] == [("0", None), ("x", None)]
 
 
 def test_records_with_one_id_are_both_answered(run: Path) -> None:
