@@ -101,12 +101,13 @@ class ReadCounts:
         self.num_blank_synonyms += DROPPED_SYNONYMS in examples[0].meta
         if not golds:
             return
+        form = get_label_form(examples[0])
         if task.labels is not None:
             self.label_counts[golds[0]] = self.label_counts.get(golds[0], 0) + 1
-            if (form := get_label_form(examples[0])) != golds[0]:
+            if form != golds[0]:
                 self.label_forms[form] = self.label_forms.get(form, 0) + 1
-        if golds[0] in PLACEHOLDERS and not task.extractive:
-            self.placeholder_counts[golds[0]] = self.placeholder_counts.get(golds[0], 0) + 1
+        if form in PLACEHOLDERS and not task.extractive:
+            self.placeholder_counts[form] = self.placeholder_counts.get(form, 0) + 1
 
     def add_windows(self, examples: Sequence[TextExample]) -> None:
         """Count the windows among the examples, and the examples that were split into windows."""

@@ -400,8 +400,8 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
     golds = [example.references for example in reversed(firsts.values())]
     scorer = Scorer(task.metrics)
     is_label_task = task.labels is not None
-    forms = Counter(get_label_form(example) for example in firsts.values()) if is_label_task else Counter[str]()
-    placeholders = Counter(() if task.extractive else (one[0] for one in golds if one[0] in PLACEHOLDERS))
+    forms = Counter(map(get_label_form, firsts.values()))
+    placeholders = {} if task.extractive else {form: num for form, num in forms.items() if form in PLACEHOLDERS}
     facts: JsonTable = {
         "num": len(golds),
         "num_blank": sum(rewards_blank(scorer, references) for references in golds),
@@ -409,7 +409,7 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
         "num_dropped_synonyms": sum(DROPPED_SYNONYMS in example.meta for example in firsts.values()),
         "language": suggest_language(task, golds),
         "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if is_label_task else "",
-        "merged_forms": describe_merged_forms(forms, {}),
+        "merged_forms": describe_merged_forms(forms, {}) if is_label_task else "",
         "placeholders": describe_placeholders(placeholders, what="label" if is_label_task else "answer"),
     }
     if facts["num_blank"]:

@@ -169,6 +169,9 @@ def test_labels_in_several_forms_and_placeholders_of_empty_cells_are_named(tmp_p
         "as a label.",
     )
     assert [printed.count(sentence) for sentence in told] == [1, 1]
+    assert main([*words, "--task.labels", "{none: none, late: late, refund: refund, N/A: other}"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [printed.count(sentence) for sentence in told] == [1, 1]
 
 
 def test_answers_that_stand_for_empty_cells_are_named_but_not_those_of_a_context(tmp_path, tokenizer_folder, capsys):
