@@ -82,9 +82,9 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
 def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> list[str]:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    A record without id, or with an empty one, gets its number, or a larger one if another record has that id. A NaN, as a DataFrame has for an
-    empty cell, is written as null. Any other number that is not finite is written as it is, so that reading refuses
-    this record alone. Returns the ids. Raises DataError for a record that JSON cannot represent.
+    A record without id, or with an empty one, gets its number, or a larger one if another record has that id. A NaN, as
+    a DataFrame has for an empty cell, is written as null. Any other number that is not finite is written as it is, so
+    that reading refuses this record alone. Returns the ids. Raises DataError for a record that JSON cannot represent.
     """
     id_column = columns.get("id", "id")
     records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
