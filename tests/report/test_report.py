@@ -277,6 +277,13 @@ def test_cap_hits_are_warned_of() -> None:
     assert told.startswith("2.0 % of the predictions were cut off at 18 tokens.")
 
 
+def test_sizes_of_evaluations_of_other_data_are_not_compared() -> None:
+    evals = [
+        make_eval(at, {"f1": 1.0}, num_examples=20 if at == 1 else 30, basis="b" if at > 1 else "a") for at in (1, 2, 3)
+    ]
+    assert find_warnings(make_run(evals=evals)) == []
+
+
 def test_what_diagnosis_finds_is_on_the_page_once() -> None:
     steps = [
         replace(step, loss=None if step.step == 3 else 2.5 if step.step <= 14 else step.loss, starved=True)

@@ -22,8 +22,8 @@ from fivetune.report.run.scores import (
     choose_best_eval,
     find_baseline_eval,
     get_predictions,
-    select_main_evals,
 )
+from fivetune.rundir.figures import select_current_evals, select_evals_by_step
 from fivetune.rundir.records import DataSummary, Run
 from fivetune.values import divide
 
@@ -41,8 +41,8 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = ()) -> list[str]:
 
 
 def _find_size_warnings(run: Run, best: EvalRecord | None, reference_runs: Sequence[Run]) -> list[str]:
-    """Warn of evaluations on different numbers of examples."""
-    sizes = Counter(record.num_examples for record in select_main_evals(run))
+    """Warn of evaluations on different numbers of examples, unless they have other data and are not compared."""
+    sizes = Counter(record.num_examples for record in select_evals_by_step(select_current_evals(run.evals)))
     sentences: list[str] = []
     if len(sizes) > 1:
         listed = ", ".join(sorted((format_count(num) for num in sizes), key=lambda text: (len(text), text)))
