@@ -57,11 +57,6 @@ def _select_own_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     return [record for record in evals if record.split in OWN_SPLITS]
 
 
-def find_current_basis(evals: Iterable[EvalRecord]) -> str:
-    """Return the basis of the last evaluation of data.eval; "" without one."""
-    return next((record.basis for record in reversed(_select_own_evals(evals))), "")
-
-
 def select_current_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     """Return the evaluations of the present data and settings, those of the last evaluation.
 
@@ -69,8 +64,7 @@ def select_current_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
     whole set are current beside each other.
     """
     own = _select_own_evals(evals)
-    basis = find_current_basis(own)
-    current = [record for record in own if record.basis == basis]
+    current = [record for record in own if record.basis == own[-1].basis]
     sizes = {record.split: record.num_examples for record in current}
     return [record for record in current if record.num_examples == sizes[record.split]]
 

@@ -329,7 +329,7 @@ def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
 
 
 def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:
-    """The steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
+    """Find the steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
 
     Those of other data or settings are repeated.
     """
@@ -360,9 +360,13 @@ def _load_progress(
     if path is not None:
         state = checkpoint.restore_checkpoint(path, learner.model, learner.optimizer, learner.scaler, world)
         _, before = checkpoint.read_state(path)
+        past = [one for one in select_evals_by_step(_read_past_evals(run, world)) if one.step <= state.step]
+        is_lost = before.eval_basis != owner.eval_basis and any(one.basis == before.eval_basis for one in past)
         if state.best and setup.data.evaluator is None:
             _warn(run, progress, describe_last_evaluation(state.best))
-        elif state.best and (message := describe_other_evaluation(state.best, setup.metric, before, owner)):
+        elif (state.best or is_lost) and (
+            message := describe_other_evaluation(state.best, setup.metric, before, owner)
+        ):
             _warn(run, progress, message)
             state.best, state.num_evals_without_improvement = None, 0
     if resume:

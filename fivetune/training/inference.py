@@ -30,7 +30,6 @@ from fivetune.evaluation.output import PredictedRow
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
-from fivetune.rundir.figures import find_current_basis
 from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
 from fivetune.tasks import head_of
 from fivetune.tasks.jsonl import JSONL
@@ -39,6 +38,7 @@ from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training import checkpoint
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
+from fivetune.training.resume import with_evaluation
 from fivetune.training.setup import build_length_limits, make_evaluator, prepare_split
 from fivetune.training.sources import check_sources
 from fivetune.types import Task
@@ -330,8 +330,11 @@ def evaluate(
                 ),
                 on_progress=partial(on_progress, "evaluating"),
             )
-        if name == "eval":  # of the run's own data and settings, as the run's last evaluation
-            record = replace(record, basis=find_current_basis(rundir.read_evals(folder, on_damage=on_damage)))
+        if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
+            basis = with_evaluation(
+                checkpoint.NO_OWNER, load_config(trained.folder / rundir.CONFIG), evaluator
+            ).eval_basis
+            record = replace(record, basis=basis)
         run.append(rundir.EVALS, record.as_dict())
     finally:
         run.close()

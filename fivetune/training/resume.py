@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
-from fivetune.evaluation.evaluator import select_subset
+from fivetune.evaluation.evaluator import Evaluator, select_subset
 from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
@@ -88,10 +88,16 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
         owners = [found for _, found in _iter_owners(folder)]
         before = owners[-1] if owners else owner
         return replace(owner, eval_data=before.eval_data, eval_settings=before.eval_settings)
-    eval_settings = {key: flat[key] for key in flat if key.startswith("eval.") and key not in SAME_SCORES}
-    if select_subset(evaluator.num_questions, flat["eval.max_examples"]) is None:
-        eval_settings["eval.max_examples"] = None
-    return replace(owner, eval_data=evaluator.store.fingerprint, eval_settings=eval_settings)
+    return with_evaluation(owner, setup.config, evaluator)
+
+
+def with_evaluation(owner: CheckpointOwner, config: RunConfig, evaluator: Evaluator) -> CheckpointOwner:
+    """Replace the evaluation data and settings of an owner record, which decide its eval_basis."""
+    flat = _flatten_sections(config.as_redacted_dict())
+    settings = {key: flat[key] for key in flat if key.startswith("eval.") and key not in SAME_SCORES}
+    if select_subset(evaluator.num_questions, config.eval.max_examples) is None:
+        settings["eval.max_examples"] = None
+    return replace(owner, eval_data=evaluator.store.fingerprint, eval_settings=settings)
 
 
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
@@ -146,7 +152,7 @@ def _describe_other_data(folder: Path) -> str:
 
 
 def describe_lost_files(folder: Path, *, set_aside: Container[str] = ()) -> list[str]:
-    """A warning for each missing file that a run with a checkpoint has written.
+    """Describe each missing file that a run with a checkpoint has written.
 
     Args:
         set_aside: names of damaged files that were renamed and reported already.
@@ -205,7 +211,7 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
 
 
 def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[str]:
-    """A warning if `after` steps instead of `before` change the learning rate of their common steps; else none."""
+    """Describe that `after` steps instead of `before` change the learning rate of their common steps; [] if not."""
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
         return []
     return [
@@ -214,15 +220,15 @@ def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[
     ]
 
 
-def describe_other_evaluation(best: BestEval, metric: str, before: CheckpointOwner, now: CheckpointOwner) -> str:
-    """A warning if later scores cannot be compared with the best one; else "".
+def describe_other_evaluation(best: BestEval | None, metric: str, before: CheckpointOwner, now: CheckpointOwner) -> str:
+    """Describe why later scores cannot be compared with earlier ones; "" if they can.
 
     They cannot if eval.metric, the evaluation data or a setting that changes scores is another one.
 
     Args:
-        best: the best evaluation of the checkpoint that `before` owns.
+        best: the best evaluation of the checkpoint that `before` owns; None if no evaluation counts as the best.
     """
-    changes = [f"eval.metric was {best.metric}, is {metric}"] if best.metric != metric else []
+    changes = [f"eval.metric was {best.metric}, is {metric}"] if best and best.metric != metric else []
     if before.eval_data and before.eval_data != now.eval_data:
         changes.append("the evaluation data differ")
     old, new = before.eval_settings, now.eval_settings
@@ -230,6 +236,8 @@ def describe_other_evaluation(best: BestEval, metric: str, before: CheckpointOwn
         changes.append(_list_changes(changed))
     if not changes:
         return ""
+    if best is None:
+        return f"the evaluations so far are not compared with later ones: {' and '.join(changes)}."
     return (
         f"the best evaluation so far, of step {best.step:,}, is no longer compared with later ones: "
         f"{' and '.join(changes)}. The best one is chosen among the evaluations from here."
@@ -237,10 +245,10 @@ def describe_other_evaluation(best: BestEval, metric: str, before: CheckpointOwn
 
 
 def describe_last_evaluation(best: BestEval) -> str:
-    """A warning for a run that is resumed without the evaluation data that it had."""
+    """Describe what follows for a run that is resumed without the evaluation data that it had."""
     return (
-        "data.eval is empty now: later steps are not evaluated. model/ gets the weights of the best evaluation so far, "
-        f"of step {best.step:,}. To choose among later steps too, resume with data.eval."
+        "the run has no evaluation data now: later steps are not evaluated. model/ gets the weights of the best "
+        f"evaluation so far, of step {best.step:,}. To choose among later steps too, resume with evaluation data."
     )
 
 

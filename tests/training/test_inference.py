@@ -222,6 +222,21 @@ def test_a_run_with_an_id_column_predicts(run: Path) -> None:
     assert [(one.id, one.skipped) for one in found] == [("0", None), ("x", None)]
 
 
+def test_evaluate_after_a_resume_that_died_has_the_present_data(tmp_path: Path, model_folder: Path) -> None:
+    """Its scores counted as those of the earlier evaluation data."""
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval__at_start=False)
+    fivetune.train(table, quiet=True, preflight=False)
+    assert fivetune.evaluate(tmp_path / "run", split="eval").basis == rundir.read_evals(tmp_path / "run")[0].basis
+    changes = {"data.eval": str(tmp_path / "train.json"), "train.num_steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fivetune.training.run_training_loop", lambda training: pytest.exit("died"))
+        with pytest.raises(pytest.exit.Exception):
+            fivetune.train(table, changes, resume=True, quiet=True, preflight=False)
+    other = fivetune.evaluate(tmp_path / "run", split="eval")
+    assert other.num_examples == 24 and other.basis != rundir.read_evals(tmp_path / "run")[0].basis
+    assert fivetune.train(table, changes, resume=True, quiet=True, preflight=False).evals[-1].basis == other.basis
+
+
 def test_records_with_one_id_are_both_answered(run: Path) -> None:
     records = [{"id": "a", "question": f"What has {name}?", "context": "Ann has a red hat."} for name in ("Ann", "Bob")]
     apart = [one.confidence for record in records for one in open_run(run).predict([record])]

@@ -16,7 +16,7 @@ from fivetune import rundir
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.training import resume, train
+from fivetune.training import loop, resume, train
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +221,18 @@ def test_scores_of_another_evaluation_are_not_compared(tmp_path, model_folder, m
     assert (run.evals[1].basis == before.basis) == is_same_basis
 
 
+@pytest.mark.parametrize(("changes", "is_told"), [({"eval.num_beams": 2}, True), ({"eval.max_examples": 4}, False)])
+def test_scores_of_another_evaluation_than_that_of_step_0_are_told(tmp_path, model_folder, changes, is_told):
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, checkpoint__every_steps=1)
+    whole = loop.run_evaluation
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(pytest.exit.Exception):
+        patch.setattr(loop, "run_evaluation", lambda *a, step, **k: pytest.exit("") if step else whole(*a, step=0, **k))
+        train(table, preflight=False, quiet=True)
+    run = train(table, changes, resume=True, preflight=False, quiet=True)
+    expected = "the evaluations so far are not compared with later ones: eval.num_beams was 1, is 2."
+    assert run.warnings == ([expected] if is_told else [])
+
+
 def test_a_setting_that_changes_no_score_keeps_the_best_evaluation(tmp_path, model_folder, monkeypatch):
     kit.scored(monkeypatch, [90.0])
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=2, eval__at_start=False)
@@ -248,7 +260,7 @@ def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_pa
         best = train(table, {"train.num_steps": 2}, preflight=False, quiet=True).status.best
     run = train(table, {"data.eval": []}, resume=True, preflight=False, quiet=True)
     assert (run.status.state, run.status.step, run.status.best) == ("finished", 3, best)
-    assert any(text.startswith("data.eval is empty now: later steps are not evaluated.") for text in run.warnings)
+    assert any(text.startswith("the run has no evaluation data now: later") for text in run.warnings)
     assert "Scores on 4 evaluation examples at step" in path_of(table, "model/README.md").read_text()
     again = train(table, {"eval.num_beams": 2}, resume=True, preflight=False, quiet=True)
     assert any("eval.num_beams was 1, is 2." in text for text in again.warnings)
