@@ -3,7 +3,7 @@
 In: any text or JSON value that FiveTune writes or prints. Out: the same with `(hidden)` in place of each secret.
 Applied to all output: errors, the terminal and log.txt, config.yaml, machine.json, status.json, pages, model cards,
 trackers. Data is exempt: predictions are written as the model generated them. In config.yaml and in recipes, which a
-run reads back, and in model cards, labels, templates and columns are exempt too.
+run reads back, in model cards and for trackers, labels, templates and columns are exempt too.
 """
 
 from __future__ import annotations

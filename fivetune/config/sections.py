@@ -139,8 +139,8 @@ class DataSection(_Section):
             if self.eval:
                 raise ValueError(
                     f"data.eval ({', '.join(self.eval)}) and data.eval_share ({self.eval_share:g}) are both given, but "
-                    "the evaluation records are those of files or a share of data.train. Keep one: set the other one "
-                    "to data.eval: [] or data.eval_share: null"
+                    "the evaluation records are those of files or a share of data.train. Keep one (a resumed "
+                    "run keeps data.eval_share): set the other one to data.eval: [] or data.eval_share: null"
                 )
             return self
         for name, value in (("group_column", self.group_column), ("eval_seed", self.eval_seed)):

@@ -295,7 +295,7 @@ def _read_owner(attributes: Mapping[str, Any]) -> TrialOwner | None:
 
 
 def _is_active(owner: TrialOwner | None, seen: float) -> bool:
-    """Whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat."""
+    """Check whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat."""
     if owner is None:
         return False
     if owner.host == socket.gethostname():
@@ -351,7 +351,7 @@ def _import_optuna() -> ModuleType:
 
 
 def _select_comparable(config: RunConfig) -> dict[str, Any]:
-    """The settings that must be equal for comparable scores, as JSON values."""
+    """Select the settings that must be equal for comparable scores, as JSON values."""
     table = config.as_redacted_dict()
     for key in FREE_KEYS:
         section, _, name = key.partition(".")

@@ -140,6 +140,7 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
     ("text", "message"),
     [
         ("eval: dev.csv, eval_share: 0.1", "data.eval (dev.csv) and data.eval_share (0.1) are both given, but the"),
+        ("eval: dev.csv, eval_share: 0.1", "Keep one (a resumed run keeps data.eval_share): set the other one to"),
         ("group_column: book", "data.group_column (book) has no effect without data.eval_share, the share of the"),
         ("eval: dev.csv, group_column: book", "Add data.eval_share: 0.1, or remove data.group_column."),
         ("eval_seed: 3", "data.eval_seed (3) has no effect without data.eval_share, the share of the training"),
