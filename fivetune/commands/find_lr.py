@@ -21,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import IncompleteError
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         found = find_lr(config, low=args.low, high=args.high, num_steps=args.steps, on_progress=progress.update)
     finally:
         progress.close()
-    result = asdict(found) | {"optimizer": config.optimizer.plugin_name()}
+    result = found.as_dict() | {"optimizer": config.optimizer.plugin_name()}
     page = write_finder_result("find-lr", result, run=config.run.dir, out=args.out)
     if args.json:
         print_json({"lr": found.lr, "steepest": found.steepest, "tenth": found.tenth, "page": str(page)})

@@ -25,7 +25,6 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
 TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
-FINDERS = ("find-lr", "find-batch")  # their results are files beside the run: <run>.find-lr.json
 LOG = "log.txt"
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 

@@ -21,7 +21,6 @@ from fivetune.rundir.layout import (
     CONFIG,
     DATA,
     EVALS,
-    FINDERS,
     FORMAT_VERSION,
     LOCK,
     MACHINE,
@@ -51,7 +50,8 @@ T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
 Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | BatchTest)
 
 REWRITTEN = (STATUS, MACHINE, DATA)
-RESULTS: dict[str, type[RangeTest | BatchTest]] = dict(zip(FINDERS, (RangeTest, BatchTest), strict=True))
+RESULTS: dict[str, type[RangeTest | BatchTest]] = {"find-lr": RangeTest, "find-batch": BatchTest}
+"""What the files beside a run (<run>.find-lr.json) hold, by the name of the finder."""
 TORN = "no whole JSON value"
 OnDamage = Callable[[str], object]  # receives a sentence for each damaged file or line, which then counts as missing
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
