@@ -89,9 +89,7 @@ def convert_arguments(text: str) -> ConvertedRecipe:
     settings = {**TRAINER_DEFAULTS, **SCRIPTS.get(script, SCRIPTS["run_seq2seq_qa"])}
     left_out: list[str] = []
     for name, value in arguments.items():
-        if name in TEXT_ONLY and settings["task.name"] == "jsonl":
-            continue
-        if name == "gradient_accumulation_steps":
+        if name == "gradient_accumulation_steps" or (name in TEXT_ONLY and settings["task.name"] == "jsonl"):
             continue
         if not is_known(name):
             left_out.append(f"--{name}: not an argument of transformers that FiveTune knows.")
@@ -107,6 +105,8 @@ def convert_arguments(text: str) -> ConvertedRecipe:
         if not found and name in NO_EFFECT:
             left_out.append(f"--{name}: changes no result.")
         settings |= found
+    if "data.eval" in settings and settings.pop("data.eval_share", None) is not None:
+        left_out.append("--validation_split_percentage: applies only without validation data, which is given.")
     settings |= _translate_batch(arguments, num_processes)
     if settings["task.name"] == "jsonl":
         settings |= _translate_templates(arguments)

@@ -133,23 +133,9 @@ class DataSection(_Section):
     )
     cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
 
-    @model_validator(mode="after")
-    def _check_eval_share(self) -> DataSection:
-        if self.eval_share is not None:
-            if self.eval:
-                raise ValueError(
-                    f"data.eval ({', '.join(self.eval)}) and data.eval_share ({self.eval_share:g}) are both given, but "
-                    "the evaluation records are those of files or a share of data.train. Keep one (a resumed "
-                    "run keeps data.eval_share): set the other one to data.eval: [] or data.eval_share: null"
-                )
-            return self
-        for name, value in (("group_column", self.group_column), ("eval_seed", self.eval_seed)):
-            if value:
-                raise ValueError(
-                    f"data.{name} ({value}) has no effect without data.eval_share, the share of the training records "
-                    f"that becomes evaluation data. Add data.eval_share: 0.1, or remove data.{name}"
-                )
-        return self
+
+NO_SPLIT: JsonTable = {"eval_share": None, "eval_seed": 0, "group_column": None}
+"""Settings of `data` by which no evaluation set is split off the training records."""
 
 
 class TrainSection(_Section):
@@ -349,6 +335,26 @@ class RunConfig(_Section):
     device: str = Field(
         default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"
     )
+
+    @model_validator(mode="after")
+    def _check_eval_share(self) -> RunConfig:
+        """Refuse a split beside evaluation files, and options of a split that is not made."""
+        data = self.data
+        if data.eval_share is not None:
+            if data.eval:
+                raise ValueError(
+                    f"data.eval_share ({data.eval_share:g}) and data.eval ({', '.join(data.eval)}) are both given, but "
+                    "the evaluation records are a share of data.train or those of files. Keep one (a resumed run "
+                    "keeps data.eval_share): add data.eval: [] or data.eval_share: null"
+                )
+            return self
+        for name in ("group_column", "eval_seed"):
+            if value := getattr(data, name):
+                raise ValueError(
+                    f"data.{name} ({value}) has no effect without data.eval_share, the share of the training records "
+                    f"that becomes evaluation data. Add data.eval_share: 0.1, or remove data.{name}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_micro_batches(self) -> RunConfig:

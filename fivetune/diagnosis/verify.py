@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from fivetune import rundir
+from fivetune.config.sections import NO_SPLIT
 from fivetune.diagnosis.stats import RunStats, collect_run_stats
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.jobs import Job
@@ -30,9 +31,7 @@ SHORT_RUN_SETTINGS: dict[str, Any] = {
     "train.num_steps": NUM_STEPS, "train.num_epochs": None, "report.sinks": [], "report.beside": [],
     "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS, "train.early_stopping": None,
 }  # fmt: skip
-NO_EVALUATION: dict[str, Any] = {
-    "data.eval": [], "data.eval_share": None, "data.eval_seed": 0, "data.group_column": None,
-}  # fmt: skip
+NO_EVALUATION: dict[str, Any] = {"data.eval": [], **{f"data.{name}": value for name, value in NO_SPLIT.items()}}
 INTERRUPTION_SETTINGS: dict[str, dict[str, Any]] = {
     "evaluation_bound": {"eval.every_steps": NUM_STEPS // 2},
     "checkpoint_bound": {**NO_EVALUATION, "checkpoint.every_steps": NUM_STEPS // 4},

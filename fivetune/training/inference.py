@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES
+from fivetune.config.sections import NO_SPLIT
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store
@@ -212,8 +213,7 @@ def open_run(
     if not (folder / "model").is_dir():
         _refuse_missing_model(folder, status)
     _refuse_foreign_model(folder, machine.run_id)
-    loaded_config = load_config(folder / rundir.CONFIG, _replace_share(overrides or {}))
-    config = select_part(loaded_config, overrides or ())
+    config = select_part(load_config(folder / rundir.CONFIG, _replace_share(overrides or {})), overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
@@ -235,9 +235,8 @@ def open_run(
 def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Remove the run's data.eval_share where this call gives a data.eval, unless it gives both."""
     keys = {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
-    if "data.eval" not in keys or keys & {"data.eval_share", "data.eval_seed", "data.group_column"}:
-        return overrides
-    return {**overrides, "data.eval_share": None, "data.eval_seed": 0, "data.group_column": None}
+    no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
+    return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
 
 
 def _refuse_missing_model(folder: Path, status: RunStatus) -> NoReturn:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fivetune.config import RunConfig
+from fivetune.config.sections import NO_SPLIT
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.profiling.chrome import RANGE_PREFIX
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -77,7 +78,7 @@ def profile_steps(
             "Add --strategy.name single --launch.nproc 1."
         )
     setup = set_up(
-        config.model_copy(update={"data": config.data.model_copy(update={"eval": (), "eval_share": None})}),
+        config.model_copy(update={"data": config.data.model_copy(update={"eval": (), **NO_SPLIT})}),
         on_progress=on_progress,
     )
     flag = make_nonfinite_flag(setup.learner)

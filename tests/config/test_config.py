@@ -139,8 +139,8 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("eval: dev.csv, eval_share: 0.1", "data.eval (dev.csv) and data.eval_share (0.1) are both given, but the"),
-        ("eval: dev.csv, eval_share: 0.1", "Keep one (a resumed run keeps data.eval_share): set the other one to"),
+        ("eval: d.csv, eval_share: 0.1", "r.yaml:3: data.eval_share (0.1) and data.eval (d.csv) are both given, but"),
+        ("eval: d.csv, eval_share: 0.1", "Keep one (a resumed run keeps data.eval_share): add data.eval: [] or"),
         ("group_column: book", "data.group_column (book) has no effect without data.eval_share, the share of the"),
         ("eval: dev.csv, group_column: book", "Add data.eval_share: 0.1, or remove data.group_column."),
         ("eval_seed: 3", "data.eval_seed (3) has no effect without data.eval_share, the share of the training"),
@@ -148,6 +148,17 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
 )
 def test_settings_of_a_split_that_is_not_made_are_refused(tmp_path, text, message):
     assert message in refusal(tmp_path, MINIMAL + f"data: {{{text}}}\n")
+
+
+def test_a_refused_split_is_named_with_its_own_origin(tmp_path):
+    told = "data.eval_share (0.1) and data.eval (d.csv) are both given"
+    both = {"data.eval": "d.csv", "data.eval_share": 0.1, "train.num_steps": 3}
+    assert refusal(tmp_path, MINIMAL, both).startswith(f"--data.eval_share: {told}")
+    named = {"validation_file": "d.csv", "validation_split_percentage": 10, "num_train_epochs": 3}
+    assert refusal(tmp_path, MINIMAL, named).startswith(f"--validation_split_percentage: {told}")
+    assert refusal(tmp_path, MINIMAL, {"data.eval_seed": 3}).startswith("--data.eval_seed: data.eval_seed (3) has no")
+    with pytest.raises(ConfigError, match=r"^the given dict: data\.eval_share"):
+        load_config({"model": {"path": "m"}, "task": "squad", "data": {"eval": "d.csv", "eval_share": 0.1}})
 
 
 # --- what is refused, and in which words ---
@@ -644,6 +655,16 @@ def test_arguments_may_be_abbreviated_as_argparse_allows():
     recipe = convert_arguments("--model_name m --dataset_name o/d --dataset_config c --max-source 9 --do_pred --save 1")
     assert recipe.settings["data.train"] == "o/d:c:train" and recipe.settings["data.max_input_tokens"] == 9
     assert [reason.partition(":")[0] for reason in recipe.left_out] == ["--do_predict", "--save"]
+
+
+def test_a_split_percentage_counts_without_validation_data_only(tmp_path):
+    words = "--model_name_or_path m --validation_split_percentage 5 --train_file"
+    assert convert_arguments(f"{words} a.csv").settings["data.eval_share"] == 0.05
+    recipe = convert_arguments(f"{words} a.csv --validation_file b.csv")
+    config = load_config(write(tmp_path, recipe.as_yaml()))
+    assert (config.data.eval, config.data.eval_share) == (("b.csv",), None)
+    [reason] = recipe.left_out
+    assert reason.startswith("--validation_split_percentage: applies only without validation data")
 
 
 def test_lines_may_end_as_on_windows():

@@ -14,6 +14,7 @@ from fivetune.errors import ConfigError, DataError
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
+from fivetune.training.autotune.find_lr import as_single_process
 from fivetune.training.inference import open_run
 from fivetune.training.preflight import run_checks
 from fivetune.training.setup import set_up
@@ -88,6 +89,12 @@ def test_what_cannot_be_split_is_an_error():
         split(Classification(), same, share=0.1)
 
 
+def test_a_finder_leaves_out_all_settings_of_the_split():
+    split = {"train": "a.csv", "eval_share": 0.1, "eval_seed": 3, "group_column": "book"}
+    config = as_single_process(load_config({"model": {"path": "m"}, "task": "squad", "data": split}))
+    assert load_config(config.as_dict()).data.group_column is None
+
+
 @pytest.mark.parametrize(
     ("num_none", "counts", "other_forms"),
     [(1, {"red": 3, "blue": 1, "None": 3}, {"none": 1}), (3, {"red": 3, "blue": 1, "none": 5}, {"None": 2})],
@@ -130,6 +137,6 @@ def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, mode
         None,
         None,
     )
-    with pytest.raises(ConfigError, match=r"data\.eval \(.*\) and data\.eval_share \(0\.5\) are both given"):
+    with pytest.raises(ConfigError, match=r"data\.eval_share \(0\.5\) and data\.eval \(.*\) are both given"):
         open_run(tmp_path / "run", {"data.eval": "dev.jsonl", "data.eval_share": 0.5})
     assert run.evals[-1].rates["majority_label"] == 0.5 <= run.evals[-1].rates["one_label"]  # C2

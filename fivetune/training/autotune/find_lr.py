@@ -18,6 +18,7 @@ from functools import partial
 
 from fivetune import plugins
 from fivetune.config import RunConfig
+from fivetune.config.sections import NO_SPLIT
 from fivetune.data.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -80,7 +81,7 @@ def as_single_process(config: RunConfig) -> RunConfig:
         update={
             "strategy": plugins.load_plugin("strategies", "single")(),
             "launch": config.launch.model_copy(update={"nproc": 1}),
-            "data": config.data.model_copy(update={"eval": (), "eval_share": None}),
+            "data": config.data.model_copy(update={"eval": (), **NO_SPLIT}),
         }
     )
 
