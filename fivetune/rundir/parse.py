@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 Converter = Callable[[JsonValue], object]  # a value as the type of a field, or _INVALID
 
+LARGEST = 1e100  # sums and squares of larger numbers overflow; no measure of a run comes near
 _INVALID = object()  # marks a value that a field's type does not accept
 
 
 def parse_record(kind: type[T], table: JsonValue, *, on_invalid: Callable[[str], object] | None = None) -> T | None:
     """Build a dataclass from a JSON object.
 
-    Unknown keys are ignored. A value of the wrong type, or a number that is not finite, counts as missing: the field
-    takes its default. Returns None if `table` is not an object or lacks a field without a default.
+    Unknown keys are ignored. A value of the wrong type, or a number that is not finite or beyond LARGEST, counts as
+    missing: the field takes its default. Returns None if `table` is not an object or lacks a field without a default.
 
     Args:
-        on_invalid: called with the dotted name of each value of the wrong type, nested ones included; null is not.
+        on_invalid: called with the dotted name of each value that counts as missing, nested ones included; null is not.
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
@@ -157,11 +158,12 @@ def _convert_instance(kind: type[object], value: JsonValue) -> object:
 
 
 def _convert_float(value: JsonValue) -> object:
-    return number if (number := as_finite_number(value)) is not None else _INVALID
+    number = as_finite_number(value)
+    return _INVALID if number is None or abs(number) > LARGEST else number
 
 
 def _convert_int(value: JsonValue) -> object:
     number = as_finite_number(value)
-    if number is None or number != int(number):
+    if number is None or abs(number) > LARGEST or number != int(number):
         return _INVALID
     return value if isinstance(value, int) else int(number)  # a float would round a large integer

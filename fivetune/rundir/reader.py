@@ -6,7 +6,8 @@ In: a folder. Out: a Run; damaged files raise RunDirError.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -29,7 +30,7 @@ from fivetune.rundir.layout import (
     TRACE,
     build_sibling_path,
 )
-from fivetune.rundir.parse import parse_record, parse_records
+from fivetune.rundir.parse import parse_record
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import (
     DataSummary,
@@ -46,6 +47,7 @@ from fivetune.types import JsonTable, JsonValue
 from fivetune.values import as_finite_number
 
 T = TypeVar("T", RunStatus, MachineRecord, DataSummary)
+Line = TypeVar("Line", StepRecord, EvalRecord, TelemetryRecord)
 # A record that is used without any damage or not at all.
 Whole = TypeVar("Whole", bound=Prediction | TraceSummary | RangeTest | BatchTest)
 
@@ -127,6 +129,8 @@ def read_run(folder: str | Path) -> Run:
             f"{folder / EVALS}: lacks the evaluation that status.json names as the best: {best.metric} "
             f"{best.score:.2f} at step {best.step:,}. Scores are those of other evaluations."
         )
+    if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
+        damage.append(f"{folder / STEPS}: {missing}")
     telemetry = read_telemetry(folder, on_damage=damage.append)
     plan = read_plan(folder, on_damage=damage.append)
     trace = _read_table(TraceSummary, folder / TRACE, damage.append)
@@ -164,28 +168,43 @@ def read_run(folder: str | Path) -> Run:
 
 def read_steps(folder: Path, *, on_damage: OnDamage) -> list[StepRecord]:
     """Read steps.jsonl of a run directory."""
-    return parse_records(StepRecord, _read_lines([folder / STEPS], "step", on_damage))
+    return _read_records(StepRecord, [folder / STEPS], "step", on_damage)
+
+
+def describe_missing_steps(steps: Iterable[int], last: int) -> str:
+    """Describe how many of the steps 1 to `last` have no record; "" if all have one."""
+    missing = last - len({step for step in steps if 0 < step <= last})
+    return (
+        f"{missing:,} of {last:,} steps are missing: curves, times and verdicts are of the others." if missing else ""
+    )
 
 
 def read_evals(folder: str | Path, *, on_damage: OnDamage | None = None) -> list[EvalRecord]:
     """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `on_damage` is None."""
-    return parse_records(EvalRecord, _read_lines([Path(folder) / EVALS], "step", on_damage))
+    return _read_records(EvalRecord, [Path(folder) / EVALS], "step", on_damage)
 
 
 def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> list[TelemetryRecord]:
     """Read the telemetry of all processes of a run, in order of time."""
-    lines = _read_lines(sorted(folder.glob("telemetry*.jsonl")), "seconds", on_damage)
-    return sorted(parse_records(TelemetryRecord, lines), key=lambda record: (record.seconds, record.rank))
+    records = _read_records(TelemetryRecord, sorted(folder.glob("telemetry*.jsonl")), "seconds", on_damage)
+    return sorted(records, key=lambda record: (record.seconds, record.rank))
 
 
-def _read_lines(paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[JsonTable]:
-    """Read the objects of JSONL files; all their damaged lines give one sentence."""
+def _read_records(kind: type[Line], paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[Line]:
+    """Read the records of JSONL files; all their damaged lines give one sentence, all their invalid values another."""
     notes: list[str] = []
     report = notes.append if on_damage else None
     lines = [line for path in paths for line in read_jsonl(path, required=required, on_damage=report)]
     if notes and on_damage:
         on_damage(notes[0] + (f" Damaged lines in all: {len(notes):,}." if notes[1:] else ""))
-    return lines
+    invalid: Counter[str] = Counter()
+    parsed = [parse_record(kind, line, on_invalid=lambda name: invalid.update([name])) for line in lines]
+    if invalid and on_damage:
+        listed = ", ".join(f"{name} (lines: {number:,})" for name, number in invalid.most_common(5))
+        on_damage(
+            f"{paths[0]}: damaged: values that are no finite number, or of the wrong type, are left out: {listed}."
+        )
+    return [record for record in parsed if record is not None]
 
 
 def read_status(folder: str | Path, *, on_damage: OnDamage | None = None) -> RunStatus:

@@ -35,7 +35,7 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 from fivetune.rundir.parse import parse_record
-from fivetune.rundir.reader import read_json, read_jsonl, refuse_foreign
+from fivetune.rundir.reader import describe_missing_steps, read_json, read_jsonl, refuse_foreign
 from fivetune.rundir.records import RunStatus, RunWarning
 from fivetune.types import JsonTable
 
@@ -214,8 +214,8 @@ class RunDir:
             self.close_file(name)
             kept = [record for record in records if record["step"] <= step]
             write_text(self.path / name, "".join(map(format_json_line, kept)))
-            if name == STEPS and (lost := step - len({record["step"] for record in kept if record["step"] > 0})) > 0:
-                notes.append(f"{STEPS}: {lost:,} of {step:,} steps are missing: the report has no curve for them.")
+            if name == STEPS and (missing := describe_missing_steps([record["step"] for record in kept], step)):
+                notes.append(f"{STEPS}: {missing}")
         return notes
 
     def write_predictions(self, split: str, step: int, lines: Iterable[JsonTable]) -> Path:

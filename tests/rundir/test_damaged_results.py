@@ -88,7 +88,9 @@ def written(tmp_path_factory) -> Path:
     small = {name: lines[:3] for name, lines in run.predictions.items()}
     evals = [replace(record, num_examples=3) for record in run.evals]
     config = run.config | {"report": {}}
-    write_run(folder / "run", replace(run, predictions=small, steps=run.steps[:9], evals=evals, config=config))
+    status = replace(run.status, step=9)
+    steps = run.steps[:9]
+    write_run(folder / "run", replace(run, status=status, predictions=small, steps=steps, evals=evals, config=config))
     (folder / "run" / "trace").mkdir()
     for name, table in FILES.items():
         (folder / name).write_text(json.dumps(table))

@@ -302,10 +302,41 @@ def test_a_lost_best_evaluation_is_named(tmp_path):
     )
     assert read_run(tmp_path).damage == [expected]
     (tmp_path / EVALS).write_text((tmp_path / EVALS).read_text() + json.dumps(make_eval(2, {"f1": math.nan})) + "\n")
-    assert read_run(tmp_path).damage == [expected]
+    invalid = (
+        f"{tmp_path}/evals.jsonl: damaged: values that are no finite number, or of the wrong type, are left out: "
+        "scores.f1 (lines: 1)."
+    )
+    assert read_run(tmp_path).damage == [invalid, expected]
     run.append(EVALS, make_eval(2, {"f1": 46.15}))
     run.close()
+    assert read_run(tmp_path).damage == [invalid]
+
+
+def test_lost_steps_of_a_finished_run_are_named(tmp_path):
+    run = started(tmp_path)
+    run.update_status(state="finished", step=3)
+    for step in (1, 1, 3):
+        run.append(STEPS, make_step(step))
+    assert read_run(tmp_path).damage == [
+        f"{tmp_path}/steps.jsonl: 1 of 3 steps are missing: curves, times and verdicts are of the others."
+    ]
+    run.update_status(state="interrupted")  # what was queued when a run ended has no records
+    run.close()
     assert read_run(tmp_path).damage == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e308, -1e308, "low"])
+def test_values_of_lines_that_no_run_writes_are_named_and_left_out(tmp_path, value):
+    """1e308 ended report, compare and watch by an internal error; NaN hid the losses in silence."""
+    started(tmp_path).close()
+    lines = [make_step(1, loss=value), make_step(2, loss=3.5)]
+    (tmp_path / STEPS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(tmp_path)
+    assert [step.loss for step in found.steps] == [3.5]
+    assert found.damage == [
+        f"{tmp_path}/steps.jsonl: damaged: values that are no finite number, or of the wrong type, are left out: "
+        "loss (lines: 1)."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -461,7 +492,7 @@ def test_a_resume_leaves_damaged_lines_out_and_reports_lost_steps(tmp_path):
     assert [record["step"] for record in read_jsonl(tmp_path / EVALS)] == [3]
     assert [text.partition(str(tmp_path))[2] or text for text in notes] == [
         "/steps.jsonl:2: damaged line ('step' is None). It is left out.",
-        "steps.jsonl: 1 of 3 steps are missing: the report has no curve for them.",
+        "steps.jsonl: 1 of 3 steps are missing: curves, times and verdicts are of the others.",
         "/evals.jsonl:1: damaged line (list instead of an object). It is left out.",
     ]
 

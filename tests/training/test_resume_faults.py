@@ -152,7 +152,7 @@ def test_lost_histories_are_reported(stopped):
     warnings = continue_run(stopped).warnings
     for name in ("steps.jsonl", "evals.jsonl", "data.json"):
         assert any(text.startswith(f"{name} is missing: a new one is written") for text in warnings)
-    assert "steps.jsonl: 2 of 2 steps are missing: the report has no curve for them." in warnings
+    assert "steps.jsonl: 2 of 2 steps are missing: curves, times and verdicts are of the others." in warnings
 
 
 def test_a_damaged_checkpoint_is_a_warning_of_the_run_also_when_quiet(stopped, capfd):
