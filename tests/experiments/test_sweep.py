@@ -61,8 +61,9 @@ score = 50 + 100 * lr + config.run.seed
 run.append("evals.jsonl", {"step": 4, "split": "eval", "task": "squad_v2", "task_version": 1, "loss": 1.0,
                            "num_examples": 2, "num_clipped": 0, "rates": {}, "max_new_tokens": 8, "seconds": 1.0,
                            "scores": {"f1": score}})
-step = StepRecord(4, 1.0, lr, lr, 1.0, 8, 2, 0.0, 2.0, 0.0, None, None, 1, 16)
-run.append("steps.jsonl", step.as_dict())
+for number in range(1, 5):
+    step = StepRecord(number, 1.0, lr, lr, 1.0, 8, 2, 0.0, 2.0, 0.0, None, None, 1, 16)
+    run.append("steps.jsonl", step.as_dict())
 run.update_status(state="finished", step=4, seconds=3.0, best={"step": 4, "metric": "f1", "score": score})
 """
 
