@@ -83,8 +83,9 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
     A record without id, or with an empty one, gets its number, or a larger one if another record has that id. A NaN, as
-    a DataFrame has for an empty cell, is written as null. Any other number that is not finite is written as it is, so
-    that reading refuses this record alone. Returns the ids. Raises DataError for a record that JSON cannot represent.
+    a DataFrame has for an empty cell, is written as null. Any other number that is not finite, and half a surrogate
+    pair, are written as they are, so that reading refuses this record alone. Returns the ids. Raises DataError for a
+    record that JSON cannot represent.
     """
     id_column = columns.get("id", "id")
     records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
@@ -101,8 +102,8 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
         if find_column(named, id_column) in ((None,), ("",)):
             named[id_column] = own_id
         try:
-            lines.append(json.dumps(named, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
+            lines.append(json.dumps(named))
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataError(
                 f"inputs[{number}]: {error}. Allowed are texts, numbers, lists and objects of them."
             ) from None
@@ -123,7 +124,7 @@ def write_texts(path: Path, texts: Iterable[str]) -> None:
     if empty:
         raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
     rows = [{"id": str(number), "inputs": text} for number, text in enumerate(texts)]
-    _write_lines(path, [json.dumps(row, ensure_ascii=False) for row in rows])
+    _write_lines(path, [json.dumps(row) for row in rows])
 
 
 @contextmanager
@@ -137,7 +138,4 @@ def name_inputs(path: Path) -> Generator[None]:
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    try:
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(f"the input is not valid Unicode: {error.reason}. Give it as UTF-8.") from None
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")

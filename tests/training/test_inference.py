@@ -197,6 +197,18 @@ def test_a_number_that_is_not_finite_stops_no_other_record(run: Path, value: Any
     assert "is not JSON. Allowed are finite numbers and null." in (found[1].skipped or "") and not found[1].prediction
 
 
+def test_half_a_surrogate_pair_stops_no_other_record_and_endless_nesting_has_a_name(run: Path) -> None:
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run).predict([good, {**good, "question": "\ud800"}, {**good, "note": "é"}])
+    assert [bool(one.skipped) for one in found] == [False, True, False]
+    assert "half a surrogate pair" in (found[1].skipped or "")
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(DataError, match=r"inputs\[1\]: "):
+        open_run(run).predict([good, {**good, "note": deep}])
+
+
 @pytest.mark.parametrize(
     ("column", "record", "expected"),
     [
