@@ -75,11 +75,12 @@ def run(args: argparse.Namespace) -> int:
             trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             found = {name: _predict(part, source, args.inputs, record, progress) for name, part in parts.items()}
+            predicted = _merge_parts(list(found.values()))
+            _refuse_unanswered(predicted)
         except DataError as error:  # names standard input as stdin, not by its copy
             raise DataError(str(error).replace(f"{folder}/", "")) from None
         finally:
             progress.close()
-    predicted = _merge_parts(list(found.values()))
     if args.format == "bioasq":
         text = output.format_bioasq(found)
     elif target and (delimiter := output.choose_delimiter(target)):
@@ -177,6 +178,22 @@ def _predict(
 def _merge_parts(parts: Sequence[Sequence[PredictedRow]]) -> list[PredictedRow]:
     """Merge the rows of a mixture's parts: for each record the part with a prediction, else the first part's reason."""
     return [next((one for one in rows if not one.prediction.skipped), rows[0]) for rows in zip(*parts, strict=True)]
+
+
+def _refuse_unanswered(predicted: Sequence[PredictedRow]) -> None:
+    """Raise DataError if no record is answered: then the columns do not fit, and there is nothing to write."""
+    from fivetune.errors import DataError
+
+    if any(not one.prediction.skipped for one in predicted):
+        return
+    first = predicted[0]
+    found = f"{first.row.where}: {(first.prediction.skipped or '').rstrip('.')}."
+    if len(predicted) > 1:
+        found = (
+            f"{first.row.where.rpartition(':')[0] or 'predict'}: none of {len(predicted):,} records can be answered. "
+            f"The first: {found} Check task.name and data.columns."
+        )
+    raise DataError(found)
 
 
 def _build_counts(predicted: Sequence[PredictedRow], path: str, step: int) -> dict[str, Any]:

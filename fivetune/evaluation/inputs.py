@@ -14,10 +14,18 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from math import isnan
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fivetune.data.records import BadRecord, find_column, number_duplicate_ids, read_records
 from fivetune.errors import DataError
+from fivetune.tasks import shorten_repr
 from fivetune.types import RawRecord, Task
+
+EMPTY_CELLS = ("NAType", "NaTType")  # types of pandas.NA and pandas.NaT
+ARRAY: type[Any] = np.ndarray
+NUMBERS: tuple[type[Any], ...] = (float, np.bool_, np.integer, np.floating)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +87,21 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
     return InputRow(record.where, example.group or example.id, fields)
 
 
-def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> list[str]:
+def write_records(
+    path: Path, records: Sequence[Mapping[str, object]], columns: Mapping[str, str]
+) -> list[tuple[str, str]]:
     """Write records as a JSONL file for `read_records`; a column may have the source's name or the task's.
 
-    A record without id, or with an empty one, gets its number, or a larger one if another record has that id. A NaN, as
-    a DataFrame has for an empty cell, is written as null. Any other number that is not finite, and half a surrogate
-    pair, are written as they are, so that reading refuses this record alone. Returns the ids. Raises DataError for a
-    record that JSON cannot represent.
+    A record without id, or with an empty one, gets its number, or a larger one if another record has that id. Numbers,
+    texts and arrays of NumPy are written as those of Python; a NaN, as a DataFrame has for an empty cell, as null. Any
+    other number that is not finite, and half a surrogate pair, are written as they are, so that reading refuses this
+    record alone. Returns id and "" of each record; for one that JSON cannot represent the reason in place of "".
     """
     id_column = columns.get("id", "id")
-    records = [{str(key): _replace_nan(value) for key, value in one.items()} for one in records]
-    given = {str(found[0]) for one in records for name in ("id", id_column) if (found := find_column(one, name))}
+    records = [{str(key): _replace_empty_cell(value) for key, value in one.items()} for one in records]
+    given = {_get_id(one, name) for one in records for name in ("id", id_column)}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
-    ids: list[str] = []
+    written: list[tuple[str, str]] = []
     lines: list[str] = []
     for number, record in enumerate(records):
         own_id = str(number) if str(number) not in given else next(free)
@@ -99,32 +109,60 @@ def write_records(path: Path, records: Sequence[Mapping[str, object]], columns: 
         for wanted, name in columns.items():
             if wanted in named and find_column(named, name) is None:
                 named[name] = named.pop(wanted)
-        if find_column(named, id_column) in ((None,), ("",)):
-            named[id_column] = own_id
-        try:
-            lines.append(json.dumps(named))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"inputs[{number}]: {error}. Allowed are texts, numbers, lists and objects of them."
-            ) from None
         found = find_column(named, id_column)
-        ids.append(str(found[0]) if found else own_id)
+        if found and (found[0] is None or (isinstance(found[0], str) and not found[0])):
+            named[id_column] = own_id
+        wrong = _find_unwritable_column(record, number)
+        lines.append("null" if wrong else _format_json(named))
+        written.append((_get_id(named, id_column) or own_id, wrong))
     _write_lines(path, lines)
-    return ids
+    return written
 
 
-def _replace_nan(value: object) -> object:
-    return None if isinstance(value, float) and isnan(value) else value
+def _replace_empty_cell(value: Any) -> object:
+    is_nan = isinstance(value, NUMBERS) and isnan(value)
+    return None if is_nan or type(value).__name__ in EMPTY_CELLS else value
 
 
-def write_texts(path: Path, texts: Iterable[str]) -> None:
-    """Write texts as a JSONL file of the task `jsonl`. Raises DataError for an empty text."""
-    texts = list(texts)
-    empty = [str(number) for number, text in enumerate(texts, start=1) if not text.strip()]
-    if empty:
-        raise DataError(f"--inputs: text {', '.join(empty)} is empty. Give each text as the model reads it.")
-    rows = [{"id": str(number), "inputs": text} for number, text in enumerate(texts)]
-    _write_lines(path, [json.dumps(row) for row in rows])
+def _get_id(fields: Mapping[str, object], name: str) -> str:
+    """The id in a column as text, "" without one; an object or list is none."""
+    found = find_column(fields, name)
+    return str(found[0]) if found and isinstance(found[0], (str, int, *NUMBERS)) else ""
+
+
+def _find_unwritable_column(record: Mapping[str, object], number: int) -> str:
+    """Return the error for the first column that JSON cannot represent, else ""."""
+    for name, value in record.items():
+        try:
+            _format_json({name: value})
+        except (TypeError, ValueError, RecursionError) as error:
+            wrong = "nested too deeply" if isinstance(error, RecursionError) else error
+            advice = "Decode it to text" if "of type bytes" in str(error) else "Convert it, or leave the column out"
+            return (
+                f"inputs[{number}][{name!r}]: {wrong}. Allowed are text, numbers, true and false, None, lists and "
+                f"objects of them. {advice}."
+            )
+    return ""
+
+
+def _format_json(value: object) -> str:
+    return json.dumps(value, default=_as_python_value)
+
+
+def _as_python_value(value: Any) -> object:
+    """Convert a number or an array of NumPy. Raises TypeError for any other value, which JSON cannot represent."""
+    if isinstance(value, ARRAY) and value.ndim:
+        return list(value)
+    if isinstance(value, NUMBERS):
+        return value.item()
+    raise TypeError(f"{shorten_repr(value)} is of type {type(value).__name__}")
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Write texts as a JSONL file of the task `jsonl`, which refuses a blank one; returns what `write_records` does."""
+    ids = [str(number) for number in range(len(texts))]
+    _write_lines(path, [json.dumps({"id": own, "inputs": text}) for own, text in zip(ids, texts, strict=True)])
+    return [(own, "") for own in ids]
 
 
 @contextmanager

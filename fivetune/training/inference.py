@@ -94,8 +94,8 @@ class TrainedRun:
             inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
                 reads them.
 
-        A record that cannot be used gets a Prediction with the reason in `skipped`. Raises DataError if none can, and
-        for inputs that are neither records nor texts.
+        A record or text that cannot be used gets a Prediction with the reason in `skipped`, also where none can be
+        used and whatever data.on_bad_record is. Raises DataError for inputs that are neither records nor texts.
         """
         given = _list_inputs(inputs)
         if not given:
@@ -108,19 +108,25 @@ class TrainedRun:
             path = Path(folder) / "inputs.jsonl"
             with name_inputs(path):
                 if texts:
-                    write_texts(path, texts)
-                    return [one.prediction for one in self._predict_source(str(path), JSONL(), {}, on_progress)]
-                ids = write_records(path, records, self.config.data.columns)
-                rows = self.predict_file(path, on_progress=on_progress)
-                # A record that cannot be read from a file has no id there.
-                return [
-                    replace(row.prediction, id=row.prediction.id or own) for own, row in zip(ids, rows, strict=True)
-                ]
+                    written = write_texts(path, texts)
+                    rows = self._predict_source(str(path), JSONL(), {}, on_progress)
+                else:
+                    written = write_records(path, records, self.config.data.columns)
+                    rows = self.predict_file(path, on_progress=on_progress)
+        found = [row.prediction for row in rows]
+        # A record that cannot be read from the file has no id there.
+        return [
+            replace(one, id=one.id or own, skipped=wrong or one.skipped)
+            for one, (own, wrong) in zip(found, written, strict=True)
+        ]
 
     def predict_file(
         self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress
     ) -> list[PredictedRow]:
-        """Predict for every record of a file; returns rows in order, each with the record's columns and position."""
+        """Predict for every record of a file; returns rows in order, each with the record's columns and position.
+
+        A record that cannot be used has the reason in `prediction.skipped`, also where none can be used.
+        """
         require_single_part(self.config)
         return self._predict_source(str(source), self.config.task, self.config.data.columns, on_progress)
 
@@ -136,6 +142,8 @@ class TrainedRun:
     ) -> list[PredictedRow]:
         require_single_part(self.config)
         rows = read_input_rows(source, task, columns)
+        if all(row.skipped for row in rows):
+            return [PredictedRow(row, _choose_prediction(row, {})) for row in rows]
         described = Source(
             paths=(source,),
             task=task,

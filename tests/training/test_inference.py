@@ -6,11 +6,13 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import kit
+import numpy as np
 import pytest
 
 import fivetune
@@ -91,9 +93,37 @@ def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == ["0", "1"]
 
 
-def test_an_empty_text_is_refused(run: Path) -> None:
-    with pytest.raises(DataError, match="--inputs: text 2 is empty"):
-        open_run(run).predict(["question: a", " "])
+def test_a_blank_text_is_skipped_at_its_index(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = open_run(run).predict(["question: a", " ", "\ud800"])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", True)]
+    assert found[1].skipped == "inputs is empty. Give it a text."
+    assert main(["predict", str(run), "--inputs", "question: a", " "]) == 0
+    printed = capsys.readouterr()
+    assert "2 records: 1 answered, 1 skipped (first: input 2: inputs is empty. Give it a text.)" in printed.err
+    assert json.loads(printed.out.splitlines()[1])["skipped"] == "inputs is empty. Give it a text."
+    assert main(["predict", str(run), "--inputs", " "]) == 3
+    assert "input 1: inputs is empty. Give it a text." in capsys.readouterr().err
+
+
+def test_a_batch_of_only_bad_records_gives_what_a_mixed_one_gives_for_them(run: Path) -> None:
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    bad = [{**good, "question": " "}, {"question": "Who?"}, {**good, "x": float("inf")}]
+    alone, mixed = open_run(run).predict(bad), open_run(run).predict([*bad, good])
+    assert alone == mixed[:3] and all(one.skipped for one in alone)
+    assert [one.id for one in alone] == ["0", "1", "2"]
+    assert open_run(run).predict([" "])[0].skipped
+
+
+def test_a_file_without_a_usable_record_is_an_error_of_the_command(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "new.csv", tmp_path / "out.csv"
+    source.write_text("ticket,text\n1,a\n2,b\n")
+    assert all(one.prediction.skipped for one in open_run(run).predict_file(source))
+    assert main(["predict", str(run), "--input", str(source), "--output", str(target)]) == 3
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{source}: none of 2 records can be answered. The first: {source}:2: there is no column" in error
+    assert not target.exists()
 
 
 def test_records_without_answers_can_be_predicted(run: Path, tmp_path: Path) -> None:
@@ -205,8 +235,50 @@ def test_half_a_surrogate_pair_stops_no_other_record_and_endless_nesting_has_a_n
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(DataError, match=r"inputs\[1\]: "):
-        open_run(run).predict([good, {**good, "note": deep}])
+    found = open_run(run).predict([good, {**good, "id": "d", "note": deep}])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("d", True)]
+    assert (found[1].skipped or "").startswith("inputs[1]['note']: nested too deeply. Allowed are text, ")
+
+
+def test_numbers_texts_and_arrays_of_numpy_are_those_of_python(run: Path, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True), "d": np.str_("é")}
+    values |= {"e": np.array([[1, 2]]), "f": {"deep": [np.int8(4)]}, "g": np.array(["a", np.int64(1)], dtype=object)}
+    written = tmp_path / "inputs.jsonl"
+    assert write_records(written, [{"id": np.int64(7), **values, "h": np.float32("nan")}], {}) == [("7", "")]
+    assert json.loads(written.read_text()) == {
+        "id": 7, "a": 3, "b": 0.5, "c": True, "d": "é", "e": [[1, 2]], "f": {"deep": [4]}, "g": ["a", 1], "h": None,
+    }  # fmt: skip
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run).predict([good, {**good, "question": np.str_(good["question"]), **values}])
+    assert found[1] == replace(found[0], id="1")
+
+
+def test_an_empty_cell_of_a_column_with_missing_values_is_null(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": pandas.array([1, None], dtype="Int64"), "b": [pandas.Timestamp(0), pandas.NaT]})
+    written = tmp_path / "inputs.jsonl"
+    (_, wrong), last = write_records(written, table.to_dict("records"), {})
+    assert "inputs[0]['b']: Timestamp('1970-01-01 00:00:00') is of type Timestamp. Allowed are text" in wrong
+    assert last == ("1", "") and json.loads(written.read_text().splitlines()[1]) == {"id": "1", "a": None, "b": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (b"Ann", "b'Ann' is of type bytes. Allowed are text, numbers, true and false, None, lists and objects of "
+         "them. Decode it to text."),
+        ({"deep": [np.bytes_(b"a")]}, "np.bytes_(b'a') is of type bytes_. "),
+        ({(1, 2): 3}, "keys must be str, int, float, bool or None, not tuple. "),
+        (np.datetime64("2020-01-01"), "is of type datetime64. "),
+        ({1}, "{1} is of type set. Allowed are text, numbers, true and false, None, lists and objects of them. "
+         "Convert it, or leave the column out."),
+    ],
+)  # fmt: skip
+def test_a_value_that_json_cannot_represent_stops_no_other_record(run: Path, value: Any, told: str) -> None:
+    good = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    found = open_run(run).predict([good, {**good, "note": value}, good])
+    assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", False)]
+    assert (found[1].skipped or "").startswith("inputs[1]['note']: ") and told in (found[1].skipped or "")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +295,7 @@ def test_half_a_surrogate_pair_stops_no_other_record_and_endless_nesting_has_a_n
 )
 def test_ids_are_those_of_the_id_column_or_numbers(tmp_path: Path, column: str, record: Any, expected: str) -> None:
     written = tmp_path / "inputs.jsonl"
-    assert write_records(written, [{"question": "Why?", **record}], {"id": column}) == [expected]
+    assert write_records(written, [{"question": "Why?", **record}], {"id": column}) == [(expected, "")]
     if "q" not in record:  # a number that is not finite cannot be read
         assert next(read_records(str(written), columns={"id": column})).fields["id"] == expected
 
@@ -258,9 +330,8 @@ def test_records_with_one_id_are_both_answered(run: Path) -> None:
 
 
 def test_messages_name_the_record_not_a_temporary_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DataError) as caught:
-        open_run(run).predict([{"question": "", "context": ""}])
-    assert "The first: inputs[0]: " in str(caught.value) and "/" not in str(caught.value)
+    (found,) = open_run(run).predict([{"question": "", "context": ""}])
+    assert found.skipped == "question is empty. Give it a text."
     assert main(["predict", str(run), "--column", "context=a"]) == 3
     assert "fivetune-" not in capsys.readouterr().err
 
@@ -277,8 +348,6 @@ def test_a_record_that_cannot_be_used_keeps_its_place(run: Path) -> None:
     found = fivetune.open_run(run).predict([good, bad, {**good, "id": "h"}])
     assert [(one.id, bool(one.skipped)) for one in found] == [("g", False), ("b", True), ("h", False)]
     assert "question" in (found[1].skipped or "")
-    with pytest.raises(DataError, match=r"no example is left of 1 records?\. The first: .*question"):
-        fivetune.open_run(run).predict([bad])
 
 
 def test_the_public_names_are_found_and_short() -> None:
