@@ -17,7 +17,7 @@ from fivetune.compare.changes import (
     PredictionChanges,
     compare_predictions,
     compute_paired_difference,
-    get_best_predictions,
+    read_best_predictions,
 )
 from fivetune.compare.measures import (
     MEASURES,
@@ -85,7 +85,7 @@ def compare(
     runs = [run for variant in variants for run in variant.runs]
     metric = _choose_metric(runs, metric)
     for run in runs:
-        get_best_predictions(run, metric)  # adds damage of their file to the run's, which becomes a warning
+        read_best_predictions(run, metric)  # of every run, so that the warnings name all damage
     first = next(variant for variant in variants if variant.name == baseline)
     tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
     measured = [_measure_variant(variant, first, tables, metric) for variant in variants]

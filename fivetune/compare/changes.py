@@ -55,7 +55,7 @@ def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionCh
 
     A prediction is right if its score is 1. Returns None if the runs have no scored predictions of the same examples.
     """
-    ours, theirs = get_best_predictions(after, metric), get_best_predictions(before, metric)
+    ours, theirs = read_best_predictions(after, metric), read_best_predictions(before, metric)
     key = _choose_score_name((*ours.values(), *theirs.values()), metric)
     shared = [name for name in theirs if name in ours]
     if key is None or not shared:
@@ -69,11 +69,9 @@ def compare_predictions(before: Run, after: Run, *, metric: str) -> PredictionCh
     return PredictionChanges(key, *found, num_unpaired=len(ours.keys() ^ theirs.keys()))
 
 
-def get_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
-    """Return the predictions of a run's best evaluation by id; {} if it has none."""
-    best = find_best_metric_eval(run, metric)
-    name = f"{best.split}-{best.step}" if best else ""
-    return {one.id: one for one in run.predictions[name]} if name in run.predictions else {}
+def read_best_predictions(run: Run, metric: str) -> dict[str, Prediction]:
+    """Return the predictions of a run's best evaluation by id; {} if it has none. See `Run.read_predictions`."""
+    return {one.id: one for one in run.read_predictions(find_best_metric_eval(run, metric))}
 
 
 def _choose_score_name(predictions: Iterable[Prediction], metric: str) -> str | None:
@@ -102,7 +100,7 @@ def compute_paired_difference(ours: Sequence[Run], theirs: Sequence[Run], *, met
     With several runs (seeds) per side, a resample is scored by the mean over the runs. None unless all runs have scores
     per example of the same examples.
     """
-    order = sorted(get_best_predictions(ours[0], metric)) if ours else []
+    order = sorted(read_best_predictions(ours[0], metric)) if ours else []
     if not order:
         return None
     ours_mean, theirs_mean = (
@@ -119,7 +117,7 @@ def _collect_scores(run: Run, metric: str, order: Sequence[str]) -> Scores | Non
 
     A score that is not a mean over examples is recomputed from the predictions by the task's metrics.
     """
-    by_id, total = get_best_predictions(run, metric), get_score(find_best_metric_eval(run, metric), metric)
+    by_id, total = read_best_predictions(run, metric), get_score(find_best_metric_eval(run, metric), metric)
     if total is None or sorted(by_id) != list(order):
         return None
     predictions = [by_id[name] for name in order]

@@ -112,7 +112,7 @@ def _parse_line(line: bytes, required: str | None = None) -> tuple[JsonTable | N
 def read_run(folder: str | Path) -> Run:
     """Read a run directory. Damage of files other than config.yaml is listed in `damage` and `warnings` of the run.
 
-    A file of predictions is read on access; its damage is added to both lists when it is read for the first time.
+    A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
 
     Raises RunDirError for any other folder.
     """
@@ -286,33 +286,42 @@ def _are_plausible(value: object) -> bool:
 
 
 class PredictionFiles(Mapping[str, list[Prediction]]):
-    """The predictions of a run by name (`eval-300`); each file is read on access.
+    """The predictions of a run by name (`eval-300`): those of its files and of its evaluations.
+
+    A file is read once, on the first access. Damaged lines are left out, a missing file gives [].
 
     Args:
-        sizes: number of predictions by name, as far as known.
-        on_damage: called with a sentence when a damaged file is read for the first time. Damaged lines are left out.
+        sizes: number of predictions of each evaluation, by name.
+        on_damage: called with a sentence about each damaged or missing file when it is read.
     """
 
     def __init__(self, folder: Path, *, sizes: Mapping[str, int], on_damage: OnDamage) -> None:
+        # Only what the folder lists is opened: the name of a split in a damaged evals.jsonl may be any text.
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
-        self._sizes, self._on_damage = sizes, on_damage
-        self._reported: set[str] = set()
+        self._names = tuple(dict.fromkeys((*self._paths, *sizes)))
+        self._folder, self._sizes, self._on_damage = folder, sizes, on_damage
+        self._records: dict[str, list[Prediction]] = {}
 
     def __getitem__(self, name: str) -> list[Prediction]:
-        records, damage = _read_predictions(self._paths[name], self._sizes.get(name))
-        if damage and name not in self._reported:
-            self._reported.add(name)
-            self._on_damage(damage)
-        return records
+        if name not in self._records:
+            if name in self._paths:
+                records, damage = _read_predictions(self._paths[name], self._sizes.get(name))
+            else:
+                path, num = self._folder / f"{name}.jsonl", self._sizes[name]
+                records, damage = [], f"{path}: missing: the evaluation made {num:,} predictions. Restore the file."
+            self._records[name] = records
+            if damage:
+                self._on_damage(damage)
+        return self._records[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._paths
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._names)
 
 
 def _read_predictions(path: Path, expected: int | None) -> tuple[list[Prediction], str]:

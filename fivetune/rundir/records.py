@@ -439,7 +439,7 @@ class Run:
 
     Args:
         config: config.yaml, nested settings.
-        predictions: of each evaluation, by the name of its file (`eval-300`).
+        predictions: of each evaluation, by the name of its file (`eval-300`); see `read_predictions`.
         warnings: of the run, and `damage`.
         damage: a sentence for each damaged file, and for what the reader omitted of it; for files of predictions only
             of those that have been read.
@@ -465,6 +465,14 @@ class Run:
     def num_steps(self) -> int | None:
         """Planned steps of the whole run; None if it ended before its plan was written."""
         return self.plan.num_steps if self.plan else None
+
+    def read_predictions(self, record: EvalRecord | None) -> list[Prediction]:
+        """Return the predictions of an evaluation; [] without it or its file.
+
+        Their file is read at the first call only, which adds a sentence about its damage or loss to the damage and the
+        warnings of the run.
+        """
+        return self.predictions.get(f"{record.split}-{record.step}", []) if record else []
 
     def __repr__(self) -> str:
         status = self.status

@@ -198,3 +198,73 @@ def test_a_comparison_names_damaged_predictions(damage, written, tmp_path, capsy
     assert main(["compare", str(written / "run"), str(other), "--output", str(page)]) == 0
     assert capsys.readouterr().out.count(f"{PREDICTIONS}:1: damaged line") == 1
     assert page.read_text().count(f"{PREDICTIONS}:1: damaged line") == 1
+
+
+@pytest.fixture
+def lose(damage, written) -> Callable[[str], None]:
+    """Delete a file of the run; it is restored afterwards."""
+
+    def delete(name: str) -> None:
+        damage(name, b"")
+        (written / name).unlink()
+
+    return delete
+
+
+def test_a_lost_file_of_predictions_is_named_once(lose, written):
+    lose(PREDICTIONS)
+    run = read_run(written / "run")
+    record = next(one for one in run.evals if one.step == 250)
+    assert run.damage == []
+    assert run.read_predictions(record) == run.read_predictions(record) == run.predictions["eval-250"] == []
+    assert (
+        run.damage
+        == [f"{written / PREDICTIONS}: missing: the evaluation made 3 predictions. Restore the file."]
+        == run.warnings[-1:]
+    )
+    with pytest.raises(KeyError):
+        run.predictions["eval-251"]
+
+
+def test_the_report_and_the_terminal_name_lost_predictions(lose, written, capsys):
+    names = ["run/predictions/eval-0.jsonl", PREDICTIONS]
+    for name in names:
+        lose(name)
+    assert main(["report", str(written / "run")]) == 0
+    told, page = capsys.readouterr().err, (written / "run" / "report.html").read_text()
+    assert told.count("warning: ") == 2 and all(told.count(f"/{name}: missing: ") == 1 for name in names)
+    assert all(page.count(f"/{name}: missing: ") == 1 for name in names)
+
+
+def test_a_comparison_names_lost_predictions(lose, written, tmp_path, capsys):
+    run = read_run(written / "run")
+    other = write_run(tmp_path / "other", replace(run, config=run.config | {"optimizer": {"lr": 0.1}}))
+    lose(PREDICTIONS)
+    page = tmp_path / "page.html"
+    assert main(["compare", str(written / "run"), str(other), "--output", str(page)]) == 0
+    assert capsys.readouterr().out.count(f"{PREDICTIONS}: missing: ") == 1
+    assert page.read_text().count(f"{PREDICTIONS}: missing: ") == 1
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_file_of_predictions_is_read_once(command, written, tmp_path, monkeypatch):
+    run = read_run(written / "run")
+    write_run(tmp_path / "other", replace(run, config=run.config | {"optimizer": {"lr": 0.1}}))
+    read: list[Path] = []
+    plain = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), plain(path))[1])
+    folders = [written / "run", tmp_path / "other"] if command == "compare" else [written / "run"]
+    assert main([command, *map(str, folders), "--output", str(tmp_path / "page.html")]) == 0
+    files = [path for path in read if path.parent.name == "predictions"]
+    names = ("eval-0", "eval-250") if command == "report" else ("eval-250",)
+    assert sorted(files) == sorted(folder / "predictions" / f"{name}.jsonl" for folder in folders for name in names)
+
+
+def test_the_name_of_a_split_is_no_path(damage, written):
+    (written / "run" / "eval-250.jsonl").write_text(json.dumps(LINE) + "\n")
+    records = [json.loads(line) for line in (written / "run" / "evals.jsonl").read_text().splitlines()]
+    splits = ("../eval", "x" * 5000, "\0")
+    lines = [json.dumps(record | {"split": split}) for record in records if record["step"] == 250 for split in splits]
+    run = damage("run/evals.jsonl", "\n".join(lines).encode())
+    assert [run.read_predictions(record) for record in run.evals] == [[], [], []]
+    assert sum(": missing: " in text for text in run.damage) == 3

@@ -30,7 +30,6 @@ from fivetune.report.run.scores import (
     choose_best_eval,
     find_baseline_eval,
     find_line_score_key,
-    get_predictions,
     list_score_keys,
     select_main_evals,
 )
@@ -58,8 +57,8 @@ def build_page(run: Run, *, reference_runs: Sequence[Run] = (), notes: Sequence[
         reference_runs: other runs, whose best scores serve as baselines.
         notes: problems found while reading, listed among the warnings.
     """
-    lines, _ = (get_predictions(run, record) for record in (choose_best_eval(run), find_baseline_eval(run)))
-    # After the predictions are read, which adds damage of their files to the run's warnings.
+    lines = run.read_predictions(choose_best_eval(run))
+    run.read_predictions(find_baseline_eval(run))  # before the warnings are listed, so that they name its damage
     doubts = [*notes, *find_warnings(run, reference_runs), *select_own_warnings(run)]
     key = find_line_score_key(run, lines)
     sections = (

@@ -19,7 +19,7 @@ from fivetune.report.page.wording import (
     format_plural,
     merge_repeats,
 )
-from fivetune.report.run.scores import choose_best_eval, find_baseline_eval, get_predictions
+from fivetune.report.run.scores import choose_best_eval, find_baseline_eval
 from fivetune.rundir.records import Prediction, Run
 from fivetune.values import divide
 
@@ -43,7 +43,7 @@ def build_run_examples_section(run: Run, lines: Sequence[Prediction]) -> Section
             "No evaluation was made" if best is None else "The best evaluation left no predictions in the run directory"
         )
         return Section("Examples", (Text(f"{reason}, so there are no examples to show."),))
-    before = get_predictions(run, baseline) if baseline and baseline is not best else []
+    before = run.read_predictions(baseline) if baseline is not best else []
     tables = [table for table in (build_outcomes_table(lines), build_changes_table(before, lines)) if table is not None]
     lowest = select_worst(lines)
     others = sample(lines, lowest)

@@ -41,7 +41,6 @@ from fivetune.report.run.scores import (
     find_main_score_key,
     format_points,
     get_best_scores,
-    get_predictions,
     get_score_label,
     list_score_keys,
     read_score,
@@ -88,7 +87,7 @@ def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
     ]
     caption = "All scores of the best evaluation beside the baselines; change is against the model before fine-tuning. "
     parts.append(Table(caption + "(evals.jsonl)", header, tuple(rows)))
-    if blank := describe_blank_golds(get_predictions(run, best), find_main_score_key(run) or ""):
+    if blank := describe_blank_golds(run.read_predictions(best), find_main_score_key(run) or ""):
         parts.append(Text(blank))
     if doubts:
         parts.append(Text(f"The published scores are not comparable with this run's: {'; '.join(doubts)}."))

@@ -140,16 +140,6 @@ def count_scored_examples(record: EvalRecord, key: str) -> float | None:
     return read_score(record, counter) or (record.num_examples if counter == "total" else None)
 
 
-def get_predictions(run: Run, record: EvalRecord | None) -> list[Prediction]:
-    """Return the predictions of an evaluation; [] without it or its file.
-
-    The file is read, and damage of it is added to the damage and the warnings of the run.
-    """
-    if record is None:
-        return []
-    return run.predictions.get(f"{record.split}-{record.step}", [])
-
-
 def find_line_score_key(run: Run, lines: Sequence[Prediction]) -> str | None:
     """Find the score of single predictions (0-1) that sections use: the main one if they have it, else their first.
 

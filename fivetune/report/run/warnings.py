@@ -21,7 +21,6 @@ from fivetune.report.run.scores import (
     EvalRecord,
     choose_best_eval,
     find_baseline_eval,
-    get_predictions,
 )
 from fivetune.rundir.figures import select_current_evals, select_evals_by_step
 from fivetune.rundir.records import DataSummary, Run
@@ -34,7 +33,7 @@ def find_warnings(run: Run, reference_runs: Sequence[Run] = ()) -> list[str]:
     """Return warnings about scores and data from the records; problems of the training are up to the diagnosis."""
     best = choose_best_eval(run)
     return [
-        *find_rate_warnings(recompute_written_rates(best, get_predictions(run, best))),
+        *find_rate_warnings(recompute_written_rates(best, run.read_predictions(best))),
         *_find_size_warnings(run, best, reference_runs),
         *_find_data_warnings(run.data),
     ]
@@ -97,7 +96,7 @@ def select_own_warnings(run: Run) -> list[str]:
 def build_warnings_section(run: Run, doubts: Sequence[str]) -> Section:
     table = build_rates_table(
         *(
-            recompute_written_rates(one, get_predictions(run, one))
+            recompute_written_rates(one, run.read_predictions(one))
             for one in (choose_best_eval(run), find_baseline_eval(run))
         )
     )
