@@ -7,6 +7,7 @@ A command with TAKES_SETTINGS = True receives unknown arguments as dotted overri
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ WIDTH = 160  # characters of a table that is not printed to a terminal
 def print_json(result: dict[str, Any] | list[Any]) -> None:
     """Print the machine-readable result: one JSON object (or array) as the last line of standard output."""
     print(json.dumps(result, ensure_ascii=False), flush=True)
+
+
+def print_warning(text: str) -> None:
+    """Print a warning to standard error."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:

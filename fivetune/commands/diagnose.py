@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_warning
 from fivetune.diagnosis import faults, speed
 from fivetune.diagnosis.logs import read_log
 from fivetune.diagnosis.rules import diagnose, list_missing_data
@@ -55,9 +55,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_source_stats(source: Path, *, devices_requested: int | None) -> RunStats:
-    """Collect the statistics of a run directory or of a log. Raises RunDirError if the source is neither."""
+    """Collect the statistics of a run directory or of a log; damaged files of a run are named on standard error.
+
+    Raises RunDirError if the source is neither.
+    """
     if source.is_dir():
-        return collect_run_stats(read_run(source), devices_requested=devices_requested)
+        found = read_run(source)
+        for text in found.damage:
+            print_warning(text)
+        return collect_run_stats(found, devices_requested=devices_requested)
     if not source.is_file():
         raise RunDirError(f"{source}: no such run or log. Give the run.dir of a run (runs/<name>), or a CSV file.")
     return collect_log_stats(read_log(source), devices_requested=devices_requested)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_warning
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def run(args: Namespace) -> int:
     from fivetune.report.run.scores import build_run_summary
     from fivetune.rundir import read_run
 
-    path = write_report(args.run_dir, output=args.output, on_damage=_print_warning)
+    path = write_report(args.run_dir, output=args.output, on_damage=print_warning)
     if args.json:
         this = read_run(args.run_dir)
         beside, _ = read_reference_runs(args.run_dir, this)
@@ -29,7 +28,3 @@ def run(args: Namespace) -> int:
     else:
         print(path)
     return 0
-
-
-def _print_warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)

@@ -33,6 +33,7 @@ from fivetune.rundir.layout import (
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import (
+    STATES,
     DataSummary,
     EvalRecord,
     MachineRecord,
@@ -59,11 +60,14 @@ OnDamage = Callable[[str], object]  # receives a sentence for each damaged file 
 LARGEST_PLAUSIBLE = 1e15  # of a step or a time stamp; larger values overflow when they are formatted
 
 
-def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage | None = None) -> list[JsonTable]:
-    """Read the objects of a JSONL file; a partial last line is dropped, a missing file counts as empty.
+def read_jsonl(
+    path: Path, *, required: str | None = None, is_growing: bool = True, on_damage: OnDamage | None = None
+) -> list[JsonTable]:
+    """Read the objects of a JSONL file; a missing file counts as empty.
 
     Args:
         required: key that each object must have, with a finite number in the plausible range.
+        is_growing: a partial last line, which may be in the middle of being written, is dropped and is no damage.
         on_damage: called with a sentence for each damaged line, which is then omitted.
 
     Raises RunDirError for a damaged line if `on_damage` is None.
@@ -78,8 +82,8 @@ def read_jsonl(path: Path, *, required: str | None = None, on_damage: OnDamage |
         record, reason = _parse_line(line, required)
         if record is not None:
             records.append(record)
-        # The partial line of a killed process has a start and no line end.
-        elif number < len(lines) or reason != TORN or not line.startswith(b"{"):
+        # The partial line of a process that writes or was killed has a start and no line end.
+        elif not is_growing or number < len(lines) or reason != TORN or not line.startswith(b"{"):
             text = f"{path}:{number}: damaged line ({reason})."
             if on_damage is None:
                 raise RunDirError(f"{text} Delete that line.")
@@ -121,8 +125,10 @@ def read_run(folder: str | Path) -> Run:
     damage: list[str] = []
     status = read_status(folder, on_damage=damage.append)
     machine, data = read_machine(folder, on_damage=damage.append), read_data(folder, on_damage=damage.append)
-    steps, evals = read_steps(folder, on_damage=damage.append), read_evals(folder, on_damage=damage.append)
-    best = None if status.state in ("preparing", "running") else status.best  # a resume drops later evaluations
+    is_active = status.state in ("preparing", "running")
+    steps = read_steps(folder, on_damage=damage.append)
+    evals = read_evals(folder, is_growing=is_active, on_damage=damage.append)
+    best = None if is_active else status.best  # a resume drops later evaluations
     best_eval = find_own_eval(evals, best.step) if best else None
     if best and (best_eval is None or best.metric not in best_eval.scores):
         damage.append(
@@ -138,7 +144,8 @@ def read_run(folder: str | Path) -> Run:
         name: _read_table(kind, build_sibling_path(folder, f"{name}.json"), damage.append)
         for name, kind in RESULTS.items()
     }
-    warnings = [*(warning.message for warning in status.warnings), *damage]
+    own = [warning.message for warning in status.warnings]
+    warnings = [*own, *(text for text in damage if text not in own)]  # a resume has recorded what it met
 
     def add_damage(text: str) -> None:
         damage.append(text)
@@ -179,9 +186,13 @@ def describe_missing_steps(steps: Iterable[int], last: int) -> str:
     )
 
 
-def read_evals(folder: str | Path, *, on_damage: OnDamage | None = None) -> list[EvalRecord]:
-    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `on_damage` is None."""
-    return _read_records(EvalRecord, [Path(folder) / EVALS], "step", on_damage)
+def read_evals(folder: str | Path, *, is_growing: bool = True, on_damage: OnDamage | None = None) -> list[EvalRecord]:
+    """Read evals.jsonl of a run directory. Raises RunDirError for a damaged line if `on_damage` is None.
+
+    Args:
+        is_growing: a process may write the file now (`read_jsonl`).
+    """
+    return _read_records(EvalRecord, [Path(folder) / EVALS], "step", on_damage, is_growing=is_growing)
 
 
 def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> list[TelemetryRecord]:
@@ -190,21 +201,39 @@ def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> 
     return sorted(records, key=lambda record: (record.seconds, record.rank))
 
 
-def _read_records(kind: type[Line], paths: Sequence[Path], required: str, on_damage: OnDamage | None) -> list[Line]:
+def _read_records(
+    kind: type[Line],
+    paths: Sequence[Path],
+    required: str,
+    on_damage: OnDamage | None,
+    *,
+    is_growing: bool = True,
+) -> list[Line]:
     """Read the records of JSONL files; all their damaged lines give one sentence, all their invalid values another."""
     notes: list[str] = []
     report = notes.append if on_damage else None
-    lines = [line for path in paths for line in read_jsonl(path, required=required, on_damage=report)]
+    lines = [
+        line for path in paths for line in read_jsonl(path, required=required, is_growing=is_growing, on_damage=report)
+    ]
     if notes and on_damage:
         on_damage(notes[0] + (f" Damaged lines in all: {len(notes):,}." if notes[1:] else ""))
     invalid: Counter[str] = Counter()
-    parsed = [parse_record(kind, line, on_invalid=lambda name: invalid.update([name])) for line in lines]
+    records: list[Line] = []
+    num_incomplete = 0
+    for line in lines:
+        num_invalid = invalid.total()
+        if record := parse_record(kind, line, on_invalid=lambda name: invalid.update([name])):
+            records.append(record)
+        elif invalid.total() == num_invalid:  # a needed value is missing, or null
+            num_incomplete += 1
+    if num_incomplete and on_damage:
+        on_damage(f"{paths[0]}: damaged: lines that lack needed values are left out: {num_incomplete:,}.")
     if invalid and on_damage:
         listed = ", ".join(f"{name} (lines: {number:,})" for name, number in invalid.most_common(5))
         on_damage(
             f"{paths[0]}: damaged: values that are no finite number, or of the wrong type, are left out: {listed}."
         )
-    return [record for record in parsed if record is not None]
+    return records
 
 
 def read_status(folder: str | Path, *, on_damage: OnDamage | None = None) -> RunStatus:
@@ -228,12 +257,17 @@ def read_data(folder: str | Path, *, on_damage: OnDamage | None = None) -> DataS
 
 
 def _read_record(kind: type[T], path: Path, on_damage: OnDamage | None) -> T:
-    """Read a JSON file as a record; values of the wrong type are named to `on_damage`."""
+    """Read a JSON file as a record; values of the wrong type, and an unknown state, are named to `on_damage`."""
     table = read_json(path, on_damage=on_damage)
     invalid: list[str] = []
     record = parse_record(kind, table, on_invalid=invalid.append)
-    if invalid and on_damage:
-        on_damage(f"{path}: damaged: values of the wrong type are left out: {', '.join(invalid)}.")
+    flaws = [f"values of the wrong type are left out: {', '.join(invalid)}"] if invalid else []
+    if table and isinstance(record, RunStatus) and record.state not in STATES:
+        if "state" not in invalid:
+            flaws.append(f"'state' is {table.get('state')!r}, none of {', '.join(STATES)}, and counts as unknown")
+        record = replace(record, state="")
+    if flaws and on_damage:
+        on_damage(f"{path}: damaged: {'; '.join(flaws)}.")
     return kind() if record is None else record
 
 
@@ -377,7 +411,7 @@ def read_run_config(folder: str | Path) -> JsonTable:
 
 
 def read_json(path: Path, *, on_damage: OnDamage | None = None) -> JsonTable:
-    """Read a JSON object of a run directory; {} if the file is missing.
+    """Read a JSON object of a run directory, none of which is ever empty; {} if the file is missing.
 
     Raises RunDirError for any other content if `on_damage` is None.
     """
@@ -394,9 +428,10 @@ def read_json(path: Path, *, on_damage: OnDamage | None = None) -> JsonTable:
     except OSError as error:
         reason, place = f"cannot be read: {error.strerror}", str(path)
     else:
-        if isinstance(found, dict):
+        if isinstance(found, dict) and found:
             return found
-        reason, place = f"damaged: it holds a {type(found).__name__} instead of an object", str(path)
+        held = "no values" if found == {} else f"a {type(found).__name__} instead of an object"
+        reason, place = f"damaged: it holds {held}", str(path)
     text = f"{place}: {reason}. {_get_advice(path.name)}"
     if on_damage is None:
         raise RunDirError(text)

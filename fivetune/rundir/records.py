@@ -165,12 +165,15 @@ class RunWarning:
     kind: str = ""
 
 
+STATES = ("preparing", "running", "finished", "interrupted", "failed", "pruned")
+
+
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """status.json: progress and ending of a run.
 
     Args:
-        state: preparing, running, finished, interrupted, failed or pruned; "" where status.json is missing.
+        state: one of STATES; "" where it is unknown, because status.json is missing or damaged.
         why: the error that ended the run.
         started: ISO 8601 with offset.
         begun: at least one step was queued, so that the run can be resumed.

@@ -35,8 +35,18 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 from fivetune.rundir.parse import parse_record
-from fivetune.rundir.reader import describe_missing_steps, read_json, read_jsonl, refuse_foreign
-from fivetune.rundir.records import RunStatus, RunWarning
+from fivetune.rundir.reader import (
+    describe_missing_steps,
+    read_data,
+    read_evals,
+    read_json,
+    read_jsonl,
+    read_machine,
+    read_status,
+    read_steps,
+    refuse_foreign,
+)
+from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
 PROBE = ".probe"
@@ -104,6 +114,7 @@ class RunDir:
         self._status: JsonTable = {}
         self._aside: Path | None = None  # previous run of this directory, renamed by `overwrite`
         self.set_aside: dict[str, str] = {}  # a sentence for each damaged file that a resume renamed, by its name
+        self.damage: list[str] = []  # `set_aside`, and a sentence for each file that a resume uses in part
         self._made: list[Path] = []  # parent folders that did not exist before
         self._lock = lock_folder(path)
         self._identity = path.stat()
@@ -164,7 +175,10 @@ class RunDir:
         if run._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
             run._status |= {"state": "interrupted", "why": "killed"}
         run.warnings = _parse_warnings(run._status)
-        for message in run.set_aside.values():
+        run.damage += run.set_aside.values()
+        for read in (read_status, read_machine, read_data) if repair else ():
+            read(path, on_damage=run.damage.append)
+        for message in run.damage:
             run.add_warning(message)
         return run
 
@@ -206,11 +220,13 @@ class RunDir:
     def truncate_after(self, step: int) -> list[str]:
         """Drop the records after `step`, from which the run continues, and damaged lines.
 
-        Returns a sentence for each damaged line and for missing steps.
+        Returns sentences on damaged lines and values, and on missing steps.
         """
         notes: list[str] = []
+        read_steps(self.path, on_damage=notes.append)
+        read_evals(self.path, is_growing=False, on_damage=notes.append)
         for name in (STEPS, EVALS):
-            records = read_jsonl(self.path / name, required="step", on_damage=notes.append)
+            records = read_jsonl(self.path / name, required="step", on_damage=lambda text: None)
             self.close_file(name)
             kept = [record for record in records if record["step"] <= step]
             write_text(self.path / name, "".join(map(format_json_line, kept)))
@@ -307,7 +323,7 @@ class NullRunDir(RunDir):
         self.path = path
         self.warnings = _parse_warnings(status)
         self._status = status
-        self.set_aside = {}
+        self.set_aside, self.damage = {}, []
 
     def write(self, name: str, content: Any) -> None:
         """No-op: only rank 0 writes."""
@@ -381,7 +397,7 @@ def _parse_warnings(status: JsonTable) -> list[RunWarning]:
 
 
 def _drop_invalid(status: JsonTable) -> JsonTable:
-    """Return a status without values of the wrong type, so that a resume can rely on the others."""
+    """Return a status without values of the wrong type or an unknown state, so that a resume can rely on the others."""
     counts = ("step", "num_resumes", "num_starved_steps")
     kinds: dict[str, type] = {
         **dict.fromkeys(counts, int),
@@ -393,7 +409,8 @@ def _drop_invalid(status: JsonTable) -> JsonTable:
     return {
         key: value
         for key, value in status.items()
-        if key not in kinds or (type(value) is kinds[key] and (key not in counts or 0 <= value < 2**53))
+        if (key not in kinds or (type(value) is kinds[key] and (key not in counts or 0 <= value < 2**53)))
+        and (key != "state" or value in STATES)
     }
 
 

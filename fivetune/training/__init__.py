@@ -179,7 +179,7 @@ def _open_run_outputs(
     checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
     world.broadcast_object(run.get_status())
     progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
-    for message in run.set_aside.values():
+    for message in run.damage:
         progress.warn(message)
     return run, progress
 
@@ -324,8 +324,9 @@ def _train_and_export(training: Training) -> None:
 
 
 def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
-    """The evaluations that rank 0 has written, on every rank."""
-    return world.broadcast_object(rundir.read_evals(run.path) if world.is_first else [])
+    """The evaluations that rank 0 has written, on every rank; `truncate_after` names the damage of a resumed run."""
+    found = rundir.read_evals(run.path, on_damage=lambda text: None) if world.is_first else []
+    return world.broadcast_object(found)
 
 
 def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:

@@ -141,6 +141,35 @@ def test_damage_that_a_report_does_not_need_is_a_warning_of_commands_and_pages(t
     assert f"warning: {run}/{name}" in capsys.readouterr().out and f"one/{name}" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("status.json", "{}"),
+        ("status.json", '{"state": null}'),
+        ("status.json", '{"state": "oops"}'),
+        ("machine.json", "{}"),
+        ("evals.jsonl", '{"step": 300, "ta'),
+    ],
+)
+def test_empty_files_unknown_states_and_torn_evaluations_are_named_once_by_all(tmp_path, capsys, name, content):
+    run, other = a_run(tmp_path / "one"), a_run(tmp_path / "two")
+    changed = {**rundir.read_run_config(other), "optimizer": {"name": "adamw"}}
+    rundir.write_text(other / rundir.CONFIG, yaml.safe_dump(changed))
+    with (run / name).open("a" if name == "evals.jsonl" else "w") as file:
+        file.write(content)
+    for words in (["report", str(run)], ["diagnose", str(run)], ["compare", str(run), str(other)]):
+        assert cli.main(words) == 0
+        printed = " ".join("".join(capsys.readouterr()).split())
+        assert printed.count(f"warning: {run}/{name}") == 1, words
+        assert "oops" not in printed.replace("'state' is 'oops'", "")
+    page = (run / "report.html").read_text()
+    assert f"one/{name}" in page and "(state )" not in page
+    if name != "evals.jsonl":  # the live view reads the last records only
+        text = shown(tmp_path, width=400)
+        assert text.count(f"{run}/{name}: damaged: ") == 1 and "preparing," not in text.partition("\n")[0]
+        assert ("1 unreadable" in text) == (name == "status.json")
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_no_line_is_wider_than_the_terminal(tmp_path, width):
     a_run(tmp_path / ("a-long-name-of-a-run-" * 6), state="failed", why="because " * 40)

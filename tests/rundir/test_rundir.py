@@ -267,15 +267,23 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
         (STATUS, b'{"why": "\xe5"}', "status.json: damaged: it is not UTF-8. Delete the file"),
         (
             STATUS,
-            b'{"step": "x", "best": 3}',
+            b'{"state": "failed", "step": "x", "best": 3}',
             "status.json: damaged: values of the wrong type are left out: step, best.",
         ),
+        (STATUS, b"{}", "status.json: damaged: it holds no values. Delete the file: a resume writes it again."),
+        (STATUS, b'{"state": null, "step": 3}', "status.json: damaged: 'state' is None, none of preparing, running, "),
+        (STATUS, b'{"state": "oops"}', "status.json: damaged: 'state' is 'oops', none of preparing, running, finished"),
+        (STATUS, b'{"state": 3}', "status.json: damaged: values of the wrong type are left out: state."),
+        (STATUS, b'{"step": "x"}', "damaged: values of the wrong type are left out: step; 'state' is None, none of"),
+        (MACHINE, b"{}", "machine.json: damaged: it holds no values. Delete the file: a resume writes it again."),
         (MACHINE, b"3", "machine.json: damaged: it holds a int instead of an object. Delete the file"),
         (MACHINE, b'{"format_version": "1"}', "machine.json: damaged: values of the wrong type are left out: format_v"),
         (DATA, b"[" * 100_000, "data.json: damaged: "),
-        (STEPS, b'{"step": 1}\n{}\n', "steps.jsonl:2: damaged line ('step' is None). It is left out."),
+        (STEPS, b"{}\n", "steps.jsonl:1: damaged line ('step' is None). It is left out."),
         (STEPS, b"[]\n", "steps.jsonl:1: damaged line (list instead of an object). It is left out."),
         (EVALS, b'{"step": 1e308}\n', "evals.jsonl:1: damaged line ('step' is 1e+308). It is left out."),
+        (EVALS, b'{"step": 1}\n', "evals.jsonl: damaged: lines that lack needed values are left out: 1."),
+        (EVALS, b'{"step": 1, "ta', "evals.jsonl:1: damaged line (no whole JSON value). It is left out."),
         (EVALS, b'{"step": "\x80"}\n', "evals.jsonl:1: damaged line (no whole JSON value). It is left out."),
         (TELEMETRY, b"\x00\x01\xff", "telemetry.jsonl:1: damaged line (no whole JSON value). It is left out."),
         ("plan.json", b'{"num_steps": "many"}', "plan.json: damaged: it has no batch_size, eval_every_steps, "),
@@ -287,7 +295,7 @@ def test_damaged_files_that_a_report_does_not_need_are_named_in_warnings(tmp_pat
     (tmp_path / name).write_bytes(content)
     run = read_run(tmp_path)
     assert len(run.damage) == 1 and message in run.damage[0] and "\n" not in run.damage[0]
-    assert run.warnings == run.damage
+    assert run.warnings == run.damage and run.status.state in ("", "failed")
 
 
 def test_a_lost_best_evaluation_is_named(tmp_path):
@@ -418,7 +426,7 @@ def test_a_failed_start_leaves_no_empty_parents(tmp_path):
 # --- a resume does not need everything ---
 
 
-@pytest.mark.parametrize("content", [b"[]", b'{"a', b"\xe5", b"null"])
+@pytest.mark.parametrize("content", [b"[]", b'{"a', b"\xe5", b"null", b"{}"])
 @pytest.mark.parametrize("name", [STATUS, MACHINE, DATA])
 def test_a_damaged_file_that_is_written_again_is_set_aside(tmp_path, name, content):
     started(tmp_path).close()
@@ -441,6 +449,8 @@ def test_a_damaged_file_that_is_written_again_is_set_aside(tmp_path, name, conte
         {"begun": 1},
         {"warnings": 3},
         {"seconds_by_phase": []},
+        {"state": "oops"},
+        {"state": None},
     ],
     ids=str,
 )
@@ -449,7 +459,10 @@ def test_values_of_the_wrong_kind_in_a_status_count_as_missing(tmp_path, changes
     rundir.write_json(tmp_path / STATUS, {"state": "interrupted", **changes})
     run = RunDir.resume(tmp_path)
     run.close()
-    assert run.get_status() == {"state": "interrupted"} and run.warnings == []
+    (named,) = [*changes]
+    assert run.get_status() == {key: value for key, value in {"state": "interrupted"}.items() if key != named}
+    is_count_below_0 = changes == {"num_resumes": -4}
+    assert [named in each.message for each in run.warnings] == [True] * (not is_count_below_0)
 
 
 @pytest.mark.parametrize("name", ["log.txt", "telemetry.jsonl", "telemetry-1.jsonl"])
@@ -484,16 +497,17 @@ def test_a_torn_line_does_not_swallow_the_next_evaluation(tmp_path):
 
 def test_a_resume_leaves_damaged_lines_out_and_reports_lost_steps(tmp_path):
     run = started(tmp_path)
-    (tmp_path / STEPS).write_bytes(b'{"step": 1}\n{}\n{"step": 3}\n')
-    (tmp_path / EVALS).write_bytes(b'[]\n{"step": 3}\n')
+    first, third = (json.dumps(make_step(step, loss=None)) for step in (1, 3))
+    (tmp_path / STEPS).write_text(f"{first}\n{{}}\n{third}\n")
+    (tmp_path / EVALS).write_text(f"[]\n{json.dumps(make_eval(3, {}))}\n" + '{"step": 3, "ta')
     notes = run.truncate_after(3)
     run.close()
     assert [record["step"] for record in read_jsonl(tmp_path / STEPS)] == [1, 3]
     assert [record["step"] for record in read_jsonl(tmp_path / EVALS)] == [3]
     assert [text.partition(str(tmp_path))[2] or text for text in notes] == [
         "/steps.jsonl:2: damaged line ('step' is None). It is left out.",
+        "/evals.jsonl:1: damaged line (list instead of an object). It is left out. Damaged lines in all: 2.",
         "steps.jsonl: 1 of 3 steps are missing: curves, times and verdicts are of the others.",
-        "/evals.jsonl:1: damaged line (list instead of an object). It is left out.",
     ]
 
 
@@ -548,4 +562,4 @@ def test_of_a_list_of_records_only_the_damaged_ones_are_left_out(tmp_path):
     assert read_run(tmp_path).status == RunStatus(state="finished", warnings=(RunWarning("odd"),))
     run = RunDir.resume(tmp_path)
     run.close()
-    assert run.warnings == [RunWarning("odd")]
+    assert run.warnings[0] == RunWarning("odd") and "left out: warnings." in run.warnings[1].message

@@ -497,3 +497,14 @@ def test_a_run_is_evaluated_from_another_working_directory(
     monkeypatch.chdir("/")
     assert main(["evaluate", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["num_examples"] == 12
+
+
+def test_evaluate_names_damaged_evaluations_once(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The torn line was truncated, and a line without values ignored, in silence."""
+    folder = shutil.copytree(run, tmp_path / "run", symlinks=True)
+    path = folder / rundir.EVALS
+    path.write_text('{"step": 1}\n' + path.read_text() + '{"step": 1, "ta')
+    assert main(["evaluate", str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.count("damaged line (no whole JSON value). It is left out.") == 1
+    assert printed.count(f"{path}: damaged: lines that lack needed values are left out: 1.") == 1

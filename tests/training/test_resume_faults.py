@@ -171,6 +171,41 @@ def test_files_that_a_resume_does_not_need_do_not_stop_it(stopped, finished, nam
     assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('{"step": 2, "task": "squ', "evals.jsonl:2: damaged line (no whole JSON value). It is left out."),
+        ("[]\n", "evals.jsonl:2: damaged line (list instead of an object). It is left out."),
+        ('{"step": 2}\n', "evals.jsonl: damaged: lines that lack needed values are left out: 1."),
+    ],
+)
+def test_damaged_lines_of_evaluations_are_named_once_by_a_resume(stopped, finished, capfd, line, named):
+    path = path_of(stopped, "evals.jsonl")
+    path.write_text(path.read_text().partition("\n")[0] + f"\n{line}")
+    run = continue_run(stopped)
+    assert [text for text in run.warnings if "evals.jsonl" in text] == [f"{path.parent}/{named}"]
+    assert " ".join(capfd.readouterr().err.split()).count(named) == 1
+    assert [record.step for record in run.evals] == [2, 4]
+    assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("status.json", "{}", "it holds no values. Set aside as status.json.damaged; the run does not need it."),
+        ("status.json", '{"state": "oops"}', "'state' is 'oops', none of preparing, "),
+        ("status.json", '{"state": null, "begun": true}', "'state' is None, none of preparing, "),
+        ("machine.json", "{}", "it holds no values. Set aside as machine.json.damaged; the run does not need it."),
+    ],
+)
+def test_empty_files_and_unknown_states_are_named_once_by_a_resume(stopped, capfd, name, content, named):
+    path_of(stopped, name).write_text(content)
+    run = continue_run(stopped)
+    (warning,) = [text for text in run.warnings if name in text]
+    assert warning.startswith(f"{path_of(stopped, name)}: damaged: {named}") and run.status.state == "finished"
+    assert " ".join(capfd.readouterr().err.split()).count(f"{name}: damaged: ") == 1
+
+
 def test_a_damaged_optimizer_state_of_the_best_checkpoint_costs_nothing(finished, tmp_path):
     run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
     last, best = run / "checkpoints" / "4", run / "checkpoints" / "2"

@@ -296,7 +296,7 @@ def _describe_ending(run: Run) -> str:
         "preparing": "The state is preparing: the run has no step yet, or was killed.",
         "running": f"The state is running, after {done}: the run is active, or was killed.",
     }
-    return ends.get(state, f"The end of the run is not known (state {format_plain(state)}).")
+    return ends.get(state, f"The end of the run is not known (state {UNKNOWN}).")
 
 
 def format_difference(reached: float | None, before: float | None) -> str:
