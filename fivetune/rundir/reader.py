@@ -292,6 +292,12 @@ def _read_table(kind: type[TraceSummary | RangeTest | BatchTest], path: Path, on
     return {}
 
 
+def find_result_flaw(name: str, table: Mapping[str, JsonValue]) -> str | None:
+    """Find why the result of a finder (`find-lr`) is damaged; None if it can be drawn."""
+    record, reason = _parse_whole(RESULTS[name], {**table})
+    return reason if record is None else record.find_flaw()
+
+
 def _parse_whole(kind: type[Whole], table: JsonTable) -> tuple[Whole | None, str | None]:
     """Build a record from a JSON object without any damage; return it, or None and the reason."""
     invalid: list[str] = []

@@ -30,7 +30,13 @@ BATCHES = {
     "device": "cpu",
     "precision": "fp32",
     "rule": "The smallest size.",
-    "fit": {"batch_size": 8, "measured_bytes": 2**30, "why": "that is the whole global batch"},
+    "fit": {
+        "batch_size": 8,
+        "measured_bytes": 2**30,
+        "forecast_bytes": 2**30,
+        "state_bytes": 2**20,
+        "why": "that is the whole global batch",
+    },
     "speeds": [{"batch_size": n, "tokens_per_second": 100.0 * n} for n in (1, 2, 4, 8)],
 }
 
@@ -46,6 +52,7 @@ def rates() -> dict:
                 "smoothed": found.smoothed,
                 "lr": found.lr,
                 "steepest": found.steepest,
+                "tenth": found.tenth,
                 "rule": found.rule,
                 "stopped": found.stopped,
             }
@@ -163,6 +170,27 @@ def test_the_commands_print_the_setting_and_the_report_shows_both(tmp_path, mode
 
 def test_sections_are_there_only_for_what_was_found():
     assert build_finder_sections({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "flaw"),
+    [
+        (
+            "find-lr",
+            {"lrs": [], "losses": [], "smoothed": []},
+            "lrs, losses and smoothed are empty or differ in length",
+        ),
+        ("find-lr", {"losses": [1.0]}, "lrs, losses and smoothed are empty or differ in length"),
+        ("find-lr", {"lrs": "many"}, "of the wrong type: lrs"),
+        ("find-lr", None, "values are missing"),
+        ("find-batch", {"speeds": []}, "speeds is empty"),
+        ("find-batch", None, "values are missing"),
+    ],
+)
+def test_a_hand_made_result_without_values_is_named_as_damaged(name, table, flaw):
+    whole = rates() if name == "find-lr" else BATCHES
+    text = render_html(build_finder_page(name, {} if table is None else {**whole, **table}, run="r"))
+    assert f"The result of {name} is damaged: {flaw}. It is left out." in text
     titles = [
         section.title for section in build_page(fake_run(found={"find-lr": rates(), "find-batch": BATCHES})).sections
     ]

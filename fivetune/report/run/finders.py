@@ -19,6 +19,7 @@ from fivetune.report.page.wording import (
     format_plain,
     format_significant,
 )
+from fivetune.rundir.reader import find_result_flaw
 from fivetune.values import as_finite_number, get_nested
 
 TITLES = {"find-lr": "Learning-rate range test", "find-batch": "Micro-batch size"}
@@ -35,9 +36,15 @@ def build_finder_page(name: str, found: Mapping[str, Any], *, run: str) -> Page:
 
 
 def build_finder_sections(found: Mapping[str, Mapping[str, Any]]) -> tuple[Section, ...]:
-    """Build a section for each finder with a result, by command (`find-lr`)."""
+    """Build a section for each finder with a result, by command (`find-lr`); a damaged result is named instead."""
     makers = {"find-lr": _build_lr_section, "find-batch": _build_batch_section}
-    return tuple(make(found[name]) for name, make in makers.items() if found.get(name))
+    sections: list[Section] = []
+    for name, make in makers.items():
+        if name in found:
+            flaw = find_result_flaw(name, found[name])
+            damage = Text(f"The result of {name} is damaged: {flaw}. It is left out.", "warning")
+            sections.append(Section(TITLES[name], (damage,)) if flaw else make(found[name]))
+    return tuple(sections)
 
 
 def _build_lr_section(found: Mapping[str, Any]) -> Section:
@@ -53,7 +60,7 @@ def _build_lr_section(found: Mapping[str, Any]) -> Section:
         build_line_trace("Loss, each step", rates, losses, COLORS[0], line={"width": 1}, opacity=0.45, mode="lines"),
         build_line_trace("Loss, smoothed", rates, smoothed, COLORS[0], mode="lines"),
     )
-    top = max(losses[0], min(smoothed)) if losses else 1.0
+    top = max(losses[0], min(smoothed))
     chosen = {} if choice is None else build_step_marker(choice, f"chosen {choice:g}", y=0.02)
     look = build_layout(
         "learning rate, log scale",
