@@ -95,6 +95,8 @@ def describe_error(error: Any, layers: Layers) -> str:
         return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
     given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
+    if given and error["input"] is None:
+        given = ", not null (an empty value). Leave the setting out for its default"
     return f"{where}: {message.rstrip('.')}{given}."
 
 

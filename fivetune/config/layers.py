@@ -80,6 +80,21 @@ def parse_value(text: str) -> object:
     return value
 
 
+def parse_sources(value: object) -> object:
+    """Put one source into a tuple. Raises ValueError for an empty one: `--data.eval "$DEV"` without DEV.
+
+    >>> parse_sources("dev.json")
+    ('dev.json',)
+    """
+    given = value if isinstance(value, list | tuple) else (value,)
+    if None in given or "" in given:
+        raise ValueError(
+            "an empty value (null) names no file. Allowed are files, folders and hub names. Give one, or leave the "
+            "setting out; [] overrides one of the base with none"
+        )
+    return (value,) if isinstance(value, str) else value
+
+
 def parse_table(value: object) -> object:
     """Parse a text of the command line that holds a table; other values are returned unchanged.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from fivetune import plugins
-from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
+from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_sources, parse_table
 from fivetune.config.search import SearchSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
@@ -49,12 +49,14 @@ PositiveInt = Annotated[int, Field(ge=1)]
 def _check_count_or_auto(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
-    raise ValueError(f"Input should be a valid integer of at least 1, or auto, not {value!r}")
+    raise ValueError(
+        f"Input should be a valid integer of at least 1, or auto, not {'null' if value is None else repr(value)}"
+    )
 
 
 PositiveIntOrAuto = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_check_count_or_auto)]
 Table = BeforeValidator(parse_table)
-Sources = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+Sources = Annotated[tuple[str, ...], BeforeValidator(parse_sources)]
 
 
 class RunSection(_Section):

@@ -16,6 +16,7 @@ from fivetune.data.json_text import (
     JsonWindow,
     decode_line,
     describe_kind,
+    describe_value,
     find_json_error,
 )
 from fivetune.data.source_files import (
@@ -23,7 +24,6 @@ from fivetune.data.source_files import (
     BadRecord,
     format_too_long_message,
     make_utf8_error,
-    quote_value,
     read_lines,
 )
 from fivetune.errors import DataError
@@ -73,7 +73,7 @@ def _make_record(value: object, where: str) -> RawRecord | BadRecord:
         return RawRecord(value, where)
     return BadRecord(
         where,
-        f"{describe_kind(value)}: {quote_value(value)}. A record is an object {{name: value}}. Repair or remove it.",
+        f"{describe_value(value)}. A record is an object {{name: value}}. Repair or remove it.",
     )
 
 
@@ -90,7 +90,7 @@ def read_json_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRe
         by_id = yield from _read_listed_records(window, path)
     else:
         value = window.read_value()
-        raise DataError(f"{path}: {describe_kind(value)}: {quote_value(value)}. {_DOCUMENT_FORM}")
+        raise DataError(f"{path}: {describe_value(value)}. {_DOCUMENT_FORM}")
     if window.peek():
         raise window.make_error("data after the end of the document")
     if by_id:
@@ -174,9 +174,7 @@ def _split_article(article: JsonTable, where: str) -> Iterator[RawRecord | BadRe
 
 def _split_paragraph(paragraph: object, where: str, title: object) -> Iterator[RawRecord | BadRecord]:
     if not isinstance(paragraph, dict):
-        yield BadRecord(
-            where, f"{describe_kind(paragraph)}: {quote_value(paragraph)}. Allowed is an object. {_QUESTION_FORM}"
-        )
+        yield BadRecord(where, f"{describe_value(paragraph)}. Allowed is an object. {_QUESTION_FORM}")
     elif isinstance(paragraph, DuplicateKeyObject):
         yield BadRecord(where, find_json_error(paragraph) or "")
     elif not isinstance(paragraph.get("qas"), list):
@@ -215,7 +213,7 @@ def flatten_question(question: JsonTable, *, context: str, title: object = "") -
 def _find_question_error(question: object, paragraph: JsonTable) -> str:
     wrong = ""
     if not isinstance(question, dict):
-        wrong = f"{describe_kind(question)}: {quote_value(question)}, not an object"
+        wrong = f"{describe_value(question)}, not an object"
     elif not isinstance(question.get("question"), str):
         wrong = _describe_bad_field(question, "question")
     elif not isinstance(paragraph.get("context"), str):
@@ -241,5 +239,5 @@ def _find_answer_error(answer: object, index: int) -> str:
 
 def _describe_bad_field(fields: JsonTable, name: str) -> str:
     if name in fields:
-        return f"{name!r} is {describe_kind(fields[name])}: {quote_value(fields[name])}"
+        return f"{name!r} is {describe_value(fields[name])}"
     return f"no {name!r}; the keys are {', '.join(repr(key) for key in list(fields)[:8]) or 'none'}"

@@ -59,6 +59,15 @@ def describe_kind(value: object) -> str:
     return _KINDS.get(type(value), "an object" if isinstance(value, dict) else "null")
 
 
+def describe_value(value: object) -> str:
+    """Return the JSON type and the value, as messages name them.
+
+    >>> describe_value([1]), describe_value(None)
+    ("a list: '[1]'", 'null')
+    """
+    return "null" if value is None else f"{describe_kind(value)}: {quote_value(value)}"
+
+
 def find_json_error(value: object) -> str | None:
     """Return why a decoded value is unusable, or None: NaN, a duplicate key, a NUL character, half a surrogate pair.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fivetune.data.json_records import RECORD_LISTS, read_json_records, read_jsonl_records
-from fivetune.data.json_text import decode_line, describe_kind, find_json_error
+from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.source_files import (
     FORMATS,
     HEAD_BYTES,
@@ -245,7 +245,7 @@ def _normalize_record(
     if isinstance(given, bool) or not isinstance(given, str | int):
         return BadRecord(
             where,
-            f"'id' is {describe_kind(given)}: {quote_value(given)}. Allowed is text or a whole number. Correct it.",
+            f"'id' is {describe_value(given)}. Allowed is text or a whole number. Correct it.",
         )
     return RawRecord({"id": str(given)} | fields, where)
 

@@ -74,13 +74,15 @@ class BadRecord:
 
 
 def quote_value(value: object, *, limit: int = 60) -> str:
-    """Format a value for messages: on one line, quoted, truncated to `limit` characters.
+    """Format a value for messages: on one line, quoted, truncated to `limit` characters; None is null.
 
     >>> quote_value("two\\nlines")
     "'two\\\\nlines'"
     >>> quote_value("abcdef", limit=4)
     "'abcd...'"
     """
+    if value is None:
+        return "null"
     text = value if isinstance(value, str) else str(value)
     return repr(text if len(text) <= limit else text[:limit] + "...")
 

@@ -25,6 +25,7 @@ Shared code: templates, columns and labels below, question answering in `_questi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
@@ -162,10 +163,11 @@ class LabelOptions(_DefaultOptions):
             return TextExample(get_record_id(record), inputs, self.labels[label], (label,), clippable, meta)
         if not labelled:
             return TextExample(get_record_id(record), inputs, "", (), clippable, meta)
+        shown = shorten_repr(None if value is None else given)
         error_class = MissingLabelError if is_missing_label(given) else RecordError
         raise error_class(
             record.where,
-            f"{name} is {shorten_repr(given)}, which is not a label. Labels: {', '.join(self.labels)}. Set "
+            f"{name} is {shown}, which is not a label. Labels: {', '.join(self.labels)}. Set "
             "task.labels to those of the data, as {label: word}.",
         )
 
@@ -284,7 +286,7 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
     for name in list_template_columns(template):
         value = get_column(record, name)
         if not isinstance(value, str | int | float):
-            raise RecordError(record.where, f"{name} is {value!r}. It must be text or a number.")
+            raise RecordError(record.where, f"{name} is {shorten_repr(value)}. It must be text or a number.")
         values[name] = str(value)
     if not "".join(values.values()).strip():
         raise RecordError(record.where, f"{', '.join(values)} is empty. Give it a text.")
@@ -333,8 +335,12 @@ def describe_absent_column(record: RawRecord, name: str) -> str:
 
 
 def shorten_repr(value: object) -> str:
-    """Return the repr of a value for messages, truncated to 60 characters."""
-    text = repr(value)
+    """Return the repr of a value for messages, truncated to 60 characters; null, true and false as files have them.
+
+    >>> shorten_repr(None), shorten_repr("a")
+    ('null', "'a'")
+    """
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, RecordError
-from fivetune.tasks import DROPPED_SYNONYMS, TaskOptions, find_text, get_column, get_record_id, get_text
+from fivetune.tasks import DROPPED_SYNONYMS, TaskOptions, find_text, get_column, get_record_id, get_text, shorten_repr
 from fivetune.tasks._questions import check_qa_template, fill_qa_template, read_gold_answers
 from fivetune.types import ConversionResult, JsonTable, Merging, MetricSpec, RawRecord, TextExample
 
@@ -152,7 +152,8 @@ def read_exact_answers(record: RawRecord) -> ExactAnswers:
     texts = [leaf for leaf in leaves if isinstance(leaf, str)]
     if len(texts) < len(leaves):
         raise RecordError(
-            record.where, f"exact_answer is {given!r}. It must be a list of lists of texts (synonyms). Correct it."
+            record.where,
+            f"exact_answer is {shorten_repr(given)}. It must be a list of lists of texts (synonyms). Correct it.",
         )
     known = tuple(dict.fromkeys(text for text in texts if text.strip()))
     return ExactAnswers(known or ("",), len([text for text in texts if not text.strip()]) if known else 0)

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
+from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank, shorten_repr
 from fivetune.tasks._questions import SEPARATOR, TrainAnswers, choose_targets
 from fivetune.types import MetricSpec, RawRecord, TextExample
 
@@ -96,7 +96,9 @@ class CausalQA(TaskOptions):
         name = _format_column_name("context", self.form)
         context = get_column(record, name)
         if not isinstance(context, str | None):
-            raise RecordError(record.where, f"{name} is {context!r}. It must be text, empty if there is none.")
+            raise RecordError(
+                record.where, f"{name} is {shorten_repr(context)}. It must be text, empty if there is none."
+            )
         return (context or "").strip()
 
     def _read_answers(self, record: RawRecord, labelled: bool) -> tuple[str, ...]:

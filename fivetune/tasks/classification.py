@@ -28,6 +28,7 @@ from fivetune.tasks import (
     is_missing_label,
     normalize_label,
     parse_template,
+    shorten_repr,
 )
 from fivetune.types import ConversionResult, RawRecord, TextExample
 
@@ -84,7 +85,9 @@ class Classification(LabelOptions):
 
     def _make_missing_label_error(self, record: RawRecord) -> MissingLabelError:
         value = record.fields.get(self.label)
-        return MissingLabelError(record.where, f"{self.label} is {value!r}, which is not a label. Write the label.")
+        return MissingLabelError(
+            record.where, f"{self.label} is {shorten_repr(value)}, which is not a label. Write the label."
+        )
 
 
 SAMPLE = (

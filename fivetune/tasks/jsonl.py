@@ -28,6 +28,7 @@ from fivetune.tasks import (
     is_missing_label,
     list_template_columns,
     parse_template,
+    shorten_repr,
 )
 from fivetune.types import MetricSpec, RawRecord, TextExample
 
@@ -97,7 +98,8 @@ class JSONL(TaskOptions):
         texts = value if isinstance(value, list | tuple) else [value]
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise RecordError(
-                record.where, f"{self.references} is {value!r}. It must be a text or a list of texts, none empty."
+                record.where,
+                f"{self.references} is {shorten_repr(value)}. It must be a text or a list of texts, none empty.",
             )
         return tuple(texts)
 

@@ -21,10 +21,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from fivetune import plugins
-from fivetune.config.layers import parse_table
+from fivetune.config.layers import parse_sources, parse_table
 from fivetune.errors import RecordError, suggest_names
 from fivetune.metrics import load_metric
-from fivetune.tasks import TaskOptions, get_column, head_of
+from fivetune.tasks import TaskOptions, get_column, head_of, shorten_repr
 from fivetune.types import ConversionResult, JsonTable, MetricSpec, RawRecord, Task, TextExample
 
 
@@ -63,11 +63,7 @@ def _as_table(task: Task) -> JsonTable:
     return {"name": task.plugin_name(), **task.model_dump(mode="json")}
 
 
-def _parse_files(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-Files = Annotated[tuple[str, ...], BeforeValidator(_parse_files)]
+Files = Annotated[tuple[str, ...], BeforeValidator(parse_sources)]
 _PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -159,7 +155,9 @@ class Mixture(TaskOptions):
     def _convert_by_part(self, record: RawRecord, convert: Callable[[Task], ConversionResult]) -> ConversionResult:
         name = get_column(record, "part")
         if name not in self.parts:
-            raise RecordError(record.where, f"part is {name!r}. {suggest_names(str(name), list(self.parts))}")
+            raise RecordError(
+                record.where, f"part is {shorten_repr(name)}. {suggest_names(str(name), list(self.parts))}"
+            )
         converted = convert(self.parts[name].task)
         if converted is None:
             return None

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, check_template, get_column, get_record_id
+from fivetune.tasks import TaskOptions, check_template, get_column, get_record_id, shorten_repr
 from fivetune.tasks._posts import fill_post_template
 from fivetune.types import RawRecord, TextExample
 
@@ -44,7 +44,7 @@ class StackOverflowTags(TaskOptions):
         if labelled and not tags:
             raise RecordError(
                 record.where,
-                f"Tags is {record.fields['Tags']!r}, which has no tag. Allowed are forms such as "
+                f"Tags is {shorten_repr(record.fields['Tags'])}, which has no tag. Allowed are forms such as "
                 "<java><repeat> and java|repeat, or a list of texts. Correct it.",
             )
         targets = ", ".join(tags)

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fivetune.errors import RecordError
-from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank
+from fivetune.tasks import TaskOptions, get_column, get_record_id, get_text, is_blank, shorten_repr
 from fivetune.tasks._questions import (
     SEPARATOR,
     TrainAnswers,
@@ -229,7 +229,7 @@ def _find_choice_index(record: RawRecord, texts: Sequence[str], names: Sequence[
         return int(word)
     raise RecordError(
         record.where,
-        f"{key} is {value!r}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
+        f"{key} is {shorten_repr(value)}, which is not in the list {list(texts)!r:.80}. Allowed is its text, "
         f"its name ({', '.join(names)}), or its index from 0. Correct it.",
     )
 
@@ -241,7 +241,7 @@ def _read_yes_no(record: RawRecord, labelled: bool) -> tuple[str, ...] | None:
     word = str(given).strip().lower()
     if word not in YES_NO:
         raise RecordError(
-            record.where, f"{name} is {given!r}. It must be yes or no, true or false, 1 or 0. Correct it."
+            record.where, f"{name} is {shorten_repr(given)}. It must be yes or no, true or false, 1 or 0. Correct it."
         )
     return (YES_NO[word],)
 

@@ -183,8 +183,8 @@ def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[s
     for number, one in enumerate(given):
         if not isinstance(one, Mapping | str):
             raise DataError(
-                f"predict: inputs[{number}] is {quote_value(one)} ({type(one).__name__}). Allowed are records (dict "
-                "of column and value) and texts."
+                f"predict: inputs[{number}] is {quote_value(str(one))} ({type(one).__name__}). Allowed are records "
+                "(dict of column and value) and texts."
             )
     return given
 
@@ -213,7 +213,7 @@ def open_run(
     without effect.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise ConfigError(f"the run directory is {quote_value(folder)}. Allowed is a path. Name the run's folder.")
+        raise ConfigError(f"the run directory is {quote_value(str(folder))}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
     machine = rundir.read_machine(folder, on_damage=on_damage)

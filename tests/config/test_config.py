@@ -676,3 +676,22 @@ def test_the_home_folder_is_expanded(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     assert find_typed_path("~/model", tmp_path) == str(tmp_path / "model")
     assert find_typed_path("~/none", tmp_path) == str(tmp_path / "none")
+
+
+@pytest.mark.parametrize("value", [None, "", ["dev.json", ""]])
+@pytest.mark.parametrize("key", ["data.eval", "data.train"])
+def test_an_empty_source_says_what_it_means(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"model": {"path": "t5-nano"}, "task": "squad_v2"}, {key: value})
+    assert str(caught.value) == (
+        f"--{key}: an empty value (null) names no file. Allowed are files, folders and hub names. Give one, or leave "
+        "the setting out; [] overrides one of the base with none."
+    )
+
+
+def test_an_empty_value_of_another_setting_is_null() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"model": {"path": "t5-nano"}, "task": "squad_v2"}, parse_overrides(["--run.dir", ""]))
+    assert str(caught.value) == (
+        "--run.dir: Input should be a valid string, not null (an empty value). Leave the setting out for its default."
+    )

@@ -20,7 +20,8 @@ from fivetune.data.records import (
     read_records,
     refuse_duplicate_ids,
 )
-from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
+from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError, RecordError
+from fivetune.tasks import load_task
 from fivetune.types import RawRecord
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -439,7 +440,7 @@ def test_objects_are_records_only_where_nothing_else_stands(put):
 @pytest.mark.parametrize(
     ("path", "value", "wrong"),
     [
-        (("question",), None, "a.json: data[0].paragraphs[0].qas[1]: 'question' is null: 'None'. A question has"),
+        (("question",), None, "a.json: data[0].paragraphs[0].qas[1]: 'question' is null. A question has"),
         (("question",), ..., "a.json: data[0].paragraphs[0].qas[1]: no 'question'; the keys are 'id', 'answers',"),
         (("answers",), "Ann", "qas[1]: 'answers' is text: 'Ann'. A question has"),
         (("answers",), 0, "qas[1]: 'answers' is a number: '0'. A question has"),  # F10: an internal error
@@ -676,3 +677,20 @@ def test_real_files_have_the_stated_number_of_records(name, num_records):
         num_impossible += record.fields.get("is_impossible", False)
     assert num_kept == num_records
     assert num_impossible == {"dev-v2.0.json.gz": 5_945, "dev-v2.0-es_small.json.gz": 3_256}.get(Path(name).name, 0)
+
+
+def test_a_null_is_named_null(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('null\n{"question": null, "label": null}\n')
+    bad: list[BadRecord] = []
+    (record,) = read_records(str(source), on_bad=bad.append)
+    assert bad[0].reason.startswith("null. A record is an object")
+    for name, options, told in (
+        ("jsonl", {"inputs": "{question}"}, "question is null. It must be text or a number."),
+        ("squad", {}, "question is null. It must be text."),
+        ("classification", {"inputs": "{id}"}, "label is null, which is not a label."),
+        ("classification", {"inputs": "{id}", "labels": {"a": "a", "b": "b"}}, "label is null, which is not a label."),
+    ):
+        with pytest.raises(RecordError) as caught:
+            load_task(name, options).to_text(record)
+        assert caught.value.reason.startswith(told)

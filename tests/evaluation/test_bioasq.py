@@ -100,7 +100,7 @@ def test_ids_of_biobert_rows_name_their_question():
     row = {"id": f"{HEX}:12", "question": "Who?", "context": "Rollo came.", "answers": {"text": ["Rollo"]}}
     for own, group in ((f"{HEX}:12", HEX), (f"{HEX}_002", HEX), ("q_1", "q_1"), ("q_2", "q_2")):
         assert TASK.to_text(RawRecord({**row, "id": own}, "a.json:1")).group == group
-    with pytest.raises(DataError, match=r"answers\[0\] is None"):
+    with pytest.raises(DataError, match=r"answers\[0\] is null"):
         TASK.to_text(RawRecord({**row, "answers": {"text": [None]}}, "a.json:1"))
     with pytest.raises(DataError, match="fivetune score bioasq_factoid"):
         TASK.to_text(RawRecord({key: value for key, value in row.items() if key != "answers"}, "a.json:1"))

@@ -117,7 +117,7 @@ def test_raw_model_text(dev, tmp_path, capsys):
         ('{"q1": 1}', r"the value of 'q1' is '1'\. It must be text; no answer is"),
         ('{"q1": NaN}', r"the value of 'q1' is 'NaN'\. It must be text"),
         ('{"id": "q1", "prediction": "a", "prediction": "b"}', "has a duplicate key"),
-        ('{"q1": null}', r"the value of 'q1' is 'None'\. It must be text"),
+        ('{"q1": null}', r"the value of 'q1' is null\. It must be text"),
         ('{"q1": "a", "q1": "b"}', "the id 'q1' occurs twice"),
         ('[{"id": "q1"}]', r"has no id or no prediction\. Allowed is one JSON object"),
         ('"Rollo"', "where an object was expected"),

@@ -141,7 +141,7 @@ def test_unanswerable(gold):
         ({"answers": None}, "there is no column 'answers'."),
         ({"answers": 7}, "answers is 7. It must be a list of texts"),
         ({"answers": "Rollo"}, "answers is the text 'Rollo', which is not JSON."),
-        ({"answers": {"text": None}}, "answers is None. It must be a list of texts"),
+        ({"answers": {"text": None}}, "answers is null. It must be a list of texts"),
         ({"answers": {"start": [0]}}, "answers is {'start': [0]}. It must be a list of texts"),
         ({"answers": [7]}, "answers[0] is 7. Every answer must be text."),
         ({"answers": ["", " "]}, "answers holds empty text only. A question without an answer has an empty list."),
