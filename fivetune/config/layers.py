@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -86,8 +86,9 @@ def parse_sources(value: object) -> object:
     >>> parse_sources("dev.json")
     ('dev.json',)
     """
-    given = value if isinstance(value, list | tuple) else (value,)
-    if None in given or "" in given:
+    given: Any = value
+    sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]
+    if None in sources or "" in sources:
         raise ValueError(
             "an empty value (null) names no file. Allowed are files, folders and hub names. Give one, or leave the "
             "setting out; [] overrides one of the base with none"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from fivetune.data.duplicates import find_near_duplicates, normalize_text
 from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
 from fivetune.data.labels import (
     PLACEHOLDERS,
+    count_label_forms,
     describe_imbalance,
     describe_merged_forms,
     describe_placeholders,
     get_label_form,
+    merge_label_forms,
 )
 from fivetune.data.limits import (
     build_input_limit_table,
@@ -36,6 +38,7 @@ from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
 from fivetune.metrics import Scorer, drop_blank_golds, rewards_blank
 from fivetune.tasks import DROPPED_SYNONYMS, find_text, suggest_language
+from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 if TYPE_CHECKING:
@@ -169,6 +172,9 @@ def inspect_datasets(
             of an example.
         on_progress: called with the name of the next step and its number of examples.
     """
+    if isinstance(task, Classification) and not task.labels:
+        merged = zip(sets, merge_label_forms([found.examples for found in sets.values()]), strict=True)
+        sets = {name: replace(sets[name], examples=own) for name, own in merged}
     facts: JsonTable = {"task": task.plugin_name(), "near": near_threshold, "sets": {}}
     for name, found in sets.items():
         on_progress(f"{name}: lengths", len(found.examples))
@@ -255,6 +261,8 @@ def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> 
         common = counts.most_common(MAX_VALUES)
         if common and (name != "target" or common[0][1] >= MIN_SHARE * counts.total()):
             found[name] = {"num_values": len(counts), "num": counts.total(), "common": [list(pair) for pair in common]}
+    if "class" in found:
+        found["class"]["forms"] = count_label_forms(examples)
     return found
 
 
@@ -380,11 +388,8 @@ def _find_shared_ids(train: InspectedDataset, evaluation: InspectedDataset) -> J
 
 
 def _summarise_offsets(found: InspectedDataset) -> JsonTable:
-    return {
-        "num": found.num_wrong_offsets,
-        "of": found.num_offsets,
-        "shown": [asdict(bad) for bad in found.wrong_offsets],
-    }
+    shown = list(map(asdict, found.wrong_offsets))
+    return {"num": found.num_wrong_offsets, "of": found.num_offsets, "shown": shown}
 
 
 def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
@@ -397,15 +402,14 @@ def _summarise_golds(examples: Sequence[TextExample], task: Task) -> JsonTable:
     programs write for an empty cell.
     """
     firsts = {example.group or example.id: example for example in reversed(examples) if example.references}
-    golds = [example.references for example in reversed(firsts.values())]
-    scorer = Scorer(task.metrics)
-    is_label_task = task.labels is not None
+    golds = [one.references for one in reversed(firsts.values())]
+    scorer, is_label_task = Scorer(task.metrics), task.labels is not None
     forms = Counter(map(get_label_form, firsts.values()))
     placeholders = {} if task.extractive else {form: num for form, num in forms.items() if form in PLACEHOLDERS}
     facts: JsonTable = {
         "num": len(golds),
         "num_blank": sum(rewards_blank(scorer, references) for references in golds),
-        "num_disjoint": 0 if task.labels is not None else sum(map(_are_disjoint, golds)),
+        "num_disjoint": 0 if is_label_task else sum(map(_are_disjoint, golds)),
         "num_dropped_synonyms": sum(DROPPED_SYNONYMS in example.meta for example in firsts.values()),
         "language": suggest_language(task, golds),
         "imbalance": describe_imbalance(Counter(one[0] for one in golds)) if is_label_task else "",

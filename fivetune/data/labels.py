@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fivetune.data.records import read_records
 from fivetune.data.source_files import quote_value
 from fivetune.errors import ConfigError
 from fivetune.tasks import LABEL_FORM, normalize_label
 from fivetune.tasks.classification import Classification
-from fivetune.types import TextExample
+from fivetune.types import JsonTable, TextExample
 
 MAX_LABELS = 1_000
 MAX_TOLD = 5  # labels, and forms of a label, that a sentence lists
@@ -53,13 +54,51 @@ def read_label_set(
             f"task.label: the column {task.label!r} of {', '.join(sources)} holds {held}. A classification needs two "
             "labels or more. Name the column of the label with task.label."
         )
-    found = sorted(min(counts, key=lambda text: (-counts[text], text)) for counts in writings.values())
-    return {label: label for label in found}
+    return {label: label for label in sorted(map(choose_form, writings.values()))}
+
+
+def choose_form(counts: Mapping[str, int]) -> str:
+    """Choose the form of a label that counts as the label: the most frequent one.
+
+    >>> choose_form({"yes": 5, "Yes": 10})
+    'Yes'
+    """
+    return min(counts, key=lambda text: (-counts[text], text))
+
+
+def merge_label_forms(sets: Sequence[Sequence[TextExample]]) -> list[list[TextExample]]:
+    """Merge the forms of each label, as training does that reads the labels from the first set.
+
+    The label replaces its form, which `meta` keeps, in the references and the target of each example.
+    """
+    labels: dict[str, str] = {}
+    for examples in sets:
+        forms: dict[str, Counter[str]] = defaultdict(Counter)
+        for example in examples:
+            if example.references:
+                forms[normalize_label(example.references[0])][example.references[0]] += 1
+        labels = {group: choose_form(counts) for group, counts in forms.items()} | labels
+
+    def merge(example: TextExample) -> TextExample:
+        if not example.references or (form := example.references[0]) == (label := labels[normalize_label(form)]):
+            return example
+        return replace(example, targets=label, references=(label,), meta={**example.meta, LABEL_FORM: form})
+
+    return [list(map(merge, examples)) for examples in sets]
 
 
 def get_label_form(example: TextExample) -> str:
     """Return the gold label of an example as its record has it."""
     return str(example.meta.get(LABEL_FORM, example.references[0]))
+
+
+def count_label_forms(examples: Sequence[TextExample]) -> JsonTable:
+    """Count the forms in the data of each label that has several or another one, the most frequent first."""
+    forms: dict[str, Counter[str]] = defaultdict(Counter)
+    for example in examples:
+        if example.references:
+            forms[example.references[0]][get_label_form(example)] += 1
+    return {label: [list(pair) for pair in own.most_common()] for label, own in forms.items() if set(own) != {label}}
 
 
 def describe_merged_forms(counts: Mapping[str, int], forms: Mapping[str, int]) -> str:

@@ -23,6 +23,7 @@ from fivetune.rundir.records import Histogram
 from fivetune.values import divide
 
 PARTS = {"inputs": "input", "contexts": "context", "targets": "target"}
+MAX_FORMS = 5  # forms of a label
 MAX_TEXT_CHARS = 240  # characters of a text from the data
 
 Facts = Mapping[str, Any]
@@ -170,7 +171,13 @@ def _build_counts_parts(name: str, one: Facts) -> Iterator[Part]:
         rest = found["num_values"] - len(rows)
         more = f", the most frequent; {format_plural(rest, 'other')} not shown" if rest else ""
         caption = f"{name}: {format_plural(found['num_values'], 'value')} of {kind}{more}."
-        yield Table(caption, (kind, "examples", "share"), rows)
+        if forms := found.get("forms"):
+            told = (
+                ", ".join(f"{form!r} ({format_count(n)})" for form, n in forms.get(value, ())[:MAX_FORMS])
+                for value, _ in found["common"]
+            )
+            rows = tuple((*row, text) for row, text in zip(rows, told, strict=True))
+        yield Table(caption, (kind, "examples", "share", *(("forms in the data",) if forms else ())), rows)
 
 
 def _build_lengths_section(facts: Facts) -> Section:

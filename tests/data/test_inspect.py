@@ -169,6 +169,8 @@ def test_labels_in_several_forms_and_placeholders_of_empty_cells_are_named(tmp_p
         "as a label.",
     )
     assert [printed.count(sentence) for sentence in told] == [1, 1]
+    assert "train: 4 values of class. class examples share forms in the data" in printed
+    assert "late 3 37.5 % 'late' (2), 'Late' (1) None 3 37.5 % 'None' (2), 'none' (1)" in printed
     assert main([*words, "--task.labels", "{none: none, late: late, refund: refund, N/A: other}"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert [printed.count(sentence) for sentence in told] == [1, 1]
@@ -197,3 +199,17 @@ def test_a_classification_gets_its_recipe_and_a_word_on_uneven_labels(tmp_path, 
     recipe = yaml.safe_load(printed.partition("A recipe for this data:\n")[2])
     assert recipe["task"] == {"name": "classification", "inputs": "{body}", "label": "kind"}
     assert recipe["data"] == {"train": [str(tmp_path / "a.csv")], "eval_share": 0.1}
+
+
+def test_merged_labels_are_those_of_the_training_set(tmp_path, tokenizer_folder, capsys):
+    """The table counted "Yes" and "yes" apart, below the sentence that they are one label."""
+    for name, kinds in (("train", ["Yes"] * 10 + ["yes"] * 5 + ["no"]), ("dev", ["yes", "yes", "No", "new"])):
+        rows = "".join(f"{name} text {i},{kind}\n" for i, kind in enumerate(kinds))
+        (tmp_path / f"{name}.csv").write_text("text,label\n" + rows)
+    words = ["inspect", str(tmp_path / "train.csv"), "--against", str(tmp_path / "dev.csv"), "--task", "classification"]
+    assert main([*words, "--tokenizer", str(tokenizer_folder), "--json"]) == 0
+    found = {name: one["counts"]["class"] for name, one in json.loads(capsys.readouterr().out)["sets"].items()}
+    assert (found["train"]["common"], found["train"]["num_values"]) == ([["Yes", 15], ["no", 1]], 2)
+    assert found["train"]["forms"] == {"Yes": [["Yes", 10], ["yes", 5]]}
+    assert found["eval"]["common"] == [["Yes", 2], ["no", 1], ["new", 1]]
+    assert found["eval"]["forms"] == {"Yes": [["yes", 2]], "no": [["No", 1]]}
