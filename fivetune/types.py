@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn, optim
+
+    from fivetune.distributed.world import World
 
 
 PHASES = ("data", "host", "copy", "forward", "backward", "exchange", "optimizer")
@@ -45,6 +47,8 @@ MetricSpec = str | Mapping[str, Any]
 """A metric in a recipe: its name, or a table of its name and options."""
 
 Merging = Literal["best", "ranked"]
+
+ModelT = TypeVar("ModelT", bound="nn.Module")
 
 
 def ignore_phase(phase: str) -> None:
@@ -92,14 +96,19 @@ class TextExample:
 ConversionResult: TypeAlias = TextExample | tuple[TextExample, ...] | None
 
 
-class Task(Protocol):
-    """Interface of the options class in every file of fivetune/tasks/, whose docstring has the contract."""
+class PluginOptions(Protocol):
+    """What the options classes of all kinds have from `fivetune.plugins.Options`."""
 
     version: ClassVar[int]
 
     @classmethod
     def plugin_name(cls) -> str: ...
     def model_dump(self, *, mode: str = ...) -> JsonTable: ...
+
+
+class Task(PluginOptions, Protocol):
+    """Interface of the options class in every file of fivetune/tasks/, whose docstring has the contract."""
+
     @property
     def metrics(self) -> tuple[MetricSpec, ...]: ...
     @property
@@ -120,6 +129,43 @@ class Task(Protocol):
     def to_score(self, record: RawRecord) -> ConversionResult: ...
     def from_answer(self, text: str) -> str: ...
     def train_targets(self, example: TextExample) -> tuple[str, ...]: ...
+
+
+class Optimizer(PluginOptions, Protocol):
+    """Interface of the options class in every file of fivetune/optimizers/, whose docstring has the contract."""
+
+    state_bytes_per_parameter: ClassVar[float]
+    lr_range: ClassVar[tuple[float, float]]
+
+    @property
+    def lr(self) -> float | None: ...
+    def build(self, groups: list[TorchState]) -> optim.Optimizer: ...
+    def effective_lr(self, optimizer: optim.Optimizer) -> float | None: ...
+
+
+class Schedule(PluginOptions, Protocol):
+    """Interface of the options class in every file of fivetune/schedules/, whose docstring has the contract."""
+
+    def factor(self, step: int, num_steps: int) -> float: ...
+
+
+class Strategy(PluginOptions, Protocol):
+    """Interface of the options class in every file of fivetune/strategies/; `StrategyOptions` there describes it.
+
+    A method that training needs is added here and there, where its default is that of an unsharded model.
+    """
+
+    supports_multiple: ClassVar[bool]
+    sharded: ClassVar[bool]
+
+    def explain_incompatibility(
+        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str
+    ) -> str: ...
+    def wrap(self, model: ModelT, device: str, world: World = ...) -> ModelT: ...
+    def suppress_warnings(self) -> AbstractContextManager[None]: ...
+    def gather_model(self, model: ModelT) -> AbstractContextManager[ModelT]: ...
+    def reduce_gradients(self, model: nn.Module, world: World) -> None: ...
+    def clip(self, model: nn.Module, max_norm: float | None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

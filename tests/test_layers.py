@@ -18,9 +18,9 @@ PACKAGE = Path(__file__).parents[1] / "fivetune"
 
 # From the bottom up; a module imports from rows below its own, or from what stands left of it in its row.
 ROWS = (
-    ("redaction", "errors", "types", "plugins", "values"),
+    ("redaction", "errors", "distributed", "types", "plugins", "values"),
     ("config", "rundir", "nano"),
-    ("distributed", "metrics", "tasks", "optimizers", "schedules", "strategies", "sinks"),
+    ("metrics", "tasks", "optimizers", "schedules", "strategies", "sinks"),
     ("data", "model"),
     ("analysis", "progress", "decode", "evaluation", "telemetry", "launch"),
     ("diagnosis", "profiling", "training", "compare"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import pytest
 from pydantic import ValidationError
@@ -11,8 +14,10 @@ from pydantic import ValidationError
 import fivetune.metrics
 import fivetune.schedules
 from fivetune import plugins
-from fivetune.config import load_config
+from fivetune.config import RunConfig, load_config
+from fivetune.config.layers import PLUGIN_SECTIONS
 from fivetune.errors import ConfigError, UnknownPluginError
+from fivetune.types import Optimizer, Schedule, Strategy, Task
 
 OWN = '''"""Up and down."""
 from pydantic import Field
@@ -25,6 +30,7 @@ class Wave(Warmup):
     def compute_decay(self, progress: float) -> float:
         return self.height
 '''
+CONTRACTS = {"tasks": Task, "optimizers": Optimizer, "schedules": Schedule, "strategies": Strategy}
 EVERY = [(kind, name) for kind in plugins.KINDS for name in plugins.list_plugins(kind) if kind != "commands"]
 
 
@@ -48,6 +54,86 @@ def test_every_plugin_says_what_it_is(kind, name):
         assert options.plugin_name() == name
         assert options.__doc__
         assert options.model_config["frozen"] and options.model_config["extra"] == "forbid"
+
+
+# --- contracts ---
+
+
+def find_breaches(options: type[plugins.Options], contract: type) -> Iterator[str]:
+    """The members of a contract that an options class lacks, and the methods that cannot be called as it says."""
+    bases = [base for base in contract.__mro__ if base is not Protocol and issubclass(base, Protocol)]
+    for name in sorted({name for base in bases for name in (*vars(base), *base.__annotations__)}):
+        if name.startswith("_"):
+            continue
+        expected, own = getattr(contract, name, None), getattr(options, name, None)
+        if own is None and name not in options.model_fields:
+            yield f"{name} is missing"
+        elif inspect.isroutine(expected):
+            reason = compare_signatures(inspect.signature(expected), inspect.signature(own))
+            if reason:
+                yield f"{name}: {reason}"
+
+
+def compare_signatures(expected: inspect.Signature, own: inspect.Signature) -> str:
+    asked, given = expected.parameters, own.parameters
+    for name, parameter in asked.items():
+        found = given.get(name)
+        if found is None or found.kind is not parameter.kind:
+            return f"no parameter {name} as in {expected}"
+        if parameter.default is not parameter.empty and found.default is found.empty:
+            return f"{name} has no default"
+    if more := [name for name, one in given.items() if name not in asked and one.default is one.empty]:
+        return f"needs {more[0]}"
+    shared = [name for name in given if name in asked and given[name].kind is not inspect.Parameter.KEYWORD_ONLY]
+    order = [name for name in asked if name in shared]
+    return "" if shared == order == list(given)[: len(order)] else f"another order than {expected}"
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in EVERY if kind in CONTRACTS])
+def test_every_plugin_keeps_its_contract(kind, name):
+    assert list(find_breaches(plugins.load_plugin(kind, name), CONTRACTS[kind])) == []
+
+
+def test_breaches_of_a_contract_are_found():
+    class Good(plugins.Options):
+        lr: float = 1.0
+        state_bytes_per_parameter: ClassVar[float] = 4.0
+        lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
+
+        def build(self, groups, extra=1): ...
+        def effective_lr(self, optimizer): ...
+
+    class Other(plugins.Options):
+        def build(self, parameters): ...
+        def effective_lr(self, optimizer, step): ...
+
+    class Swapped(plugins.Options):
+        def factor(self, num_steps, step): ...
+
+    class Alone(plugins.Options):
+        def factor(self, step, *, num_steps): ...
+
+    assert list(find_breaches(Good, Optimizer)) == []
+    assert [text.partition(" as in")[0] for text in find_breaches(Other, Optimizer)] == [
+        "build: no parameter groups",
+        "effective_lr: needs step",
+        "lr is missing",
+        "lr_range is missing",
+        "state_bytes_per_parameter is missing",
+    ]
+    assert [text.partition(" than")[0] for text in find_breaches(Swapped, Schedule)] == ["factor: another order"]
+    assert [text.partition(" as in")[0] for text in find_breaches(Alone, Schedule)] == [
+        "factor: no parameter num_steps"
+    ]
+    assert "wrap is missing" in list(find_breaches(plugins.Options, Strategy))
+
+
+def test_the_settings_have_the_types_of_the_contracts():
+    fields = RunConfig.model_fields
+    assert {kind: fields[section].annotation for section, kind in PLUGIN_SECTIONS.items()} == CONTRACTS
+
+
+# --- names and own plugins ---
 
 
 @pytest.mark.parametrize("kind", plugins.KINDS)

@@ -17,10 +17,10 @@ from fivetune.config.search import SearchSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
-from fivetune.types import JsonTable, Task
+from fivetune.types import JsonTable, Optimizer, Schedule, Strategy, Task
 
 
-def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Options:
+def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Any:
     """Convert `{name: adafactor, lr: 1e-3}` or `adafactor` to the options of that plugin."""
     if isinstance(value, Options):
         return value
@@ -324,15 +324,21 @@ class RunConfig(_Section):
     model: ModelSection
     task: Annotated[Task, PlainValidator(_parse_task)]
     data: DataSection = DataSection()
-    optimizer: Annotated[Any, PlainValidator(_parse_optimizer)] = Field(default_factory=lambda: _parse_optimizer(None))
-    schedule: Annotated[Any, PlainValidator(_parse_schedule)] = Field(default_factory=lambda: _parse_schedule(None))
+    optimizer: Annotated[Optimizer, PlainValidator(_parse_optimizer)] = Field(
+        default_factory=lambda: _parse_optimizer(None)
+    )
+    schedule: Annotated[Schedule, PlainValidator(_parse_schedule)] = Field(
+        default_factory=lambda: _parse_schedule(None)
+    )
     train: TrainSection = TrainSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
     report: ReportSection = ReportSection()
     search: SearchSection = SearchSection()
-    strategy: Annotated[Any, PlainValidator(_parse_strategy)] = Field(default_factory=lambda: _parse_strategy(None))
+    strategy: Annotated[Strategy, PlainValidator(_parse_strategy)] = Field(
+        default_factory=lambda: _parse_strategy(None)
+    )
     launch: LaunchSection = LaunchSection()
     device: str = Field(
         default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"

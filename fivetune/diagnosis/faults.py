@@ -13,7 +13,7 @@ from typing import Any
 from fivetune import plugins
 from fivetune.diagnosis.stats import RunStats, format_share
 from fivetune.rundir.figures import FROZEN_STEPS
-from fivetune.types import Verdict
+from fivetune.types import Optimizer, Verdict
 
 MAX_SKIPPED_SHARE = 0.02
 """Share of skipped steps. Loss scaling starts with a factor of 65,536, halves it on overflow and doubles it every 2,000
@@ -303,7 +303,8 @@ def suggest_typical_lr(stats: RunStats) -> float | None:
     name = stats.get_setting("optimizer.name")
     if name is None:
         return None
-    lowest, highest = plugins.load_plugin("optimizers", name).lr_range
+    optimizer: type[Optimizer] = plugins.load_plugin("optimizers", name)
+    lowest, highest = optimizer.lr_range
     return float(f"{math.sqrt(lowest * highest):.0e}")
 
 

@@ -1,28 +1,30 @@
 """Strategies: how the model is placed on the devices of the ranks, one per file.
 
-A strategy's file holds one subclass of `Strategy`, whose fields are its options. All of them compute the same update:
-`launch.nproc` and `strategy` change speed and memory, not the result.
+A strategy's file holds one subclass of `StrategyOptions`, whose fields are its options. All of them compute the same
+update: `launch.nproc` and `strategy` change speed and memory, not the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.plugins import Options
+from fivetune.types import ModelT
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ModelT", "Strategy"]
-
-ModelT = TypeVar("ModelT", bound="nn.Module")
+__all__ = ["ModelT", "StrategyOptions"]
 
 
-class Strategy(Options):
-    """Interface of a strategy; the defaults are for an unsharded model."""
+class StrategyOptions(Options):
+    """Base of all strategies, which describes the contract `fivetune.types.Strategy`.
+
+    The defaults are for an unsharded model.
+    """
 
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
@@ -30,7 +32,7 @@ class Strategy(Options):
     def explain_incompatibility(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
         """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can.
 
-        >>> Strategy().explain_incompatibility(optimizer="adamw", precision="fp32", forward="auto", batch_size=8)
+        >>> StrategyOptions().explain_incompatibility(optimizer="adamw", precision="fp32", forward="auto", batch_size=8)
         ''
         """
         return ""

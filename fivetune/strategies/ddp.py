@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, Strategy
+from fivetune.strategies import ModelT, StrategyOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 32 * 2**20  # of small gradients that one all-reduce sums
 
 
-class DDP(Strategy):
+class DDP(StrategyOptions):
     """The whole model on each rank; gradients are summed."""
 
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:

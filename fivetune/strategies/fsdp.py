@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, Strategy
+from fivetune.strategies import ModelT, StrategyOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("adafactor", "adamw")  # their update of a shard equals that of the full tensor
 
 
-class FSDP(Strategy):
+class FSDP(StrategyOptions):
     """Weights, gradients and optimizer state sharded among the ranks."""
 
     sharded: ClassVar[bool] = True

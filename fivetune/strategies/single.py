@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fivetune.strategies import Strategy
+from fivetune.strategies import StrategyOptions
 
 
-class Single(Strategy):
+class Single(StrategyOptions):
     """The whole model on one device."""
 
     supports_multiple: ClassVar[bool] = False

@@ -20,8 +20,7 @@ from fivetune.telemetry.devices import count_cores, pick_device, pick_precision
 if TYPE_CHECKING:
     from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
-    from fivetune.strategies import Strategy
-    from fivetune.types import TorchState
+    from fivetune.types import Strategy, TorchState
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

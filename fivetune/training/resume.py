@@ -27,8 +27,7 @@ from fivetune.training.setup import Setup, with_batch_size
 from fivetune.values import flatten_table, get_nested
 
 if TYPE_CHECKING:
-    from fivetune.schedules import Warmup
-    from fivetune.types import JsonTable
+    from fivetune.types import JsonTable, Schedule
 
 SAME_SCORES = ("eval.every_steps", "eval.at_start", "eval.batch_size", "eval.metric")  # do not change any score
 COMPARED = ("device", "num_threads", "versions")  # facts compared between two parts of a run
@@ -210,7 +209,7 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
         )
 
 
-def describe_schedule_change(schedule: Warmup, before: int, after: int) -> list[str]:
+def describe_schedule_change(schedule: Schedule, before: int, after: int) -> list[str]:
     """Describe that `after` steps instead of `before` change the learning rate of their common steps; [] if not."""
     if all(schedule.factor(step, before) == schedule.factor(step, after) for step in range(min(before, after))):
         return []

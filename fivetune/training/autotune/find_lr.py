@@ -55,8 +55,8 @@ def find_lr(
             "optimizer.relative_step: the optimizer computes its own rate, so there is none to find. "
             "Set optimizer.relative_step false."
         )
-    usual = getattr(config.optimizer, "lr_range", (1e-5, 1e-2))
-    low, high = float(usual[0] / 10 if low is None else low), float(usual[1] * 100 if high is None else high)
+    usual = config.optimizer.lr_range
+    low, high = usual[0] / 10 if low is None else low, usual[1] * 100 if high is None else high
     if not 0 < low < high or num_steps < 2 * NUM_SETTLING:
         raise ConfigError(
             f"find-lr: from {low:g} to {high:g} in {num_steps} steps is not a range. Give --low below "
