@@ -7,9 +7,9 @@ In: YAML files and dotted overrides. Out: one table of values with their origins
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import yaml
 
@@ -86,8 +86,8 @@ def parse_sources(value: object) -> object:
     >>> parse_sources("dev.json")
     ('dev.json',)
     """
-    given: Any = value
-    sources: list[Any] = [*given] if isinstance(given, list | tuple) else [given]
+    is_listed = isinstance(value, list | tuple)
+    sources = cast("Sequence[object]", value) if is_listed else (value,)
     if None in sources or "" in sources:
         raise ValueError(
             "an empty value (null) names no file. Allowed are files, folders and hub names. Give one, or leave the "
