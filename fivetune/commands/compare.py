@@ -236,6 +236,7 @@ def build_comparison_result(comparison: Comparison) -> dict[str, object]:
         "varied": list(comparison.varied),
         "warnings": list(comparison.warnings),
         "disturbed": list(comparison.disturbed),
+        "incomparable": comparison.incomparable or None,
         "variants": [
             {
                 "name": variant.name,

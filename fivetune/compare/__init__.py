@@ -21,6 +21,7 @@ from fivetune.compare.changes import (
 )
 from fivetune.compare.measures import (
     MEASURES,
+    SCORE_MEASURES,
     TIME_MEASURES,
     MeasureSpec,
     compute_measures,
@@ -29,7 +30,7 @@ from fivetune.compare.measures import (
     find_best_score,
 )
 from fivetune.compare.records import Comparison, Measure, Variant
-from fivetune.compare.same_work import check_same_work, find_disturbed_runs
+from fivetune.compare.same_work import check_same_work, describe_other_eval_sets, find_disturbed_runs
 from fivetune.compare.spread import clip_interval, compare_to_baseline, summarise_values
 from fivetune.compare.variants import find_differing_settings, get_seed, group_runs, select_work_settings
 from fivetune.diagnosis.rules import diagnose_run
@@ -91,7 +92,10 @@ def compare(
     measured = [_measure_variant(variant, first, tables, metric) for variant in variants]
     better = is_higher_better((run.config for run in runs), metric)
     disturbed = find_disturbed_runs(variants)
-    front: set[str] = set() if disturbed else find_pareto_front(measured, higher_is_better=better)
+    incomparable = describe_other_eval_sets(variants, metric)
+    kinds = ((TIME_MEASURES, bool(disturbed)), (SCORE_MEASURES, bool(incomparable)))
+    excluded = {name for names, is_excluded in kinds if is_excluded for name in names}
+    front: set[str] = set() if excluded else find_pareto_front(measured, higher_is_better=better)
     return Comparison(
         title=title,
         baseline=baseline,
@@ -101,12 +105,18 @@ def compare(
             replace(
                 variant,
                 pareto=variant.name in front,
-                against={n: one for n, one in variant.against.items() if not (disturbed and n in TIME_MEASURES)},
+                against={name: one for name, one in variant.against.items() if name not in excluded},
+                over_examples=None if incomparable else variant.over_examples,
+                measures={
+                    name: Measure(None) if incomparable and name == "seconds_to_score" else one
+                    for name, one in variant.measures.items()
+                },
             )
             for variant in measured
         ),
         warnings=(*(text for run in runs for text in run.damage), *check_same_work(variants, varied=varied)),
         disturbed=disturbed,
+        incomparable=incomparable,
         higher_is_better=better,
         price_per_hour=price_per_hour,
     )

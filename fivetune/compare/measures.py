@@ -71,6 +71,13 @@ TIME_MEASURES = {name for name, spec in MEASURES.items() if spec.kind in ("durat
 }
 """Measures that other work on the machine changes."""
 
+SCORE_MEASURES = {name for name, spec in MEASURES.items() if spec.kind in ("score", "loss")} | {
+    "seconds_to_score",
+    "energy_per_point",
+    "cost_per_point",
+}
+"""Measures that depend on the evaluation set."""
+
 
 def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = None) -> dict[str, float | None]:
     """Compute all measures of one run except those that need other runs: seconds_to_score and scaling_efficiency.

@@ -61,6 +61,8 @@ class Comparison:
     Args:
         disturbed: names of the runs that shared their machine with other work. If there is one, times and rates are
             not a property of the variants: `against` lacks them, and `pareto` is False for all.
+        incomparable: the reason why scores are not compared, in sentences; "" if they are. Without comparable scores,
+            `against` lacks them, and `pareto` is False for all.
         higher_is_better: of `metric`.
         price_per_hour: of the machine, in any currency; None if unknown.
     """
@@ -72,5 +74,6 @@ class Comparison:
     variants: tuple[Variant, ...]
     warnings: tuple[str, ...] = ()
     disturbed: tuple[str, ...] = ()
+    incomparable: str = ""
     higher_is_better: bool = True
     price_per_hour: float | None = None

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from fivetune.compare.measures import find_best_metric_eval
 from fivetune.compare.records import Variant
 from fivetune.compare.variants import ABSENT, get_seed, select_work_settings
 from fivetune.config.layers import PLUGIN_SECTIONS
@@ -25,6 +27,7 @@ from fivetune.rundir.records import MachineRecord, Run, SplitSummary, StepRecord
 MAX_NAMED = 4  # names in one sentence
 OVERLAP_SECONDS = 5.0  # apparent overlap of consecutive runs, because their starts are rounded
 PLACEMENT = ("launch", "strategy")  # sections that count as one factor: devices and division of the work
+EVAL_CHOICE = ("data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column")  # which examples
 MODEL = ("model.path", "model.config", "model.tokenizer", "model.init", "model.revision")  # one factor: the model
 
 
@@ -105,6 +108,41 @@ def _describe_task(run: Run) -> str | None:
 def _describe_commit(machine: MachineRecord) -> str | None:
     commit = machine.git.commit
     return commit and f"{commit[:10]}{' with changes' if machine.git.dirty else ''}"
+
+
+def describe_other_eval_sets(variants: Sequence[Variant], metric: str) -> str:
+    """Describe why the best scores of runs cannot be compared, in sentences; "" if they are of the same examples.
+
+    Another tokenizer, task or length limit changes the fingerprint of the same examples, so that fingerprints are
+    compared only where such settings agree; else files, split and number of examples.
+    """
+    scored = [
+        replace(one, runs=tuple(run for run in one.runs if find_best_metric_eval(run, metric))) for one in variants
+    ]
+    runs = [run for variant in scored for run in variant.runs]
+    is_same_encoding = len({tuple(sorted(_select_encoding(run).items())) for run in runs}) == 1
+    is_known = all(run.data.eval and run.data.eval.fingerprint for run in runs)  # data.json may be lost
+
+    def describe(run: Run) -> str:
+        record, data = find_best_metric_eval(run, metric), run.data.eval
+        words = [f"{record.num_examples:,} examples"] if record else []
+        if is_known and data:
+            words += [f"of {_join_names(Path(each).name for each in data.source)}"] if data.source else []
+            words += [f"split by share {data.split.share} and seed {data.split.seed}"] if data.split else []
+            words += [f"fingerprint {(data.fingerprint or '')[:8]}"] if is_same_encoding else []
+        return ", ".join(words)
+
+    fact = ComparedFact("the examples that they were evaluated on", describe)
+    found = _describe_differences(fact, scored, _map_runs_to_variants(scored), (), always=True)
+    advice = "Evaluate them on the same examples to compare them."
+    return f"Scores are not compared, and no variant is named as the best. {found[0]} {advice}" if found else ""
+
+
+def _select_encoding(run: Run) -> dict[str, str]:
+    """Select the settings, as text, that change the fingerprint of the same evaluation examples."""
+    settings = select_work_settings(run)
+    keys = [key for key in settings if key.startswith(("task.", "model.", "data.")) and key not in EVAL_CHOICE]
+    return {key: repr(settings[key]) for key in keys}
 
 
 LENGTH = ("train.num_steps", "train.num_epochs", "train.global_batch_size", "train.batch_size", "launch")

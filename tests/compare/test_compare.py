@@ -283,6 +283,56 @@ def test_an_idle_second_device_is_told():
     assert found.variants[1].measures["scaling_efficiency"].value is None
 
 
+# --- the same examples ---
+
+OTHER_SET = DataSummary(eval=SplitSummary(fingerprint="e" * 8, source=("x/other.json",), num_examples=32))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            {"data": OTHER_SET},
+            "4 examples, fingerprint ffffffff in a; 4 examples, of other.json, fingerprint eeeeeeee in",
+        ),
+        (
+            {"evals": [replace(one, num_examples=3) for one in make_run().evals]},
+            "fingerprint ffffffff in a; 3 examples,",
+        ),
+    ],
+)
+def test_scores_of_different_sets_have_no_winner(tmp_path, capsys, change, named):
+    ours, theirs = make_run("a"), replace(make_run("b", optimizer__lr=0.2, scores=(1.0, 90.0, 80.0)), **change)
+    found = of(ours, theirs)
+    text = " ".join(describe_outcome(found))
+    assert "Scores are not compared, and no variant is named as the best. Runs differ in the examples that they" in text
+    assert named in text and "has the best" not in text and "Pareto" not in text and "than the baseline" not in text
+    assert not any(one.pareto or one.over_examples for one in found.variants)
+    assert not {"score_best", "score_last", "loss_best", "seconds_to_score"} & {*found.variants[1].against}
+    assert found.variants[1].measures["seconds_to_score"].value is None and "seconds" in found.variants[1].against
+    folders = [str(write_run(tmp_path / run.name, run)) for run in (ours, theirs)]
+    assert main(["compare", *folders, "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert named in " ".join(printed.split()) and "Pareto-optimal" not in printed
+    assert named in json.loads(printed.splitlines()[-1])["incomparable"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": DataSummary()},  # data.json is lost
+        {"data": replace(OTHER_SET, eval=replace(OTHER_SET.eval, source=()))},  # by another length limit
+        {"evals": make_run().evals[:2]},
+        {"evals": [replace(make_run().evals[0], split="subset", num_examples=3), *make_run().evals[1:]]},
+    ],
+)
+def test_scores_of_the_same_examples_have_a_winner(change):
+    other = make_run("b", task__max_answer=9, scores=(1.0, 90.0, 80.0))
+    found = of(make_run("a"), replace(other, **change))
+    assert found.incomparable == "" and found.variants[1].pareto
+    assert "has the best F1" in " ".join(describe_outcome(found)) or "evals" in change
+
+
 # --- the same work ---
 
 

@@ -225,7 +225,7 @@ def _collect_measured_steps(runs: Sequence[Run]) -> list[StepRecord]:
 
 def build_pareto_section(comparison: Comparison) -> Section:
     """Build the section on score against cost: time, energy, money."""
-    if comparison.disturbed or not has_nonzero_scores(comparison):
+    if comparison.disturbed or comparison.incomparable or not has_nonzero_scores(comparison):
         return Section("Pareto front", ())
     name = get_score_label(comparison.metric)
     parts: list[Part] = []

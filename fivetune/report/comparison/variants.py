@@ -212,8 +212,13 @@ def _rank_variants(variants: Sequence[Variant], name: str, *, higher: bool) -> l
 
 
 def _describe_best(comparison: Comparison) -> list[str]:
-    """Describe the variant with the best score; if all scores are equal, the one with the lowest evaluation loss."""
+    """Describe the variant with the best score; if all scores are equal, the one with the lowest evaluation loss.
+
+    No variant is the best if their scores cannot be compared.
+    """
     ranked = _rank_variants(comparison.variants, SCORE, higher=comparison.higher_is_better)
+    if comparison.incomparable:
+        return [comparison.incomparable]
     if not ranked:
         return ["No variant has a score, so their quality is unknown."]
     name = get_score_label(comparison.metric)
