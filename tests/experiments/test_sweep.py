@@ -259,7 +259,7 @@ def test_a_damaged_run_does_not_hide_the_others(sweep_file, stand_in):
     good, bad = comparison.variants
     assert len(good.runs) == 2 and bad.runs == ()
     assert "status.json:1:11: damaged" in bad.failures[0] and "config.yaml: damaged" in bad.failures[1]
-    (warning,) = [text for text in comparison.warnings if "damaged" in text]
+    (warning,) = [text for text in comparison.warnings if "damaged line" in text]
     assert "lr-0.01-seed1/evals.jsonl:" in warning and "Damaged lines in all: 2." in warning
 
 
