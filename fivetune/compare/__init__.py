@@ -107,10 +107,7 @@ def compare(
                 pareto=variant.name in front,
                 against={name: one for name, one in variant.against.items() if name not in excluded},
                 over_examples=None if incomparable else variant.over_examples,
-                measures={
-                    name: Measure(None) if incomparable and name == "seconds_to_score" else one
-                    for name, one in variant.measures.items()
-                },
+                measures={**variant.measures, **({"seconds_to_score": Measure(None)} if incomparable else {})},
             )
             for variant in measured
         ),
