@@ -1,6 +1,7 @@
 """Tokenise the data of a recipe into the cache that its run reads.
 
-In: a recipe. Out: one line each for data.train and data.eval: records, examples, tokens, time. Nothing is trained, and
+In: a recipe. Out: one line each for data.train and data.eval: records, examples, tokens, time, then what is odd about
+these data. Nothing is trained, and
 only the tokenizer of the model is read. An interrupted build continues after the last complete 50,000 examples.
 """
 
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
     cache = get_cache_folder(config.data.cache_dir)
-    print(*(_format_split(name, facts) for name, facts in found.items()), sep="\n")
+    for name, facts in found.items():
+        print(_format_split(name, facts), *(f"warning: {note}" for note in facts["notes"]), sep="\n")
     print(f"cache   {cache}")
     print(f"The run reads it from there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
     if args.json:
@@ -53,6 +55,7 @@ def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.training.mixture import select_part
+    from fivetune.training.preflight import iter_data_notes
     from fivetune.training.setup import prepare_split
     from fivetune.training.sources import check_sources, with_data_labels
 
@@ -74,7 +77,18 @@ def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
         if store is not None:
             names = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
             facts = {name: store.summary[name] for name in names}
-            found[split] = {**facts, "seconds": time.perf_counter() - started, "was_there": not tokenised}
+            seconds, notes = time.perf_counter() - started, list(iter_data_notes(split, store.summary))
+            if first := store.summary["first_bad"]:
+                told = f"{first['where']}: {first['reason'].rstrip('.')}"
+                notes.insert(
+                    0, f"{split}: records that cannot be used: {store.summary['num_skipped_bad']:,}, first: {told}"
+                )
+            found[split] = {
+                **facts,
+                "notes": notes,
+                "seconds": seconds,
+                "was_there": not tokenised,
+            }
     return found
 
 

@@ -355,6 +355,13 @@ class RunConfig(_Section):
                     "the evaluation records are a share of data.train or those of files. Keep one (a resumed run "
                     "keeps data.eval_share): add data.eval: [] or data.eval_share: null"
                 )
+            parts: Mapping[str, Any] = getattr(self.task, "parts", {})
+            if parts and all(part.eval for part in parts.values()):
+                raise ValueError(
+                    f"data.eval_share ({data.eval_share:g}) has no effect: all parts of the mixture "
+                    f"({', '.join(parts)}) have evaluation files of their own. Remove it (a resumed run keeps it: add "
+                    f"data.eval_share: null), or remove task.parts.{next(iter(parts))}.eval"
+                )
             return self
         for name in ("group_column", "eval_seed"):
             if value := getattr(data, name):

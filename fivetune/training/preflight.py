@@ -141,7 +141,7 @@ def _check_data(setup: Setup) -> Outcome:
             told = f"{first['where']}: {first['reason'].rstrip('.')}"
             parts.append(f"{facts['num_skipped_bad']:,} of them cannot be used, the first: {told}")
             state = "warn"
-        notes = list(_iter_data_notes(name, facts))
+        notes = list(iter_data_notes(name, facts))
         parts += notes
         state = "warn" if notes else state
     if division := setup.data.stream.store.summary.get("split"):
@@ -154,10 +154,10 @@ def _check_data(setup: Setup) -> Outcome:
     return state, "; ".join(parts)
 
 
-def _iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
+def iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
     """Yield properties of the data that distort scores; for a mixture, by part."""
     for part, one in facts.get("parts", {}).items():
-        yield from _iter_data_notes(f"{name} {part}", one)
+        yield from iter_data_notes(f"{name} {part}", one)
     if num := facts["num_unlabelled"] if "parts" not in facts else 0:
         yield f"{name}: {num:,} records have no label (blank, or nan) and are left out"
     if num := facts["num_blank_golds"] if "parts" not in facts else 0:

@@ -695,3 +695,21 @@ def test_an_empty_value_of_another_setting_is_null() -> None:
     assert str(caught.value) == (
         "--run.dir: Input should be a valid string, not null (an empty value). Leave the setting out for its default."
     )
+
+
+def test_a_share_is_refused_where_all_parts_of_a_mixture_have_evaluation_files() -> None:
+    parts = {"a": {"task": "squad", "eval": "a.json"}, "b": {"task": "jsonl", "eval": "b.jsonl"}}
+    table = {
+        "model": {"path": "t5-nano"},
+        "task": {"name": "mixture", "parts": parts},
+        "data": {"train": "t.json", "eval_share": 0.1},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_config(table)
+    assert str(caught.value) == (
+        "the given dict: data.eval_share (0.1) has no effect: all parts of the mixture (a, b) have evaluation files of "
+        "their own. Remove it (a resumed run keeps it: add data.eval_share: null), or remove task.parts.a.eval."
+    )
+    assert load_config(table, {"data.eval_share": None}).data.eval_share is None
+    parts["b"].pop("eval")
+    assert load_config(table).data.eval_share == 0.1

@@ -121,3 +121,28 @@ def test_command_without_data(tmp_path, model_folder, capsys):
     recipe.write_text(yaml.safe_dump({"model": {"path": str(model_folder)}, "task": "squad_v2"}))
     assert cli.main(["prepare", str(recipe)]) == 2
     assert "data.train: no data is given. Add --data.train FILE or --data.eval FILE." in capsys.readouterr().err
+
+
+def test_what_is_odd_about_the_data_is_told(
+    tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pre-flight named it, prepare did not."""
+    kinds = ["late", "Late", "late", "refund", "None", ""]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"text {i},{kind}\n" for i, kind in enumerate(kinds)))
+    (tmp_path / "b.csv").write_text("text,label\nm,late\n,refund\n")
+    recipe = tmp_path / "recipe.yaml"
+    data = {"train": str(tmp_path / "a.csv"), "eval": str(tmp_path / "b.csv"), "on_bad_record": "skip"}
+    data["cache_dir"] = str(tmp_path / "cache")
+    recipe.write_text(yaml.safe_dump({"model": {"path": str(model_folder)}, "task": "classification", "data": data}))
+    assert cli.main(["prepare", str(recipe), "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == [
+        "warning: train: 1 records have no label (blank, or nan) and are left out",
+        "warning: train: forms that differ only in case or white space count as one label: 'late' (2 records), "
+        "'Late' (1)",
+        "warning: train: 1 record has a label that programs write for an empty cell: 'None' (1 record); it counts as "
+        "a label",
+    ]
+    first = f"{tmp_path}/b.csv:3: text is empty. Give it a text"
+    assert lines[5] == f"warning: eval: records that cannot be used: 1, first: {first}"
+    assert [f"warning: {note}" for note in json.loads(lines[-1])["train"]["notes"]] == lines[1:4]

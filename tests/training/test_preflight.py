@@ -310,11 +310,25 @@ def test_command_lists_the_checks(capsys, tmp_path, model_folder):
     code, out = _check(capsys, tmp_path, model_folder, "--json")
     assert code == 0
     names = [*NAMES, "run directory"]
-    assert all(line.startswith(f"pass  {name} ") for line, name in zip(out.splitlines(), names, strict=False))
+    told = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert all(line.startswith(f"pass  {name} ") for line, name in zip(told, names, strict=False))
     result = json.loads(out.splitlines()[-1])
     assert [c["name"] for c in result["checks"]] == names
     assert (result["failed"], result["exit_code"]) == (0, 0)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_command_wraps_its_lines_under_their_beginning(capsys, tmp_path, model_folder, monkeypatch, width):
+    monkeypatch.setattr("fivetune.commands.check.WIDTH", width)
+    bad = _changed_train(tmp_path, _two_bad_records)
+    _, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
+    lines = out.splitlines()
+    assert all(len(line) <= width or str(tmp_path) in line for line in lines)
+    of_data = lines[: next(i for i, line in enumerate(lines) if "  leakage" in line)]
+    assert of_data[0].startswith("warn  data             train: 24 records read = 22 kept + 2 left out; ")
+    assert all(line.startswith(" " * 23 + line.strip()[0]) for line in of_data[1:])
+    assert of_data[-1].strip() == "eval: 12 records read = 12 kept + 0 left out; 12 examples"[: width - 23]
 
 
 def _two_bad_records(number, question, paragraph):
@@ -327,8 +341,8 @@ def test_command_counts_bad_records(capsys, tmp_path, model_folder):
     bad = _changed_train(tmp_path, _two_bad_records)
     code, out = _check(capsys, tmp_path, model_folder, data__train=bad)
     assert code == 3
-    first = out.splitlines()[0]
-    assert first.startswith("fail  data") and "24 records read = 22 kept + 2 left out" in first
+    first = " ".join(out.partition("  leakage")[0].split())
+    assert first.startswith("fail data") and "24 records read = 22 kept + 2 left out" in first
     assert (
         "2 of them cannot be used, the first: " in first
         and "set data.on_bad_record: skip to train without them" in first
