@@ -70,6 +70,7 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
     run = study.folder / trial.user_attrs["run"]
     started = time.monotonic()
     try:
+        is_resumed = rundir.read_status(run).begun
         with _start_trial(study, trial, run) as job:
             study.record_owner(trial, child_pid=job.pid)
             pruned = _watch_trial(study, trial, heartbeat, job, run)
@@ -79,7 +80,9 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
         with study.ignore_lost_trial():
             study.fail(trial, "stopped before it was finished", retry=True, count_attempt=False)
         raise
-    seconds = time.monotonic() - started
+    seconds: float | None = time.monotonic() - started
+    if is_resumed:  # this process has seen the last part only; unknown if the run did not finish
+        seconds = rundir.read_status(run, on_damage=lambda text: None).seconds
     if pruned:
         why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
         trial.set_user_attr("why", why)

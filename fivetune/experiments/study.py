@@ -148,8 +148,8 @@ class Study:
         )
         trial.set_user_attr("owner", owner.model_dump(mode="json"))
 
-    def finish(self, trial: optuna.Trial, *, score: float | None = None, seconds: float) -> None:
-        """Record a trial as finished with its score, or as pruned without one."""
+    def finish(self, trial: optuna.Trial, *, score: float | None = None, seconds: float | None) -> None:
+        """Record a trial as finished with its score, or as pruned without one; its time may be unknown."""
         trial.set_user_attr("seconds", seconds)
         self._study.tell(trial, score, state=None if score is not None else self._optuna.trial.TrialState.PRUNED)
         self._delete_checkpoints()

@@ -271,6 +271,27 @@ def tuned(folder: Path, over: Any, **section: Any) -> tuple[Search, list[str]]:
     return search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append), said
 
 
+@pytest.mark.parametrize("seconds", [12.5, None])
+def test_the_time_of_a_resumed_trial_is_that_of_all_parts_or_unknown(tmp_path, fast, monkeypatch, seconds):
+    """It was the time of the last part: 0.05 s."""
+
+    class StoppedChild(FakeChild):
+        def __init__(self, words: list[str], log: Path) -> None:
+            if "--resume" not in words:
+                super().__init__(words, log)
+                write_json(self.run / STATUS, {"state": "interrupted", "begun": True})
+                raise KeyboardInterrupt
+            self.run, self.looks, self.code_now, self.pid = Path(words[1]), 0, None, os.getpid()
+            best = {"step": 2, "metric": "f1", "score": 5.0}
+            write_json(self.run / STATUS, {"state": "finished", "begun": True, "best": best, "seconds": seconds})
+
+    monkeypatch.setattr(search, "Job", StoppedChild)
+    with pytest.raises(InterruptedRunError):
+        tuned(tmp_path / "s", RATES, num_trials=1)
+    found, _ = tuned(tmp_path / "s", RATES, num_trials=1)
+    assert [one.seconds for one in found.trials if one.state == "finished"] == [seconds]
+
+
 def test_worse_trials_are_stopped_early(tmp_path, fast):
     over = {"optimizer.lr": {"choices": [5e-3, 6e-3, 1e-3, 9e-3]}}
     found, said = tuned(tmp_path / "s", over, sampler="grid", startup_trials=2)
