@@ -58,6 +58,7 @@ from fivetune.report.page.wording import (
 )
 from fivetune.report.run import examples
 from fivetune.report.run.confidence import build_confidence_section
+from fivetune.report.run.learning import _list_points, build_learning_section
 from fivetune.report.run.load_charts import build_run_load_section
 from fivetune.report.run.outcome import describe_blank_golds, describe_verdict
 from fivetune.report.run.scores import build_run_summary, choose_best_eval, find_baseline_eval, find_main_score_key
@@ -819,3 +820,13 @@ def test_the_parts_of_a_resumed_run_are_listed() -> None:
     parts = [{"step": 0, "device": "cpu", "num_threads": 2}, {"step": 7, "device": "cpu", "changed": ["lr: 1 -> 2"]}]
     page = build_page(fake_run(machine={"parts": parts}))
     assert part(page, "Reproduce", Table, 1).rows[1] == ("7", "n/a", "cpu", "n/a", "lr: 1 -> 2")
+
+
+def test_scores_of_a_subset_and_of_the_whole_set_are_not_joined():
+    run = fake_run()
+    evals = [replace(one, split="subset", num_examples=90) if one.step > 100 else one for one in run.evals]
+    points = _list_points(evals)
+    assert [step for step, record in points if record is None] == [150.0] and len(points) == len(evals) + 1
+    whole = replace(evals[-1], split="eval", num_examples=640)
+    table = build_learning_section(replace(run, evals=[*evals, whole]), ()).parts[2]
+    assert [row[:2] for row in table.rows[-2:]] == [("300", "90"), ("300", "640")]

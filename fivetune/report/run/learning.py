@@ -36,6 +36,7 @@ from fivetune.report.run.scores import (
     select_main_evals,
 )
 from fivetune.rundir.figures import find_eval_changes
+from fivetune.rundir.layout import OWN_SPLITS
 from fivetune.rundir.records import Run, StepRecord
 from fivetune.values import as_finite_number, divide, get_nested, select_finite
 
@@ -65,7 +66,8 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
     if not keys:
         return [Text("No evaluation was made, so there are no scores to draw.", "note")]
     header = ("step", "examples", "loss", *(get_score_label(key) for key in keys), "cut off", "time")
-    rows = tuple(_format_eval_row(record, keys) for record in evals)
+    every = {(one.step, one.split, one.num_examples, one.basis): one for one in run.evals if one.split in OWN_SPLITS}
+    rows = tuple(_format_eval_row(one, keys) for one in sorted(every.values(), key=lambda one: one.step))
     table = Table("Every evaluation. (evals.jsonl)", header, rows, folded=True)
     if len(evals) == 1:
         return [Text("One evaluation was made, so its scores have no curve; they are in the verdict."), table]
@@ -99,11 +101,12 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
 
 
 def _list_points(evals: Sequence[EvalRecord]) -> list[tuple[float, EvalRecord | None]]:
-    """List steps and evaluations to draw, with a gap (None) at each step from which the evaluations are others."""
+    """List steps and evaluations to draw, with a gap (None) where data, settings or the number of examples change."""
     changes = find_eval_changes(evals)
     points: list[tuple[float, EvalRecord | None]] = []
-    for record in evals:
-        points += [(float(record.step), None)] if record.step in changes else []
+    for before, record in zip([None, *evals], evals, strict=False):
+        is_other_set = before is not None and before.num_examples != record.num_examples
+        points += [(float(record.step), None)] if is_other_set or record.step in changes else []
         points.append((float(record.step), record))
     return points
 
