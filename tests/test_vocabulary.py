@@ -42,6 +42,7 @@ PREFIXES = {"is", "are", "has", "have", "can", "should", "needs", "supports", "r
 CONTRACTS = {
     "to_text", "from_text", "head_of", "plugin_name", "model_dump",  # a task, and what pydantic gives it
     "effective_lr", "factor", "elapsed_time", "evaluation", "error", "barrier",  # of optimizers, schedules, sinks ...
+    "cat_file", "pipe_file", "rm_file", "exists",  # of fsspec's file systems
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
 }  # fmt: skip
 """Names of plugin contracts and of methods that a library calls."""
