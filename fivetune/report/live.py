@@ -1,7 +1,8 @@
 """The live view of runs, read from the ends of their files.
 
 In: a run directory or a folder of them. Out: a View per run, and a frame of text for a terminal. The cost does not
-grow with the length of a run: it reads only the last records, and samples of earlier ones for the loss curve.
+grow with the number of steps: of steps and telemetry it reads only the last records, and samples of earlier steps for
+the loss curve. The few evaluations are all read, because the best one may be any of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from fivetune.report.page.wording import (
     format_large_count,
     format_percent,
 )
+from fivetune.report.run.scores import choose_best_eval, find_main_score_key, read_score
 from fivetune.rundir.figures import count_tokens, list_device_series
 from fivetune.rundir.parse import parse_records
 from fivetune.rundir.plan import Plan, read_plan
@@ -138,7 +140,7 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     """Read the View of one run. Raises RunDirError for a damaged config.yaml."""
     damage: list[str] = []
     status = rundir.read_status(path, on_damage=damage.append)
-    rundir.read_run_config(path)  # raises where the directory is damaged
+    config = rundir.read_run_config(path)  # raises where the directory is damaged
     steps = parse_records(StepRecord, read_last_records(path / rundir.STEPS))
     recent = steps[-NUM_RECENT_STEPS:]
     seconds = fmean(step.step_seconds for step in recent) if recent else None
@@ -146,23 +148,25 @@ def read_view(path: Path, *, name: str, verdict: str = "") -> View:
     state = status.state or ("unreadable" if damage else "preparing")
     step = steps[-1].step if steps else status.step or None
     utilisation, on_gpu = _read_utilisation(path)
-    best = status.best
     plan = read_plan(path, on_damage=damage.append)
+    evals = rundir.read_evals(path, is_growing=state in ACTIVE, on_damage=damage.append)
+    run = Run(name=name, config=config, status=status, evals=evals)
+    metric, best = find_main_score_key(run), choose_best_eval(run)
     return View(
         name=name,
         state=state,
-        why=status.why or next(iter(damage), ""),
+        why=" ".join([status.why, *damage[:1]]).strip(),
         step=step,
         num_steps=plan.num_steps if plan else None,
         loss=steps[-1].loss if steps else None,
         losses=tuple(_sample_losses(path / rundir.STEPS)),
-        metric=best.metric if best else "",
-        score=best.score if best else None,
+        metric=metric or "",
+        score=read_score(best, metric) if metric else None,
         score_step=best.step if best else None,
         utilisation=utilisation if state in ACTIVE else None,
         on_gpu=on_gpu,
         tokens_per_second=tokens / seconds if seconds and tokens else None,
-        seconds_left=_estimate_seconds_left(path, plan, step, seconds) if state in ACTIVE else None,
+        seconds_left=_estimate_seconds_left(plan, evals, step, seconds) if state in ACTIVE else None,
         seconds=status.seconds,
         verdict=verdict,
     )
@@ -216,12 +220,13 @@ def _sample_losses(path: Path, num: int = 40) -> Iterator[float]:
             yield fmean(losses)
 
 
-def _estimate_seconds_left(path: Path, plan: Plan | None, step: int | None, seconds: float | None) -> float | None:
+def _estimate_seconds_left(
+    plan: Plan | None, evals: Sequence[EvalRecord], step: int | None, seconds: float | None
+) -> float | None:
     """Estimate the time of the remaining steps and evaluations, at the speed of the last ones."""
     if plan is None or step is None or seconds is None:
         return None
     num_steps, every = plan.num_steps, plan.eval_every_steps
-    evals = parse_records(EvalRecord, read_last_records(path / rundir.EVALS))
     each = evals[-1].seconds if evals else 0.0
     return (num_steps - step) * seconds + each * (ceil(num_steps / every) - step // every)
 
@@ -255,15 +260,16 @@ def find_verdict_message(path: Path) -> str:
 
     damage: list[str] = []
     try:
+        status = rundir.read_status(path, on_damage=damage.append)
         found = diagnose_run(
             Run(
                 name=path.name,
                 config=rundir.read_run_config(path),
                 machine=rundir.read_machine(path, on_damage=damage.append),
-                status=rundir.read_status(path, on_damage=damage.append),
+                status=status,
                 data=rundir.read_data(path, on_damage=damage.append),
                 steps=parse_records(StepRecord, read_last_records(path / rundir.STEPS)),
-                evals=parse_records(EvalRecord, read_last_records(path / rundir.EVALS)),
+                evals=rundir.read_evals(path, is_growing=status.state in ACTIVE, on_damage=damage.append),
                 telemetry=_read_telemetry(path),
                 plan=read_plan(path, on_damage=damage.append),
             )

@@ -829,4 +829,8 @@ def test_scores_of_a_subset_and_of_the_whole_set_are_not_joined():
     assert [step for step, record in points if record is None] == [150.0] and len(points) == len(evals) + 1
     whole = replace(evals[-1], split="eval", num_examples=640)
     table = build_learning_section(replace(run, evals=[*evals, whole]), ()).parts[2]
-    assert [row[:2] for row in table.rows[-2:]] == [("300", "90"), ("300", "640")]
+    assert [row[:2] for row in table.rows[-2:]] == [("300", "90"), ("300", "640")] and table.header[1] == "examples"
+    other = replace(whole, basis="other")
+    table = build_learning_section(replace(run, evals=[*evals, whole, other]), ()).parts[2]
+    assert [row[:3] for row in table.rows[-2:]] == [("300", "1", "640"), ("300", "2", "640")]
+    assert table.header[:3] == ("step", "set", "examples") and "a resume changed it" in table.caption

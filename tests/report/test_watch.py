@@ -19,6 +19,7 @@ from fake_run import fake_run, make_eval, make_run, write_run
 from rich.console import Console
 
 from fivetune import cli, rundir
+from fivetune.compare.measures import find_best_metric_eval
 from fivetune.errors import RunDirError
 from fivetune.progress import Progress
 from fivetune.report.live import (
@@ -30,6 +31,7 @@ from fivetune.report.live import (
     render_frame,
     sample_records,
 )
+from fivetune.report.run.scores import choose_best_eval
 from fivetune.rundir import read_run
 from fivetune.rundir.plan import read_plan
 
@@ -78,6 +80,20 @@ def test_utilisation_of_a_machine_without_a_gpu_is_that_of_its_cores(tmp_path):
     new = {"seconds": 100.0, "core_utilisation": [1.0, 0.5], "devices": []}
     a_run(tmp_path / "one", state="running", steps=150, telemetry=[old, new])
     assert "cpu 75 %" in shown(tmp_path)
+
+
+def test_the_best_score_is_that_of_the_report_and_the_comparison(tmp_path):
+    """status.json has the score by which training chose; a resume with eval.max_examples made it that of a subset."""
+    whole = make_eval(2, {"f1": 90.0}, basis="a")
+    subset = make_eval(2, {"f1": 1.0}, basis="a", split="subset", num_examples=4)
+    status = {"state": "finished", "best": {"step": 2, "metric": "f1", "score": 1.0}}
+    for name, best in [("one", status), ("two", {**status, "best": None})]:  # the latter: resumed, not evaluated yet
+        path = write_run(tmp_path / name, fake_run(name=name, predictions={}))
+        (path / rundir.EVALS).write_text("".join(json.dumps(line) + "\n" for line in (whole, subset)))
+        (path / rundir.STATUS).write_text(json.dumps(best))
+        run = read_run(path)
+        assert find_best_metric_eval(run, "f1") == choose_best_eval(run) == run.evals[0]
+    assert shown(tmp_path).count("f1 90.00 at step 2 ") == 2
 
 
 def test_what_is_unknown_is_not_made_up(tmp_path):
@@ -164,10 +180,18 @@ def test_empty_files_unknown_states_and_torn_evaluations_are_named_once_by_all(t
         assert "oops" not in printed.replace("'state' is 'oops'", "")
     page = (run / "report.html").read_text()
     assert f"one/{name}" in page and "(state )" not in page
-    if name != "evals.jsonl":  # the live view reads the last records only
-        text = shown(tmp_path, width=400)
-        assert text.count(f"{run}/{name}: damaged: ") == 1 and "preparing," not in text.partition("\n")[0]
-        assert ("1 unreadable" in text) == (name == "status.json")
+    text = shown(tmp_path, width=400)
+    assert text.count(f"{run}/{name}") == 1 and "preparing," not in text.partition("\n")[0]
+    assert ("1 unreadable" in text) == (name == "status.json")
+
+
+@pytest.mark.parametrize("state", ["running", "failed"])
+def test_a_torn_evaluation_is_damage_unless_it_may_be_in_the_middle_of_being_written(tmp_path, state):
+    run = a_run(tmp_path / "one", state=state, why="step 7: loss nan.")
+    with (run / rundir.EVALS).open("a") as file:
+        file.write('{"step": 300, "ta')
+    text = shown(tmp_path, width=400)
+    assert text.count(f"{run}/evals.jsonl") == text.count("step 7: loss nan.") == (state == "failed")
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -67,8 +67,17 @@ def _build_score_curves(run: Run, evals: Sequence[EvalRecord], reference_runs: S
         return [Text("No evaluation was made, so there are no scores to draw.", "note")]
     header = ("step", "examples", "loss", *(get_score_label(key) for key in keys), "cut off", "time")
     every = {(one.step, one.split, one.num_examples, one.basis): one for one in run.evals if one.split in OWN_SPLITS}
-    rows = tuple(_format_eval_row(one, keys) for one in sorted(every.values(), key=lambda one: one.step))
-    table = Table("Every evaluation. (evals.jsonl)", header, rows, folded=True)
+    ordered = sorted(every.values(), key=lambda one: one.step)
+    rows = tuple(_format_eval_row(one, keys) for one in ordered)
+    bases = list(dict.fromkeys(one.basis for one in every.values()))  # in the order in which they began
+    words = ""
+    if bases[1:]:
+        words = " A set is the evaluation data with the settings of the evaluation; a resume changed it."
+        header = (header[0], "set", *header[1:])
+        rows = tuple(
+            (row[0], format_count(bases.index(one.basis) + 1), *row[1:]) for one, row in zip(ordered, rows, strict=True)
+        )
+    table = Table(f"Every evaluation.{words} (evals.jsonl)", header, rows, folded=True)
     if len(evals) == 1:
         return [Text("One evaluation was made, so its scores have no curve; they are in the verdict."), table]
     shown = [key for key in keys if key not in ("HasAns_exact", "NoAns_exact")]
