@@ -310,7 +310,7 @@ class LaunchSection(_Section):
 
     nproc: PositiveInt = Field(
         default=1,
-        description="processes on this machine, one per device; more than 1 needs strategy.name ddp or fsdp",
+        description="processes on this machine, one per device; more than 1 needs a strategy.name for several",
     )
     timeout_minutes: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="longest time that a process waits for another"
@@ -389,11 +389,16 @@ class RunConfig(_Section):
                 f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} supports "
                 "one. Use ddp, or fsdp if the model does not fit into one device"
             )
-        if self.train.examples_per_step % num:
-            key = "global_batch_size" if self.train.global_batch_size else "batch_size"
+        if num % (model_size := self.strategy.get_model_size(num)):
             raise ValueError(
-                f"train.{key} {self.train.examples_per_step} is not a multiple of launch.nproc {num}; "
-                "the processes share every global batch"
+                f"strategy.size {model_size} does not divide launch.nproc {num}. Every copy of the model has the same "
+                "number of processes"
+            )
+        if self.train.examples_per_step % (copies := num // model_size):
+            key = "global_batch_size" if self.train.global_batch_size else "batch_size"
+            who = f"launch.nproc {num}; the processes" if copies == num else f"{copies}, the copies of the model; they"
+            raise ValueError(
+                f"train.{key} {self.train.examples_per_step} is not a multiple of {who} share every global batch"
             )
         if self.device == "mps" or ":" in self.device:
             raise ValueError(f"device {self.device} is one device, launch.nproc is {num}. Use auto, cuda or cpu")
@@ -402,6 +407,7 @@ class RunConfig(_Section):
             precision=self.train.precision,
             forward=self.train.forward,
             batch_size=self.train.batch_size,
+            num_ranks=num,
         )
         if obstacle:
             raise ValueError(obstacle)

@@ -5,9 +5,9 @@ batches, which are shuffled; each is split into micro-batches of similar lengths
 examples of similar length, every example occurs once per epoch, and the position in the data is the step number:
 resuming needs no other state.
 
-All ranks compute the same global batches. Each takes every world-size-th example in order of length, so that their
-work is about equal; a rank without examples for a micro-batch runs a filler batch with zero loss weight, so that every
-rank runs the same number of passes.
+All ranks compute the same global batches. Of K copies of the model, each takes every K-th example in order of length,
+so that their work is about equal; a copy without examples for a micro-batch runs a filler batch with zero loss weight,
+so that every rank runs the same number of passes.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class TrainingStream:
         All ranks have the same number of micro-batches; the last one may be shorter or empty.
         """
         rows, size = self._select_global_rows(step), self.plan.batch_size
-        share = rows[self.world.rank :: self.world.size]
-        largest_share = -(-len(rows) // self.world.size)
+        share = rows[self.world.data_rank :: self.world.data_size]
+        largest_share = -(-len(rows) // self.world.data_size)
         return [share[i : i + size] for i in range(0, largest_share, size)]
 
     def get_lengths(self, step: int) -> tuple[Rows, Rows]:

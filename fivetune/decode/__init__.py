@@ -19,6 +19,8 @@ from fivetune.decode.labels import GivenScores, score_given
 from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.decode.steps import Decoder
+from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -51,27 +53,41 @@ def group_by_length(lengths: Sequence[int] | np.ndarray, batch_size: int) -> lis
 
 @torch.no_grad()
 def generate(
-    model: T5Model, store: TokenStore, rows: Sequence[int], decoding: Decoding, *, device: str, autocast: Autocast
+    model: T5Model,
+    store: TokenStore,
+    rows: Sequence[int],
+    decoding: Decoding,
+    *,
+    device: str,
+    autocast: Autocast,
+    world: World = SINGLE_PROCESS,
 ) -> Iterator[GeneratedAnswer]:
     """Yield the answers for `rows` of a store, batch by batch. The encoder runs once per example.
 
     Args:
         autocast: returns a new autocast context.
+        world: the ranks that generate at the same time. If the weights are gathered for each computation, all of them
+            run the same number of batches and steps; those without rows repeat the store's first row, unused.
     """
+    together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
     model.eval()
     try:
         chosen = np.asarray(rows, dtype=np.int64)
         lengths = store.inputs.lengths[chosen]
-        if not len(lengths):
+        batches = group_by_length(lengths, decoding.batch_size)
+        if not together.all_reduce_max(len(batches)):
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
-        decoder = Decoder(model, num_beams=decoding.num_beams, max_steps=_find_max_steps(store, chosen, decoding))
-        for positions in group_by_length(lengths, decoding.batch_size):
-            batch_rows = chosen[positions].tolist()
+        max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
+        decoder = Decoder(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
+        for positions in together.iter_together(batches):
+            batch_rows = [0] if positions is None else chosen[positions].tolist()
             with autocast():
-                generated = _answer_batch(decoder, collate(store, batch_rows), batch_rows, decoding, rules)
-            yield from generated  # outside of autocast, which would apply to the caller too
+                batch = collate(store, batch_rows)
+                generated = call_gathered(model, _answer_batch, decoder, batch, batch_rows, decoding, rules)
+            if positions is not None:
+                yield from generated  # outside of autocast, which would apply to the caller too
     finally:
         model.train(was_training)
 
@@ -84,7 +100,7 @@ def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> 
 
 
 def _answer_batch(
-    decoder: Decoder, batch: Batch, rows: list[int], decoding: Decoding, rules: LogitsProcessor
+    model: T5Model, decoder: Decoder, batch: Batch, rows: list[int], decoding: Decoding, rules: LogitsProcessor
 ) -> list[GeneratedAnswer]:
     decoder.start_batch(batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist())
     targets = pad(batch, pad_id=decoder.config.pad_token_id).labels

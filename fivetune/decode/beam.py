@@ -89,7 +89,7 @@ def run_beam_search(
             move = RowCompactor(~done)
             decoder.drop_finished(move)
             state.drop_finished(move)
-        if not len(state.rows):
+        if decoder.is_finished(len(state.rows)):
             break
     return [found[row] for row in range(num_rows)]
 

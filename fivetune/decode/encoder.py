@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivetune.distributed.sharding import call_gathered
+
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Stack
+    from fivetune.model.modules import T5Attention, T5Block, T5Stack
 
 CPU_TOKENS = 2_048  # tokens per pass, whose activations stay in the CPU's cache
 
@@ -60,17 +62,22 @@ def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int]) -> Tensor:
 
     Returns: [N, d_model].
     """
-    hidden = stack.embed_tokens(ids)
+    hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
     longest = max(lengths)
     bias = None
     for block in stack.block:
-        layer = block.layer[0]
-        if layer.SelfAttention.has_relative_attention_bias:
-            bias = layer.SelfAttention.compute_bias(longest, longest, device=ids.device)
+        attention = block.layer[0].SelfAttention
+        if attention.has_relative_attention_bias:
+            bias = attention.compute_bias(longest, longest, device=ids.device)
         assert bias is not None, "the first layer has a table of biases"
-        hidden = hidden + _attend(layer.SelfAttention, layer.layer_norm(hidden), bias, lengths)
-        hidden = block.layer[-1](hidden)
+        hidden = call_gathered(block, _run_block, hidden, bias, lengths)
     return stack.final_layer_norm(hidden)
+
+
+def _run_block(block: T5Block, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:
+    layer = block.layer[0]
+    hidden = hidden + _attend(layer.SelfAttention, layer.layer_norm(hidden), bias, lengths)
+    return block.layer[-1](hidden)
 
 
 def _attend(attention: T5Attention, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:

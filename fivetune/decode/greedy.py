@@ -30,7 +30,7 @@ def run_greedy_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules
         logprobs[rows] += torch.where(alive, scores.log_softmax(-1).gather(-1, ids[:, None])[:, 0], 0.0)
         alive &= ids != eos
         num_alive = int(alive.sum())
-        if not num_alive:
+        if decoder.is_finished(num_alive):
             break
         if num_alive <= len(rows) * (1 - MIN_FINISHED_SHARE):
             move = RowCompactor(alive)

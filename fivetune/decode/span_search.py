@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fivetune.data.batch import PaddedBatch, collate, pad
 from fivetune.data.store import TokenStore
+from fivetune.distributed.sharding import is_gathered_by_call
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.span_head import compute_span_logits
 
 if TYPE_CHECKING:
@@ -51,21 +53,26 @@ def extract_spans(
     num_candidates: int,
     device: str,
     autocast: Autocast,
+    world: World = SINGLE_PROCESS,
 ) -> Iterator[SpanAnswer]:
     """Yield the best spans for `rows` of a store, batch by batch.
 
     Args:
         batches: positions in `rows`, grouped into batches.
         context_of: returns the positions of a row's inputs that belong to the context.
+        world: as for `generate`.
     """
+    together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
     model.eval()
     try:
-        for positions in batches:
-            chosen = [rows[p] for p in positions]
+        for positions in together.iter_together(batches):
+            chosen = [0] if positions is None else [rows[p] for p in positions]
             batch = pad(collate(store, chosen), pad_id=model.config.pad_token_id).to(device)
             with autocast():
                 logits = compute_span_logits(model, batch.input_ids, batch.attention_mask)
+            if positions is None:
+                continue
             nats = _compute_target_losses(logits, batch)
             for row, one, nat in zip(chosen, logits.cpu(), nats, strict=True):
                 yield SpanAnswer(row, find_best_spans(one, context_of(row), num_candidates), nat)

@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivetune.decode.encoder import CPU_TOKENS, encode_flat, iter_equal_runs, iter_row_slices
+from fivetune.distributed.sharding import call_gathered
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Model, T5Stack
+    from fivetune.model.modules import T5Attention, T5Block, T5Model, T5Stack
 
 FIRST_STEPS = 16  # initial capacity of the self-attention cache, which doubles when it is full
 
@@ -50,14 +52,16 @@ class Decoder:
         model: T5, mT5 or umT5 model of transformers, in eval mode.
         num_beams: K, running hypotheses per example.
         max_steps: longest decoder input, in tokens.
+        together: the ranks that must run the same number of passes and steps.
     """
 
-    def __init__(self, model: T5Model, *, num_beams: int, max_steps: int) -> None:
+    def __init__(self, model: T5Model, *, num_beams: int, max_steps: int, together: World = SINGLE_PROCESS) -> None:
         self.config = model.config
         self.device: torch.device = model.decoder.embed_tokens.weight.device
         self.num_steps = 0
         self._model, self._stack = model, model.decoder
         self._num_beams = num_beams
+        self._together = together
         self._scale = compute_output_scale(model.config)
         self._tables, self._table_of = _compute_bias_tables(model.decoder, max_steps)
         self._cross: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, S, d_kv]
@@ -76,14 +80,18 @@ class Decoder:
         ragged = min(lengths) < max(lengths)
         self._visible = (positions < tokens[:, None])[:, None, None] if ragged else None
         begin = 0
-        for first, end in iter_row_slices(lengths, CPU_TOKENS if self.device.type == "cpu" else None):
+        max_tokens = CPU_TOKENS if self.device.type == "cpu" and self._together.size == 1 else None
+        for first, end in iter_row_slices(lengths, max_tokens):
             size = sum(lengths[first:end])
             encoded = encode_flat(self._model.encoder, ids[begin : begin + size], lengths[first:end])
             for (keys, values), block in zip(self._cross, self._stack.block, strict=True):
-                attention = block.layer[1].EncDecAttention
-                _scatter_rows(attention.k(encoded), keys[first:end], lengths[first:end])
-                _scatter_rows(attention.v(encoded), values[first:end], lengths[first:end])
+                rows = keys[first:end], values[first:end]
+                call_gathered(block, _fill_cross_cache, encoded, *rows, lengths[first:end])
             begin += size
+
+    def is_finished(self, num_rows: int) -> bool:
+        """Whether no rank has unfinished rows; a rank without any takes part in the steps of the others."""
+        return not self._together.all_reduce_max(num_rows)
 
     def drop_finished(self, move: RowCompactor) -> None:
         """Remove finished rows from the batch."""
@@ -135,16 +143,19 @@ class Decoder:
         return self._model.lm_head(hidden).float()
 
     def _run_stack(self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues) -> Tensor:
-        hidden = self._stack.embed_tokens(ids)
+        hidden = self._stack.embed_tokens(ids).float()  # gathered weights may be in bf16
         for i, block in enumerate(self._stack.block):
-            own, across, feed_forward = block.layer
-            normed, attention = own.layer_norm(hidden), own.SelfAttention
-            key, value = (_split_heads(attention, project(normed)) for project in (attention.k, attention.v))
-            hidden = hidden + _attend(attention, normed, *keys_values(i, key, value), biases[self._table_of[i]])
-            normed = across.layer_norm(hidden)
-            hidden = hidden + _attend(across.EncDecAttention, normed, *self._cross[i], self._visible)
-            hidden = feed_forward(hidden)
+            hidden = call_gathered(block, self._run_block, hidden, i, biases[self._table_of[i]], keys_values)
         return self._stack.final_layer_norm(hidden) * self._scale
+
+    def _run_block(self, block: T5Block, hidden: Tensor, number: int, bias: Tensor, keys_values: KeysValues) -> Tensor:
+        own, across, feed_forward = block.layer
+        normed, attention = own.layer_norm(hidden), own.SelfAttention
+        key, value = (_split_heads(attention, project(normed)) for project in (attention.k, attention.v))
+        hidden = hidden + _attend(attention, normed, *keys_values(number, key, value), bias)
+        normed = across.layer_norm(hidden)
+        hidden = hidden + _attend(across.EncDecAttention, normed, *self._cross[number], self._visible)
+        return feed_forward(hidden)
 
     # --- memory ---
 
@@ -206,6 +217,12 @@ def _build_history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Te
         return row
     mine = slots[..., None] == torch.arange(num_beams, device=slots.device)
     return torch.where(mine.flatten(2)[:, None], row.repeat_interleave(num_beams, -1), -torch.inf)
+
+
+def _fill_cross_cache(block: T5Block, encoded: Tensor, keys: Tensor, values: Tensor, lengths: Sequence[int]) -> None:
+    attention = block.layer[1].EncDecAttention
+    _scatter_rows(attention.k(encoded), keys, lengths)
+    _scatter_rows(attention.v(encoded), values, lengths)
 
 
 def _attend(attention: T5Attention, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:

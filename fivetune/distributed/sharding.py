@@ -1,31 +1,88 @@
-"""Conversion of sharded tensors (torch's DTensor) to full ones and back.
+"""Sharded tensors (torch's DTensor): conversion to full ones and back, and their norm.
 
 In: any tensor. Out: the full tensor, or the shard of this rank. A tensor that is not sharded is returned unchanged.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+GATHER = "call_gathered"  # attribute of a module whose weights are sharded outside of its computations
+
+
+def call_gathered(module: nn.Module, run: Callable[..., T], *inputs: object) -> T:
+    """Return run(module, *inputs); if a strategy shards the weights of the module, they are gathered meanwhile.
+
+    Collective if they are: all ranks call it.
+    """
+    gather = module.__dict__.get(GATHER)
+    return run(module, *inputs) if gather is None else gather(run, *inputs)
+
+
+def is_gathered_by_call(module: nn.Module) -> bool:
+    """Whether a strategy gathers the weights of a module for each of its computations, which all ranks run together."""
+    return GATHER in module.__dict__
+
+
+def release_gathered(model: nn.Module) -> None:
+    """Free gathered weights, after the shards have changed."""
+    for module in model.modules():
+        if is_gathered_by_call(module):
+            module.reshard()  # type: ignore[operator]  # of FSDP2
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor; other tensors are returned unchanged. Collective: all ranks call it."""
-    return tensor.full_tensor() if _is_sharded(tensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def get_local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor; differentiable."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
     """Shard a full tensor as `other` of the same shape is sharded; if `other` is not, return the tensor unchanged."""
-    if not _is_sharded(other) or tensor.shape != other.shape:
+    if not is_sharded(other) or tensor.shape != other.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
 
 
-def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether each rank holds a shard of the tensor. Checks an attribute, because importing DTensor takes time."""
+def compute_sharded_norm(tensors: list[Tensor]) -> Tensor:
+    """Compute the Euclidean norm of tensors, some of them sharded, in fp32: [] on their device.
+
+    Each tensor is sharded over its own dimensions of a mesh and replicated over the others; all that are alike are
+    summed by one all-reduce per dimension. Collective: all ranks call it.
+    """
+    import torch
+
+    alike: dict[tuple[object, ...], list[Tensor]] = {}
+    groups: dict[tuple[object, ...], list[object]] = {}
+    for tensor in tensors:
+        key: tuple[object, ...] = ()
+        if is_sharded(tensor):
+            dims = [i for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+            key = (tensor.device_mesh, *dims)
+            groups[key] = [tensor.device_mesh.get_group(i) for i in dims]
+            tensor = tensor.to_local()
+        alike.setdefault(key, []).append(tensor)
+    total = torch.zeros((), device=tensors[0].device)
+    for key, parts in alike.items():
+        square = torch.nn.utils.get_total_norm(parts, foreach=True).float().square()
+        for group in groups.get(key, ()):
+            torch.distributed.all_reduce(square, group=group)  # type: ignore[arg-type]
+        total = total + square
+    return total.sqrt()
+
+
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether the tensor is a DTensor. Checks an attribute, because importing DTensor takes time."""
     return hasattr(tensor, "full_tensor")

@@ -24,7 +24,8 @@ from fivetune.errors import (
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed.distributed_c10d import PrefixStore, ReduceOp, Store
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store
 
 T = TypeVar("T")
 PEER_ERROR_WAIT_SECONDS = 2.0  # for the message of a lost rank; a killed rank gives none
@@ -36,10 +37,10 @@ class _Collectives(Protocol):
 
     def rendezvous(self, url: str, *, timeout: timedelta) -> Iterator[tuple[Store, int, int]]: ...
     def all_gather_object(self, object_list: list[T], obj: T) -> None: ...
-    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ...) -> object: ...
+    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ..., group: ProcessGroup | None = None) -> object: ...
 
 
-def _import_collectives() -> _Collectives:
+def import_collectives() -> _Collectives:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d
@@ -53,13 +54,19 @@ class ProcessGroupError(FiveTuneEnvironmentError):
 class World:
     """The ranks of a run: `rank` of `size`. Rank 0 writes the run directory and prints.
 
+    `model_size` consecutive ranks share one copy of the model and the same examples; the copies share every global
+    batch.
+
     Args:
         local_rank: rank among the processes of this machine; the number of its device.
+        mesh: [data, model], the ranks by copy of the model and by place in it; None if every rank is a copy.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    model_size: int = 1
+    mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
     _store: PrefixStore | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -67,7 +74,7 @@ class World:
         """The world that torchrun's environment variables describe; a single process without them.
 
         >>> World.from_environment({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
-        World(rank=1, size=2, local_rank=1)
+        World(rank=1, size=2, local_rank=1, model_size=1)
         """
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         if not all(environ.get(name, "").isdecimal() for name in names):
@@ -78,6 +85,35 @@ class World:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this rank's copy of the model: which share of every global batch it computes."""
+        return self.rank // self.model_size
+
+    @property
+    def data_size(self) -> int:
+        """Number of copies of the model."""
+        return self.size // self.model_size
+
+    @property
+    def model_rank(self) -> int:
+        """Place of this rank in its copy of the model."""
+        return self.rank % self.model_size
+
+    def split(self, model_size: int, device: str) -> World:
+        """This world with copies of the model that `model_size` ranks share. Collective: all ranks call it.
+
+        >>> World(rank=3, size=4).split(1, "cpu").data_rank
+        3
+        """
+        if model_size == 1 or self.size == 1:
+            return self
+        from torch.distributed.device_mesh import init_device_mesh
+
+        shape = (self.size // model_size, model_size)
+        mesh = init_device_mesh(device.partition(":")[0], shape, mesh_dim_names=("data", "model"))
+        return replace(self, model_size=model_size, mesh=mesh)
 
     @contextmanager
     def connect(self, *, cuda: bool, timeout_minutes: float) -> Generator[World]:
@@ -96,7 +132,7 @@ class World:
         if cuda:
             torch.cuda.set_device(self.local_rank)
         with self.translate_disconnects():
-            every, rank, size = next(_import_collectives().rendezvous("env://", timeout=timeout))
+            every, rank, size = next(import_collectives().rendezvous("env://", timeout=timeout))
             number = every.add(f"fivetune-connections-of-{rank}", 1)  # its store outlives connections
             store = PrefixStore(f"fivetune-{number}", every)
             backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -111,7 +147,7 @@ class World:
         if self.size == 1:
             return [value]
         found: list[T] = [value] * self.size
-        _import_collectives().all_gather_object(found, value)
+        import_collectives().all_gather_object(found, value)
         return found
 
     def broadcast_object(self, value: T) -> T:
@@ -125,9 +161,10 @@ class World:
         return held[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        """All-reduce (sum) a tensor in place."""
-        if self.size > 1:
-            _import_collectives().all_reduce(tensor)
+        """All-reduce (sum) a tensor in place over the copies of the model."""
+        if self.data_size > 1:
+            group = self.mesh.get_group("data") if self.mesh else None
+            import_collectives().all_reduce(tensor, group=group)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast the tensors of rank 0 in place."""
@@ -146,8 +183,17 @@ class World:
         from torch import distributed
 
         held = torch.tensor([number])
-        _import_collectives().all_reduce(held, distributed.ReduceOp.MAX)
+        import_collectives().all_reduce(held, distributed.ReduceOp.MAX)
         return int(held)
+
+    def iter_together(self, items: Sequence[T]) -> Iterator[T | None]:
+        """Yield the items, then None until every rank has had as many as the rank with the most.
+
+        >>> list(World().iter_together([7, 8]))
+        [7, 8]
+        """
+        for number in range(self.all_reduce_max(len(items))):
+            yield items[number] if number < len(items) else None
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on every rank; returns all results. If it raises on one rank, it raises on all."""

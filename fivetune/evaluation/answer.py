@@ -17,6 +17,7 @@ from fivetune.data.spans import Offsets, extract_span_text, find_context_positio
 from fivetune.data.store import TokenStore
 from fivetune.decode import Decoding, GeneratedAnswer, generate, group_by_length, to_text
 from fivetune.decode.span_search import SpanAnswer, extract_spans
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
 from fivetune.evaluation.tally import TargetLoss
 from fivetune.model.family import SENTINEL
@@ -55,14 +56,18 @@ class AnswerSettings(Protocol):
 
 
 def answer_passages(
-    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+    settings: AnswerSettings,
+    model: T5Model,
+    rows: Sequence[int],
+    loss: TargetLoss,
+    world: World = SINGLE_PROCESS,
 ) -> Iterator[tuple[int, Prediction]]:
     """Yield row and Prediction of every passage as soon as it is answered; adds the loss of its target to `loss`.
 
     Raises NumericError if the loss or a confidence is not finite: no file of a run holds such a number.
     """
     answer = _answer_with_spans if head_of(settings.task) == "extractive" else _answer_with_text
-    for row, prediction in answer(settings, model, rows, loss):
+    for row, prediction in answer(settings, model, rows, loss, world):
         found = {"loss": loss.total, "confidence": prediction.confidence, "log-probability": prediction.logprob}
         if bad := [f"{name} {value}" for name, value in found.items() if value is not None and not isfinite(value)]:
             raise NumericError(
@@ -73,10 +78,10 @@ def answer_passages(
 
 
 def _answer_with_text(
-    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
     store, device, autocast = settings.store, settings.device, settings.autocast
-    for one in generate(model, store, rows, settings.decoding, device=device, autocast=autocast):
+    for one in generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
         yield one.row, _build_text_prediction(settings, one, loss)
 
 
@@ -157,7 +162,7 @@ def _decode_candidates(settings: AnswerSettings, one: GeneratedAnswer) -> tuple[
 
 
 def _answer_with_spans(
-    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss
+    settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
     waiting: dict[int, tuple[TextExample, Offsets]] = {}
 
@@ -175,6 +180,7 @@ def _answer_with_spans(
         num_candidates=settings.decoding.num_candidates,
         device=settings.device,
         autocast=settings.autocast,
+        world=world,
     )
     for one in spans:
         yield one.row, _build_span_prediction(settings, one, *waiting.pop(one.row), loss)

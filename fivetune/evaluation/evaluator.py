@@ -124,7 +124,7 @@ class Evaluator:
             return
         rows = select_rows(self.store, questions, world)
         question_of = dict(zip(rows.tolist(), self.store.groups[rows].tolist(), strict=True))
-        passages = answer_passages(self, model, rows.tolist(), loss)
+        passages = answer_passages(self, model, rows.tolist(), loss, world)
         merged = merge_questions(passages, question_of, ranked=self.task.merging == "ranked")
         for done, (question, prediction) in enumerate(merged, start=1):
             if prediction is not None:
@@ -171,7 +171,8 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
     """
     if world.size == 1:
         return answered
-    shares = world.run_on_all(lambda: (list(answered), loss.total, loss.num_tokens))
+    found = world.run_on_all(lambda: (list(answered), loss.total, loss.num_tokens))
+    shares = found[:: world.model_size]  # the ranks of one copy of the model have the same answers
     loss.total, loss.num_tokens = sum(total for _, total, _ in shares), sum(num for _, _, num in shares)
     everything = [one for share, _, _ in shares for one in share]
     return iter(sorted(everything, key=lambda one: one[0]) if world.is_first else ())
@@ -180,7 +181,7 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
 def select_rows(store: TokenStore, questions: Sequence[int] | None, world: World = SINGLE_PROCESS) -> NDArray[np.intp]:
     """Select this rank's share of the rows of some questions (None: all), [n] int64 in the store's order."""
     selected = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
-    return np.flatnonzero(selected & (store.groups % world.size == world.rank))
+    return np.flatnonzero(selected & (store.groups % world.data_size == world.data_rank))
 
 
 def select_subset(num_questions: int, limit: int | None) -> list[int] | None:

@@ -7,12 +7,14 @@ Nothing is padded: matrix products and norms run over all tokens, attention over
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVarTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fivetune.distributed.sharding import call_gathered, get_local
 from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.family import ACTIVATIONS, GENERATION_CLASSES, compute_output_scale, is_gated, should_scale_output
@@ -32,14 +34,10 @@ from fivetune.types import Batch, PhaseTimer, ignore_phase
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Norm, T5Stack
 
-Ts = TypeVarTuple("Ts")
-
 
 def explain_unsupported_model(model: T5Model) -> str:
     """Explain why `compute_flat_losses` cannot run a model; empty if it can."""
-    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        return "its weights are sharded, and the flat forward needs them whole"
-    if type(model).__name__ not in GENERATION_CLASSES:
+    if not any(kind.__name__ in GENERATION_CLASSES for kind in type(model).__mro__):
         return f"it is a {type(model).__name__}, not one of {', '.join(GENERATION_CLASSES)}"
     if not is_plain_linear(model.lm_head):
         return "its output head is not a plain linear module"
@@ -96,8 +94,16 @@ def compute_device_losses(
         ids: [N_src + N_tgt], the encoder's inputs, then the decoder's.
         labels: [N_tgt].
     """
+    return call_gathered(model, _compute_losses, ids, labels, source, target, recompute)
+
+
+def _compute_losses(
+    model: T5Model, ids: Tensor, labels: Tensor, source: SequenceBounds, target: SequenceBounds, recompute: bool
+) -> Tensor:
     tied_gradient = TiedGradient()
-    inputs, outputs = embed(model.shared.weight, ids, tied_gradient).split([len(ids) - len(labels), len(labels)])
+    # Gathered weights may be in bf16; the sums of the residual stream are in fp32.
+    embedded = embed(model.shared.weight, ids, tied_gradient).float()
+    inputs, outputs = embedded.split([len(ids) - len(labels), len(labels)])
     encoded = run_encoder(model.encoder, inputs, source, recompute=recompute)
     decoded = run_decoder(model.decoder, outputs, target, encoded, source, recompute=recompute)
     if should_scale_output(model.config):
@@ -150,8 +156,10 @@ def _apply_final_norm(stack: T5Stack, x: Tensor, *, fused: bool) -> Tensor:
     return apply_dropout_(normed, _get_dropout_rate(stack.dropout), fused=fused)
 
 
-def _run_block(recompute: bool, run: Callable[[*Ts], Tensor], *inputs: *Ts) -> Tensor:
-    return checkpoint(run, *inputs, use_reentrant=False) if recompute and torch.is_grad_enabled() else run(*inputs)
+def _run_block(recompute: bool, run: Callable[..., Tensor], block: T5Block, *inputs: object) -> Tensor:
+    if recompute and torch.is_grad_enabled():
+        return call_gathered(block, partial(checkpoint, run, use_reentrant=False), *inputs)
+    return call_gathered(block, run, *inputs)
 
 
 def _run_encoder_block(block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None) -> Tensor:
@@ -261,12 +269,16 @@ def _build_bias_table(module: T5Attention, longest: int, above: Tensor | None) -
     """The bias of every distance, [H, 2 * longest - 1]; a layer without its own table uses `above`."""
     if not module.has_relative_attention_bias:
         return above
-    weight = module.relative_attention_bias.weight
+    embedding = module.relative_attention_bias
     buckets = get_relative_buckets(
-        weight.device,
+        embedding.weight.device,
         longest,
         bidirectional=not module.is_decoder,
         num_buckets=module.relative_attention_num_buckets,
         max_distance=module.relative_attention_max_distance,
     )
-    return weight[buckets].t().contiguous()
+    return call_gathered(embedding, _read_biases, buckets)
+
+
+def _read_biases(embedding: nn.Embedding, buckets: Tensor) -> Tensor:
+    return get_local(embedding.weight)[buckets].t().contiguous()

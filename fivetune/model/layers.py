@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivetune.distributed.sharding import get_local, is_gathered_by_call
+from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
 
@@ -35,10 +37,13 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
 
     The result is a new tensor, which the next operation may change in place.
     """
-    if all(is_plain_linear(module) for module in modules):
-        weights = [module.weight for module in modules]
-        return F.linear(x, weights[0] if len(weights) == 1 else torch.cat(weights))
-    return torch.cat([module(x) for module in modules], -1)
+    first = modules[0]
+    if type(first) is ColumnLinear:  # all of them are; their input's gradient needs one all-reduce, not one each
+        x = copy_to_group(x, first.group)
+    elif not all(is_plain_linear(module) for module in modules):
+        return torch.cat([module(x) for module in modules], -1)
+    weights = [get_local(module.weight) for module in modules]
+    return F.linear(x, weights[0] if len(weights) == 1 else torch.cat(weights))
 
 
 def is_plain_linear(module: nn.Module) -> bool:
@@ -47,10 +52,12 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks, except transformers' output recorders.
+    """Whether a module has forward or backward hooks, except those that gather its weights and transformers' recorders.
 
-    The first forward pass installs those on all blocks; they act only if hidden states are requested.
+    The first forward pass installs recorders on all blocks; they act only if hidden states are requested.
     """
+    if is_gathered_by_call(module):  # `call_gathered` calls its hooks
+        return False
     before, after = module._forward_pre_hooks, module._forward_hooks
     hooks = (*before.values(), *after.values(), *module._backward_pre_hooks.values(), *module._backward_hooks.values())
     return any(getattr(hook, "__module__", None) != RECORDERS for hook in hooks)

@@ -30,6 +30,8 @@ class T5Settings(Protocol):
     dropout_rate: float
     tie_word_embeddings: bool
     use_cache: bool
+    architectures: list[str]
+    save_pretrained: Callable[[Path], object]
     pad_token_id: int
     eos_token_id: int
     decoder_start_token_id: int
@@ -41,6 +43,8 @@ class GenerationIds(Protocol):
     decoder_start_token_id: int
     eos_token_id: int
     pad_token_id: int
+
+    def save_pretrained(self, save_directory: Path, /) -> object: ...
 
 
 class T5Norm(nn.Module):

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from fivetune.errors import FiveTuneEnvironmentError, RunDirError
 from fivetune.model.tokenizer import suppress_output
@@ -20,10 +22,14 @@ from fivetune.rundir import fsync_folder
 from fivetune.rundir.checksums import write_checksums
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
     from fivetune.types import JsonTable
+
+
+MAX_FILE_BYTES = 5 * 10**9  # of a weights file; larger models are written to several
 
 
 def save_model(
@@ -31,6 +37,7 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
     generation: JsonTable | None = None,
     card: str = "",
     run_id: str | None = None,
@@ -38,6 +45,7 @@ def save_model(
     """Write config, weights (safetensors), tokenizer, generation_config.json, model card and checksums of all of them.
 
     Args:
+        weights: name and value of every weight, tied ones once, if the model holds shards of them.
         generation: entries of generation_config.json, with which transformers' `generate` decodes as FiveTune does
             (`Decoding.as_generation_config`).
         run_id: id of the run that exports the model, for manifest.json.
@@ -48,7 +56,8 @@ def save_model(
     shutil.rmtree(staging, ignore_errors=True)
     try:
         with suppress_output():
-            model.save_pretrained(staging)
+            _save_config(model, staging)
+            write_weights(model.named_parameters() if weights is None else weights, staging)
             tokenizer.save_pretrained(staging)
         _write_tie_flag(model, staging / "config.json")
         if generation and hasattr(model, "lm_head"):
@@ -64,6 +73,46 @@ def save_model(
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _save_config(model: T5Model, folder: Path) -> None:
+    """Write config.json, with the name of transformers' class, and generation_config.json."""
+    kinds = (kind.__name__ for kind in type(model).__mro__ if kind.__module__.startswith("transformers."))
+    model.config.architectures = [next(kinds)]
+    model.config.save_pretrained(folder)
+    if hasattr(model, "lm_head"):
+        model.generation_config.save_pretrained(folder)
+
+
+def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Write model.safetensors; beyond MAX_FILE_BYTES several files and an index, with one file in memory at a time."""
+    held: dict[str, Tensor] = {}
+    names: list[list[str]] = []  # of the weights in each file
+    total = size = 0
+
+    def write_file() -> None:
+        save_file(held, folder / f"part-{len(names)}.safetensors", metadata={"format": "pt"})
+        names.append(list(held))
+        held.clear()
+
+    for name, weight in weights:
+        num_bytes = weight.numel() * weight.element_size()
+        if held and size + num_bytes > MAX_FILE_BYTES:
+            write_file()
+            size = 0
+        held[name] = weight.detach().cpu().contiguous()
+        size, total = size + num_bytes, total + num_bytes
+    write_file()
+    if len(names) == 1:
+        (folder / "part-0.safetensors").rename(folder / "model.safetensors")
+        return
+    file_of: dict[str, str] = {}
+    for number, own in enumerate(names):
+        final = f"model-{number + 1:05}-of-{len(names):05}.safetensors"
+        (folder / f"part-{number}.safetensors").rename(folder / final)
+        file_of |= dict.fromkeys(own, final)
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def apply_umask(folder: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
+from fivetune.distributed.sharding import compute_sharded_norm, gather_tensor, get_local, is_sharded
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.plugins import Options
 from fivetune.types import ModelT
@@ -29,16 +30,26 @@ class StrategyOptions(Options):
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
 
-    def explain_incompatibility(self, *, optimizer: str, precision: str, forward: str, batch_size: int | str) -> str:
-        """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can.
-
-        >>> StrategyOptions().explain_incompatibility(optimizer="adamw", precision="fp32", forward="auto", batch_size=8)
-        ''
-        """
+    def explain_incompatibility(
+        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str, num_ranks: int
+    ) -> str:
+        """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can."""
         return ""
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
-        """Place the model on its device with the weights of rank 0. Collective: all ranks call it."""
+    def get_model_size(self, num_ranks: int) -> int:
+        """The number of ranks that share one copy of the model and compute the same examples.
+
+        >>> StrategyOptions().get_model_size(4)
+        1
+        """
+        return 1
+
+    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+        """Place the model on its device with the weights of rank 0. Collective: all ranks call it.
+
+        Args:
+            precision: of the matrix products; gathered weights need no more.
+        """
         return model.to(device)
 
     @contextmanager
@@ -46,10 +57,20 @@ class StrategyOptions(Options):
         """Hide the warnings of libraries that need no action, as long as a run lasts."""
         yield
 
-    @contextmanager
-    def gather_model(self, model: ModelT) -> Iterator[ModelT]:
-        """Yield the transformers model with all weights, for generation and saving. Collective: all ranks enter it."""
-        yield model
+    def iter_weights(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and value of every weight, gathered one at a time; tied weights once.
+
+        Collective: all ranks iterate to the end.
+        """
+        for name, parameter in model.named_parameters():
+            yield name, gather_tensor(parameter.detach())
+
+    def prepare_backward(self, model: nn.Module, *, is_last: bool) -> None:
+        """Called before the forward pass of every micro-batch.
+
+        Args:
+            is_last: whether it is the last one of the step, after which gradients are reduced.
+        """
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
         """All-reduce (sum) the gradients, unless backward already has."""
@@ -61,6 +82,14 @@ class StrategyOptions(Options):
         from fivetune.optimizers._table_adamw import compute_total_norm, scale_tables
 
         parameters = list(model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if any(is_sharded(gradient) for gradient in gradients):
+            norm = compute_sharded_norm(gradients)
+            if max_norm is not None:
+                scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+                for gradient in gradients:
+                    get_local(gradient).mul_(scale)
+            return norm
         norm = compute_total_norm(parameters)
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)

@@ -6,60 +6,24 @@ forward can be used. The all-reduce is the phase "exchange" of the step's times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.strategies import ModelT, StrategyOptions
+from fivetune.strategies._buckets import all_reduce_gradients
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-BUCKET_BYTES = 32 * 2**20  # of small gradients that one all-reduce sums
+    from torch import nn
 
 
 class DDP(StrategyOptions):
     """The whole model on each rank; gradients are summed."""
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS) -> ModelT:
+    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
         model = model.to(device)
         world.broadcast(list(model.parameters()))
         return model
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
-        if world.size == 1:
-            return
-        import torch
-
-        gradients = [
-            p.grad if p.grad is not None else _fill_zero_grad(p) for p in model.parameters() if p.requires_grad
-        ]
-        for bucket in iter_gradient_buckets(gradients):
-            flat = torch.cat([gradient.flatten() for gradient in bucket]) if len(bucket) > 1 else bucket[0]
-            world.all_reduce_sum(flat)
-            if len(bucket) > 1:
-                parts = flat.split([gradient.numel() for gradient in bucket])
-                for gradient, part in zip(bucket, parts, strict=True):
-                    gradient.copy_(part.view_as(gradient))
-
-
-def iter_gradient_buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in order, in buckets of at most BUCKET_BYTES (but at least one tensor) and one dtype."""
-    bucket: list[Tensor] = []
-    room = 0
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        if bucket and (size > room or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        room = (room if bucket else BUCKET_BYTES) - size
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
-
-
-def _fill_zero_grad(parameter: Tensor) -> Tensor:
-    import torch
-
-    parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+        if world.size > 1:
+            all_reduce_gradients(model, world)

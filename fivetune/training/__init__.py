@@ -27,7 +27,6 @@ from fivetune.distributed.world import (
 )
 from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
 from fivetune.model.load import count_parameters
-from fivetune.model.save import save_model
 from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import (
     DATA,
@@ -350,7 +349,7 @@ def _load_progress(
 ) -> TrainingProgress:
     """Restore the newest whole checkpoint if the run is resumed; otherwise start at step 0."""
     learner, world = setup.learner, setup.learner.world
-    seed_everything(setup.config.run.seed + world.rank)
+    seed_everything(setup.config.run.seed + world.data_rank)
     state = TrainingProgress()
     found = (
         checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=partial(_warn, run, progress))
@@ -410,23 +409,21 @@ def _export_model(training: Training) -> str | None:
     if whole and setup.data.evaluator and whole not in scored:
         with measure_phase(training, "evaluate"):
             run_evaluation(training, step=whole[0])
-    with measure_phase(training, "checkpoint"), learner.gather_model() as plain:
+    with measure_phase(training, "checkpoint"):
         if world.is_first:
             run.refuse_moved()
-            best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
-            name, model_type = run.path.resolve().name, plain.config.model_type
-            card = build_model_card(setup.config, best, name=name, model_type=model_type)
-            target_p99 = setup.data.stream.store.summary["target_p99"]
-            decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
-            generation = decoding.as_generation_config()
-            save_model(
-                plain,
-                setup.loaded.tokenizer,
-                run.path / "model",
-                generation=generation,
-                card=card,
-                run_id=training.owner.run_id,
-            )
+        best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
+        name, model_type = run.path.resolve().name, learner.model.config.model_type
+        target_p99 = setup.data.stream.store.summary["target_p99"]
+        learner.save_model(
+            setup.loaded.tokenizer,
+            run.path / "model",
+            generation=build_decoding(
+                setup.config, setup.loaded.tokenizer, target_p99=target_p99
+            ).as_generation_config(),
+            card=build_model_card(setup.config, best, name=name, model_type=model_type),
+            run_id=training.owner.run_id,
+        )
     return incomplete
 
 

@@ -32,7 +32,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.distributed.sharding import gather_tensor, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError, format_size
 from fivetune.model.save import apply_umask, replace_folder
@@ -119,12 +119,29 @@ def take_snapshot(
     return Snapshot(
         {name: taken(parameter) for name, parameter in model.named_parameters()},
         {
-            "optimizer": _map_tensors(optimizer.state_dict(), taken),
+            "optimizer": _map_tensors(_collect_states(model, optimizer), taken),
             "scaler": scaler.state_dict(),
             "random": states[0],
             "random_of_others": states[1:],
         },
     )
+
+
+def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
+    """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
+    name_of, parameters = _map_names(model), _list_parameters(optimizer)
+    taken = optimizer.state_dict()
+    del taken["param_groups"]
+    return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
+
+
+def _map_names(model: nn.Module) -> dict[Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The optimizer's parameters in the order of its state_dict."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
@@ -281,6 +298,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(shard_like(weights[name], parameter))
+        release_gathered(model)
     except (KeyError, RuntimeError) as error:
         raise _build_mismatch_error(path, error) from None
 
@@ -317,7 +335,7 @@ def restore_checkpoint(
     except RuntimeError as error:
         raise _build_mismatch_error(path, error) from None
     try:
-        _load_optimizer(optimizer, state["optimizer"])
+        _load_optimizer(model, optimizer, state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         states = [state["random"], *state.get("random_of_others", ())]
         if world.rank < len(states):
@@ -327,17 +345,23 @@ def restore_checkpoint(
     return progress
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: TorchState) -> None:
+def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: TorchState) -> None:
     """Load an unsharded optimizer state; each rank keeps the shard that belongs to its weights."""
-    if getattr(optimizer, "keeps_whole_state", False):
-        optimizer.load_state_dict(saved)
-        return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    placed = {
-        number: _map_tensors(state, partial(shard_like, other=parameters[number]))
-        for number, state in saved["state"].items()
+    parameters, name_of = _list_parameters(optimizer), _map_names(model)
+    if saved["state"].keys() - {name_of[parameter] for parameter in parameters}:
+        raise ValueError("its optimizer has other weights")
+    place = _keep_whole if getattr(optimizer, "keeps_whole_state", False) else shard_like
+    states = {
+        number: _map_tensors(saved["state"][name_of[parameter]], partial(place, other=parameter))
+        for number, parameter in enumerate(parameters)
+        if name_of[parameter] in saved["state"]
     }
-    optimizer.load_state_dict({**saved, "state": placed})
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
+
+
+def _keep_whole(tensor: Tensor, other: Tensor) -> Tensor:
+    return tensor
 
 
 def remove_old_checkpoints(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,9 +16,12 @@ from torch import nn
 from fivetune.config import RunConfig
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.backend import Forward
+from fivetune.model.save import save_model
 from fivetune.telemetry.devices import count_cores, pick_device, pick_precision
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
     from fivetune.types import Strategy, TorchState
@@ -47,7 +51,7 @@ class Learner:
     """The parts of an optimizer step.
 
     Args:
-        model: as placed by the strategy; if it is sharded, only `gather_model` has all weights.
+        model: as placed by the strategy; each rank may hold a shard of its weights.
         forward: computes the token losses.
         max_grad_norm: largest global gradient norm; None disables clipping.
         world: the ranks of the run.
@@ -64,9 +68,13 @@ class Learner:
     world: World = SINGLE_PROCESS
     graphs: GraphedUpdate | None = None
 
-    def gather_model(self) -> AbstractContextManager[T5Model]:
-        """The model with all its weights, for generation and saving. Collective: all ranks enter it."""
-        return self.strategy.gather_model(self.model)
+    def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
+        """Save the model as `fivetune.model.save.save_model` does. Collective: all ranks call it, rank 0 writes."""
+        weights = self.strategy.iter_weights(self.model)
+        if self.world.is_first:
+            save_model(self.model, tokenizer, folder, weights=weights, **options)
+        for _ in weights:
+            pass
 
 
 def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeConfig:
@@ -89,10 +97,15 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     trainable = [p for p in model.parameters() if p.requires_grad]
     for parameter in trainable:
         vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
-    groups: list[TorchState] = [{"params": [p for p in trainable if p.dim() > 1]}]
-    norms = [p for p in trainable if p.dim() <= 1]
-    if norms:
-        groups.append({"params": norms, "weight_decay": 0.0})
+    # torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
+    alike: dict[tuple[bool, str], list[nn.Parameter]] = {}
+    for parameter in trainable:
+        is_norm = parameter.dim() <= 1
+        alike.setdefault((is_norm, str(getattr(parameter, "device_mesh", ""))), []).append(parameter)
+    groups: list[TorchState] = [
+        {"params": params, **({"weight_decay": 0.0} if is_norm else {})}
+        for (is_norm, _), params in sorted(alike.items(), key=lambda item: item[0])
+    ]
     build = config.optimizer.build
     # Factored gradients can be neither all-reduced nor unscaled by a GradScaler.
     if not config.strategy.supports_multiple and config.train.precision != "fp16":

@@ -287,9 +287,9 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None) -
         if training.stop.is_deferring and training.stop.signum:
             raise EvaluationStoppedError
 
-    with translate_oom_errors(), setup.learner.gather_model() as plain:
+    with translate_oom_errors():
         record = evaluator.run(
-            plain,
+            setup.learner.model,
             step=step,
             split=split,
             questions=questions,

@@ -31,7 +31,6 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
-from fivetune.model.save import save_model
 from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import CONFIG, RunDir, find_conflict
 from fivetune.rundir.plan import Plan
@@ -315,8 +314,8 @@ def _check_generation(setup: Setup) -> Outcome:
         return "warn", "no data.eval, nothing to generate for"
     predictions: list[Prediction] = []
     questions = select_subset(evaluator.num_questions, NUM_GENERATED)
-    with translate_oom_errors(), setup.learner.gather_model() as plain:
-        record = evaluator.run(plain, step=0, questions=questions, write=predictions.extend)
+    with translate_oom_errors():
+        record = evaluator.run(setup.learner.model, step=0, questions=questions, write=predictions.extend)
     if setup.metric not in record.scores:
         raise ConfigError(f"eval.metric: there is no {setup.metric!r}. Allowed: {', '.join(sorted(record.scores))}.")
     return (
@@ -327,24 +326,41 @@ def _check_generation(setup: Setup) -> Outcome:
 
 
 def _check_reload(setup: Setup) -> Outcome:
-    """Save and reload the model; compare token losses."""
+    """Save and reload the model; compare token losses, or with sharded weights the weights."""
     learner = setup.learner
     if count_parameters(learner.model) > MAX_RELOADED:
         return "warn", "skipped: the model is too large to be written and read in a minute"
-    with learner.gather_model() as plain:
-        error = learner.world.broadcast_object(_measure_reload_error(setup, plain) if learner.world.is_first else 0.0)
+    with tempfile.TemporaryDirectory(prefix="fivetune-check-") as place:
+        folder = Path(place) / "model"
+        learner.save_model(setup.loaded.tokenizer, folder)
+        reloaded = None
+        if learner.world.is_first:
+            reloaded = load_model_and_tokenizer(str(folder), head=head_of(setup.config.task)).model
+    if learner.strategy.sharded:
+        what = "weights"
+        loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}
+        errors = [
+            (loaded[name] - weight.cpu()).abs().max().item() if loaded else 0.0
+            for name, weight in learner.strategy.iter_weights(learner.model)
+        ]
+        error = max(errors)
+    else:
+        what = "token losses"
+        error = _measure_reload_error(setup, reloaded) if reloaded is not None else 0.0
+    error = learner.world.broadcast_object(error)
     if not error <= 1e-5:  # NaN fails too
-        return "fail", f"a saved and reloaded model differs by {error:.3g} nats. Report this with your versions"
-    return "pass", f"the reloaded model gives the same token losses (largest difference {error:.1g} nats)"
+        return (
+            "fail",
+            f"a saved and reloaded model differs by {error:.3g} in its {what}. Report this with your versions",
+        )
+    return "pass", f"the reloaded model gives the same {what} (largest difference {error:.1g})"
 
 
-def _measure_reload_error(setup: Setup, plain: T5Model) -> float:
-    batch = pad(collate(setup.data.stream.store, [0]), pad_id=plain.config.pad_token_id)
-    with tempfile.TemporaryDirectory(prefix="fivetune-check-") as folder:
-        save_model(plain, setup.loaded.tokenizer, Path(folder) / "model")
-        reloaded = load_model_and_tokenizer(str(Path(folder) / "model"), head=head_of(setup.config.task)).model
-    error = (_compute_probe_losses(reloaded, batch) - _compute_probe_losses(plain.to("cpu"), batch)).abs().max().item()
-    plain.to(setup.learner.compute.device)
+def _measure_reload_error(setup: Setup, reloaded: T5Model) -> float:
+    model = setup.learner.model
+    batch = pad(collate(setup.data.stream.store, [0]), pad_id=model.config.pad_token_id)
+    error = (_compute_probe_losses(reloaded, batch) - _compute_probe_losses(model.to("cpu"), batch)).abs().max().item()
+    model.to(setup.learner.compute.device)
     return error
 
 

@@ -110,6 +110,7 @@ def set_up(
     """
     config = select_part(config)
     compute = choose_compute(config, world)
+    world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
     with world.run_rank_zero_first("data"):
         check_sources(config)
@@ -117,7 +118,7 @@ def set_up(
     loaded = load_configured_model(config)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
     with translate_oom_errors():
-        model = config.strategy.wrap(loaded.model, compute.device, world)
+        model = config.strategy.wrap(loaded.model, compute.device, world, precision=compute.precision)
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
@@ -187,7 +188,7 @@ def _find_micro_batch(
         model,
         forward,
         train,
-        total=config.train.examples_per_step // world.size,
+        total=config.train.examples_per_step // world.data_size,
         device=compute.device,
         autocast=compute.make_autocast,
         state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,

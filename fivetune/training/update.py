@@ -23,7 +23,7 @@ from fivetune.training.learner import Learner
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ def train_step(
 
     Args:
         batch_size: most examples per forward pass; default: those of the group's largest batch.
-        num_scored_tokens: on all ranks; default: world.size times the target tokens of this group.
+        num_scored_tokens: on all ranks; default: world.data_size times the target tokens of this group.
         nonfinite_flag: lets the host run ahead of the device; the reader of the values must call `refuse_nonfinite`.
             Without it a NumericError is raised before the weights change.
     """
     model, compute, strategy, world = learner.model, learner.compute, learner.strategy, learner.world
     batch_size = batch_size or max(len(batch.ids) for batch in group)
-    num_scored_tokens = num_scored_tokens or world.size * sum(batch.num_target_tokens for batch in group)
+    num_scored_tokens = num_scored_tokens or world.data_size * sum(batch.num_target_tokens for batch in group)
     if learner.graphs is not None:
         return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer)
 
@@ -100,11 +100,11 @@ def train_step(
         sums = torch.zeros(2, device=compute.device)  # of the loss, of the positions computed
         for batch in micro_batches:
             timer("host")
+            strategy.prepare_backward(model, is_last=batch is micro_batches[-1])
             with compute.make_autocast():
                 losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
-                loss = losses.sum() / num_scored_tokens
-                if batch.is_filler:  # another rank trains on this example
-                    loss = 0 * loss
+                weight = 0 if batch.is_filler else 1  # another rank trains on a filler's example
+                loss = weight * losses.sum() / num_scored_tokens
             timer("backward")
             learner.scaler.scale(loss).backward()
             sums[0] += loss.detach()
@@ -208,9 +208,7 @@ def _split_if_larger(batch: Batch, size: int) -> tuple[Batch, ...]:
 def _explain_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> str:
     """Name the micro-batch and the module of the first non-finite value."""
     what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
-    with learner.gather_model() as plain:
-        found = learner.world.gather(_find_first_nonfinite(learner, plain, group))
-    ids, place = next(filter(None, found), (group[0].ids, "the backward pass"))
+    ids, place = _find_first_nonfinite(learner, group) or (group[0].ids, "the backward pass")
     listed = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
     change = "a lower optimizer.lr or with schedule.warmup_steps"
     if learner.compute.precision == "fp16":
@@ -221,12 +219,17 @@ def _explain_nonfinite(learner: Learner, group: list[Batch], step: int, loss: fl
     )
 
 
-def _find_first_nonfinite(learner: Learner, plain: T5Model, group: list[Batch]) -> tuple[tuple[str, ...], str] | None:
-    """The examples and the module of the first non-finite value of a forward pass; None if all are finite."""
-    plain.eval()
+def _find_first_nonfinite(learner: Learner, group: list[Batch]) -> tuple[tuple[str, ...], str] | None:
+    """The examples and the module of the first non-finite value of a forward pass; None if all are finite.
+
+    Collective: all ranks run the same number of passes, because sharded weights are gathered in each.
+    """
+    model = learner.model.eval()
     for batch in group:
-        padded = pad(batch, pad_id=plain.config.pad_token_id).to(learner.compute.device)
+        padded = pad(batch, pad_id=model.config.pad_token_id).to(learner.compute.device)
         with torch.no_grad(), learner.compute.make_autocast():
-            if not compute_padded_losses(plain, padded).isfinite().all():
-                return batch.ids, find_nonfinite_module(plain, padded)
+            broken = not compute_padded_losses(model, padded).isfinite().all()
+            if any(learner.world.gather(broken)):
+                found = (batch.ids, find_nonfinite_module(model, padded)) if broken else None
+                return next(filter(None, learner.world.gather(found)))
     return None

@@ -22,12 +22,17 @@ from fivetune.config import load_config
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
-from fivetune.rundir.records import StrategyFacts
-from fivetune.strategies.ddp import BUCKET_BYTES, iter_gradient_buckets
+from fivetune.rundir.records import Run, StrategyFacts
+from fivetune.strategies._buckets import BUCKET_BYTES, iter_gradient_buckets
 from fivetune.training import train
 
 STRATEGIES = plugins.list_plugins("strategies")
-SEVERAL = [name for name in STRATEGIES if plugins.load_plugin("strategies", name).supports_multiple]
+SEVERAL = ("ddp", "fsdp", "tensor")  # on two processes
+FOUR = {  # on four
+    "fsdp_tensor": {"name": "fsdp_tensor"},
+    "hybrid": {"name": "fsdp", "replicas": 2, "reduce_once": False},
+    "two_copies": {"name": "tensor", "size": 2},
+}
 FAMILIES = ("t5", "v1_1")  # a head that is tied to the embeddings, and one of its own
 NUM_STEPS = 5
 
@@ -45,8 +50,14 @@ def model_with_gradients() -> torch.nn.Module:
 def test_a_model_that_nobody_shares_stays_as_it_is(name):
     strategy, model = plugins.load_plugin("strategies", name)(), model_with_gradients()
     assert strategy.wrap(model, "cpu") is model
-    with strategy.gather_model(model) as plain:
-        assert plain is model
+    assert [(name, weight.tolist()) for name, weight in strategy.iter_weights(model)] == [
+        (name, weight.tolist()) for name, weight in model.named_parameters()
+    ]
+
+
+def test_every_strategy_runs_on_several_processes_here():
+    tested = {*SEVERAL, *(spec["name"] for spec in FOUR.values())}
+    assert tested == {n for n in STRATEGIES if plugins.load_plugin("strategies", n).supports_multiple}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -127,7 +138,14 @@ def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
         ),
         ({"device": "cuda:1"}, "device cuda:1 is one device, launch.nproc is 2"),
         ({"strategy": "fsdp", "train__precision": "fp16"}, "train.precision fp16"),
-        ({"strategy": "fsdp", "train__forward": "flat"}, "train.forward flat"),
+        ({"strategy": "tensor", "train__precision": "fp16"}, "train.precision fp16"),
+        ({"strategy": "tensor", "train__batch_size": "auto"}, "train.batch_size auto"),
+        ({"strategy": {"name": "tensor", "size": 3}}, "strategy.size 3 does not divide launch.nproc 2"),
+        (
+            {"strategy": "fsdp_tensor"},
+            "needs at least two groups of strategy.size 2 ranks, launch.nproc is 2",
+        ),
+        ({"strategy": {"name": "fsdp", "replicas": 3}}, "strategy.replicas 3 does not divide launch.nproc 2"),
         ({"strategy": "fsdp", "train__batch_size": "auto"}, "train.batch_size auto"),
     ],
 )
@@ -151,7 +169,7 @@ class Together:
 
 
 def recipe(
-    folder: Path, model: Path, name: str, strategy: str, nproc: int, num_steps: int = NUM_STEPS
+    folder: Path, model: Path, name: str, strategy: str | dict[str, Any], nproc: int, num_steps: int = NUM_STEPS
 ) -> dict[str, Any]:
     """25 examples, 8 a step in micro-batches of 2: the last step of an epoch has one example, for two processes."""
     table = kit.recipe(
@@ -208,16 +226,30 @@ def together(tmp_path_factory, family_folders) -> Together:
         (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
         table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
         (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
-    stderr = run_two(folder)
+    stderr = run_ranks(folder, 2)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
 
-def run_two(folder: Path) -> str:
+@pytest.fixture(scope="module")
+def four_together(tmp_path_factory, family_folders, together) -> Together:
+    """What four processes did, beside the runs of one in `together`."""
+    folder = tmp_path_factory.mktemp("four")
+    for name, strategy in FOUR.items():
+        for family in FAMILIES:
+            table = recipe(folder, family_folders[family], f"run-{name}-{family}", strategy, 4)
+            (folder / f"gradients-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
+            if family == "t5":
+                (folder / f"run-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
+    stderr = run_ranks(folder, 4)
+    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in range(4)], together.alone, stderr)
+
+
+def run_ranks(folder: Path, count: int) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    environs = [{**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environs = [{**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(count))]
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(WarmProcess(several_processes.run_rank, folder, environ=environ))
@@ -225,7 +257,7 @@ def run_two(folder: Path) -> str:
         ]
         ended = [rank.wait() for rank in ranks]
     told = "".join(one.stderr for one in ended)
-    assert [one.returncode for one in ended] == [0, 0], told
+    assert not any(one.returncode for one in ended), told
     return told
 
 
@@ -244,21 +276,47 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FOUR)
+def test_gradients_of_four_processes_are_those_of_one(four_together, name, family):
+    expected = four_together.alone[f"gradients-{family}"]
+    for seen in four_together.seen:
+        found = seen[f"gradients-{name}-{family}"]
+        assert found.keys() == expected.keys()
+        assert max((found[key] - expected[key]).abs().max().item() for key in expected) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUR)
+def test_a_run_of_four_processes_is_that_of_one(four_together, together, name):
+    folder = four_together.folder / f"run-{name}-t5"
+    check_same_run(rundir.read_run(folder), four_together.alone["t5"], world_size=4)
+    saved = load_file(folder / "model/model.safetensors")
+    for key, weight in load_file(together.folder / "alone-t5/model/model.safetensors").items():
+        torch.testing.assert_close(saved[key], weight, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_a_run_is_that_of_one_process(together, strategy, family):
-    ours, alone = rundir.read_run(together.folder / f"run-{strategy}-{family}"), together.alone[family]
+    ours = rundir.read_run(together.folder / f"run-{strategy}-{family}")
+    check_same_run(ours, together.alone[family], world_size=2)
+    assert ours.machine.strategy == StrategyFacts(strategy, 2, ("cpu", "cpu"))
+
+
+def check_same_run(ours: Run, alone: Run, *, world_size: int) -> None:
+    """The same losses, counts, scores and predictions, and telemetry of every rank."""
     assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
     counts = ("step", "num_input_tokens", "num_target_tokens", "num_examples_seen", "encoder_flops")
     found, expected = ([[getattr(step, name) for name in counts] for step in run.steps] for run in (ours, alone))
     assert found == expected
-    assert {step.world_size for step in ours.steps} == {2}
+    assert {step.world_size for step in ours.steps} == {world_size}
     for found, expected in zip(ours.evals, alone.evals, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
         same = ("scores", "intervals", "num_examples", "rates")
         assert [getattr(found, key) for key in same] == [getattr(expected, key) for key in same]
     assert {line.id for line in ours.predictions["eval-5"]} == {f"q{i}" for i in range(100, 112)}
-    assert ours.machine.strategy == StrategyFacts(strategy, 2, ("cpu", "cpu"))
-    assert ours.status.state == "finished" and {line.rank for line in ours.telemetry} == {0, 1}
+    assert ours.status.state == "finished" and {line.rank for line in ours.telemetry} == set(range(world_size))
 
 
 @pytest.mark.slow
@@ -271,10 +329,11 @@ def test_what_is_saved_is_the_whole_plain_model(together, strategy, family):
         assert found.keys() == expected.keys()
         for name in expected:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=2e-5)
-    states = [torch.load(run / f"checkpoints/{NUM_STEPS}/state.pt")["optimizer"] for run in (ours, alone)]
-    assert states[0]["param_groups"] == states[1]["param_groups"]
-    for number, state in states[1]["state"].items():
-        assert {k: v.shape for k, v in states[0]["state"][number].items()} == {k: v.shape for k, v in state.items()}
+    files = [run / f"checkpoints/{NUM_STEPS}/state.pt" for run in (ours, alone)]
+    states = [torch.load(file)["optimizer"]["state"] for file in files]
+    assert states[0].keys() == states[1].keys()
+    for name, state in states[1].items():
+        assert {k: v.shape for k, v in states[0][name].items()} == {k: v.shape for k, v in state.items()}
 
 
 @pytest.mark.slow

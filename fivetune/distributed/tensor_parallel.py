@@ -1,0 +1,121 @@
+"""Linear modules and embeddings whose weights are split among the ranks of a group (Megatron-LM's tensor parallelism).
+
+In: modules of a model and a one-dimensional device mesh. Out: the same modules, each with this rank's shard (a DTensor)
+of its weight. A column-wise module computes a part of the features from the whole input; a row-wise module computes the
+whole output from a part of the features. Between the two, nothing is communicated:
+
+    x --(backward: all-reduce)--> column-wise --> activation, heads --> row-wise --(forward: all-reduce)--> y
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivetune.distributed.sharding import get_local
+from fivetune.distributed.world import import_collectives
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class ColumnLinear(nn.Linear):
+    """A Linear without bias that computes this rank's share of the output features: [..., in] -> [..., out / ranks]."""
+
+    group: ProcessGroup
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(copy_to_group(input, self.group), get_local(self.weight))
+
+
+class RowLinear(nn.Linear):
+    """A Linear without bias over this rank's share of the input features: [..., in / ranks] -> [..., out], summed."""
+
+    group: ProcessGroup
+
+    def forward(self, input: Tensor) -> Tensor:
+        return sum_over_group(F.linear(input, get_local(self.weight)), self.group)
+
+
+class ColumnEmbedding(nn.Embedding):
+    """An Embedding with this rank's share of the columns: ids [...] -> [..., columns / ranks]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.embedding(input, get_local(self.weight))
+
+
+def shard_linear(module: nn.Linear, kind: type[ColumnLinear | RowLinear], mesh: DeviceMesh) -> None:
+    """Turn a plain Linear into a column-wise or row-wise one, in place."""
+    assert type(module) is nn.Linear and module.bias is None
+    _shard_weight(module, 0 if kind is ColumnLinear else 1, mesh)
+    module.__class__ = kind
+    module.__dict__["group"] = mesh.get_group()
+
+
+def shard_embedding(module: nn.Embedding, mesh: DeviceMesh) -> None:
+    """Turn a plain Embedding into one with a share of the columns, in place."""
+    assert type(module) is nn.Embedding
+    _shard_weight(module, 1, mesh)
+    module.__class__ = ColumnEmbedding
+
+
+def _shard_weight(module: nn.Linear | nn.Embedding, dim: int, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    # Every rank has the whole weight, so nothing is sent.
+    shard = distribute_tensor(module.weight.detach(), mesh, [Shard(dim)], src_data_rank=None)
+    module.weight = nn.Parameter(shard, requires_grad=module.weight.requires_grad)
+
+
+def copy_to_group(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return x; its gradient is summed over the group, because every rank computes a part of what follows."""
+    return _apply(_CopyToGroup, x, group) if x.requires_grad else x
+
+
+def sum_over_group(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Sum x over the group; every rank gets the same result, and the gradient is not changed."""
+    return _apply(_SumOverGroup, x, group)
+
+
+def _apply(function: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+    return function.apply(x, group)  # untyped in torch
+
+
+class _CopyToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _GroupContext, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: _GroupContext, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _sum_over_ranks(grad, ctx.group), None
+
+
+class _SumOverGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _GroupContext, x: Tensor, group: ProcessGroup) -> Tensor:
+        return _sum_over_ranks(x, group)
+
+    @staticmethod
+    def backward(ctx: _GroupContext, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def _sum_over_ranks(x: Tensor, group: ProcessGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    import_collectives().all_reduce(total, group=group)
+    return total
+
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class _GroupContext(FunctionCtx):
+        group: ProcessGroup

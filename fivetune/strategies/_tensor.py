@@ -1,0 +1,56 @@
+"""Tensor parallelism on a model of the T5 family: what `tensor` and `fsdp_tensor` share.
+
+In: a model and the mesh of the ranks that share it. Out: the same model; each rank holds a share of the attention heads
+and of the feed-forward features. Embeddings, norms and the output head are replicated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fivetune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def split_heads(model: Any, mesh: DeviceMesh) -> None:
+    """Shard q, k, v and wi by columns, o and wo by rows, and the tables of relative biases by head, in place.
+
+    Raises ConfigError unless the number of ranks divides heads and features.
+    """
+    size = mesh.size()
+    for name in ("num_heads", "d_ff"):
+        if (value := getattr(model.config, name)) % size:
+            raise ConfigError(
+                f"strategy.size: {size} ranks cannot share the model's {name} {value}. Use a divisor of it as "
+                "strategy.size (default: launch.nproc)."
+            )
+    for stack in (model.encoder, model.decoder):
+        for block in stack.block:
+            for layer in block.layer[:-1]:
+                _split_attention(getattr(layer, "SelfAttention", None) or layer.EncDecAttention, mesh)
+            _split_feed_forward(block.layer[-1].DenseReluDense, mesh)
+
+
+def _split_attention(attention: Any, mesh: DeviceMesh) -> None:
+    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_embedding, shard_linear
+
+    for linear in (attention.q, attention.k, attention.v):
+        shard_linear(linear, ColumnLinear, mesh)
+    shard_linear(attention.o, RowLinear, mesh)
+    if attention.has_relative_attention_bias:
+        shard_embedding(attention.relative_attention_bias, mesh)
+    attention.n_heads //= mesh.size()
+    attention.inner_dim //= mesh.size()
+
+
+def _split_feed_forward(dense: nn.Module, mesh: DeviceMesh) -> None:
+    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_linear
+
+    for name, linear in dense.named_children():
+        if name.startswith("wi"):
+            shard_linear(linear, ColumnLinear, mesh)  # type: ignore[arg-type]
+        elif name == "wo":
+            shard_linear(linear, RowLinear, mesh)  # type: ignore[arg-type]
