@@ -94,6 +94,7 @@ def test_train_quickstart_writes_its_corpus(
     assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_from_another_working_directory(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,15 +59,9 @@ def mixture(folder: Path, model: Path, **task) -> dict:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("mixture")
-    return kit.make_model(folder / "model", kit.make_tokenizer(folder / "tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, model) -> Path:
+def run(tmp_path_factory, model_folder) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(mixture(folder, model), quiet=True)
+    train(mixture(folder, model_folder), quiet=True)
     return folder / "run"
 
 
@@ -91,9 +85,9 @@ def test_rates_of_the_paper():
         ({"by": "temperature", "temperature": 2, "limit": 12}, [12, 12, 12]),
     ],
 )
-def test_the_limit_decides_the_share_of_large_parts(tmp_path, model, task, shares):
+def test_the_limit_decides_the_share_of_large_parts(tmp_path, model_folder, task, shares):
     """The parts have 30, 12 and 24 examples; the recipe's limit reaches the draw and data.json."""
-    setup = set_up(load_config(mixture(tmp_path, model, **task)))
+    setup = set_up(load_config(mixture(tmp_path, model_folder, **task)))
     store = setup.data.stream.store
     parts = store.summary["parts"].values()
     assert [part["num_examples_per_epoch"] for part in parts] == shares
@@ -121,8 +115,8 @@ def test_every_example_is_used_as_evenly_as_the_shares_allow(sizes, num_examples
     )
 
 
-def test_the_stream_deals_what_the_epoch_draws(tmp_path, model):
-    setup = set_up(load_config(mixture(tmp_path, model, by="temperature", temperature=5)))
+def test_the_stream_deals_what_the_epoch_draws(tmp_path, model_folder):
+    setup = set_up(load_config(mixture(tmp_path, model_folder, by="temperature", temperature=5)))
     stream, store = setup.data.stream, setup.data.stream.store
     assert isinstance(store, ConcatStore)
     draw = MixtureSampler([30, 12, 24], compute_mixing_rates([30, 12, 24], temperature=5), 66, seed=1)
@@ -133,8 +127,8 @@ def test_the_stream_deals_what_the_epoch_draws(tmp_path, model):
     assert stream.count_examples_before(stream.steps_per_epoch) == len(draw) == stream.num_rows
 
 
-def test_all_rows_of_one_task_are_dealt_as_before(tmp_path, model):
-    store = kit.ready(tmp_path, model).data.stream.store
+def test_all_rows_of_one_task_are_dealt_as_before(tmp_path, model_folder):
+    store = kit.ready(tmp_path, model_folder).data.stream.store
     order = BatchPlan(8, 4, 2, seed=3)
     plain, drawn = TrainingStream(store, order), TrainingStream(store, order, lambda epoch: np.arange(len(store)))
     for step in range(9):
@@ -143,8 +137,8 @@ def test_all_rows_of_one_task_are_dealt_as_before(tmp_path, model):
         ]
 
 
-def test_joined_store(tmp_path, model):
-    setup = set_up(load_config(mixture(tmp_path, model)))
+def test_joined_store(tmp_path, model_folder):
+    setup = set_up(load_config(mixture(tmp_path, model_folder)))
     store = setup.data.stream.store
     assert isinstance(store, ConcatStore)
     quality, tags, squad = store.parts.values()
@@ -163,6 +157,7 @@ def test_joined_store(tmp_path, model):
 # --- a run ---
 
 
+@pytest.mark.slow
 def test_every_part_is_scored_by_its_own_metrics(run):
     done = rundir.read_run(run)
     assert set(done.data.train.parts) == {"quality", "tags", "squad"}
@@ -174,6 +169,7 @@ def test_every_part_is_scored_by_its_own_metrics(run):
     assert done.status.best.metric == "mean"
 
 
+@pytest.mark.slow
 def test_prediction_lines_name_their_part(run):
     lines = rundir.read_jsonl(next((run / "predictions").glob("eval-6.jsonl")))
     assert len({line["id"] for line in lines}) == len(lines) == 28
@@ -183,8 +179,8 @@ def test_prediction_lines_name_their_part(run):
     assert all("no_answer_score" in line for line in lines if line["id"].startswith("squad/"))
 
 
-def test_a_subset_asks_every_part(tmp_path, model):
-    setup = set_up(load_config(mixture(tmp_path, model)))
+def test_a_subset_asks_every_part(tmp_path, model_folder):
+    setup = set_up(load_config(mixture(tmp_path, model_folder)))
     assert setup.data.evaluator is not None
     predictions: list[Prediction] = []
     record = setup.data.evaluator.run(
@@ -194,6 +190,7 @@ def test_a_subset_asks_every_part(tmp_path, model):
     assert "mean" in record.scores
 
 
+@pytest.mark.slow
 def test_one_part_predicts(run, capsys):
     texts = ["--inputs", "quality: red</s>hat"]
     assert cli.main(["predict", str(run), *texts]) == ConfigError.exit_code
@@ -202,14 +199,16 @@ def test_one_part_predicts(run, capsys):
     assert json.loads(capsys.readouterr().out)["prediction"] in LABELS
 
 
-def test_a_part_with_a_measured_batch_size_is_resumed_by_its_recipe(tmp_path, model):
+@pytest.mark.slow
+def test_a_part_with_a_measured_batch_size_is_resumed_by_its_recipe(tmp_path, model_folder):
     """config.yaml had the part's task in place of the mixture."""
-    recipe = mixture(tmp_path, model, part="quality")
+    recipe = mixture(tmp_path, model_folder, part="quality")
     recipe["train"] |= {"num_steps": 1, "batch_size": "auto"}
     train(recipe, preflight=False, quiet=True)
     assert train(recipe, {"train.num_steps": 2}, resume=True, preflight=False, quiet=True).status.step == 2
 
 
+@pytest.mark.slow
 def test_one_part_is_evaluated_on_other_files(run, tmp_path):
     other = posts(tmp_path / "other.csv", num=5)
     for overrides in ({"task.part": "tags", "data.eval": str(other)}, {"task.part": "squad", "data.eval": str(other)}):
@@ -221,16 +220,18 @@ def test_one_part_is_evaluated_on_other_files(run, tmp_path):
         open_run(run, {"data.eval": str(other)})
 
 
-def test_a_resumed_run_goes_on_where_it_stopped(run, tmp_path, model):
-    recipe = mixture(tmp_path, model)
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_where_it_stopped(run, tmp_path, model_folder):
+    recipe = mixture(tmp_path, model_folder)
     train(recipe, {"train.num_steps": 3}, quiet=True)
     train(recipe, {"train.num_steps": 6}, resume=True, quiet=True)
     assert kit.weights_of(tmp_path / "run") == kit.weights_of(run)
 
 
-def test_check_and_evaluate(run, tmp_path, model, capsys):
+@pytest.mark.slow
+def test_check_and_evaluate(run, tmp_path, model_folder, capsys):
     recipe = tmp_path / "mixture.json"
-    recipe.write_text(json.dumps(mixture(tmp_path, model)))
+    recipe.write_text(json.dumps(mixture(tmp_path, model_folder)))
     assert cli.main(["check", str(recipe)]) == 0
     assert cli.main(["evaluate", str(run), "--json"]) == 0
     assert "quality_accuracy" in json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]
@@ -249,6 +250,6 @@ def test_check_and_evaluate(run, tmp_path, model, capsys):
         ({"task.part": "tgas"}, r"there is no 'tgas'\. Did you mean tags"),
     ],
 )
-def test_mistakes(tmp_path, model, changes, message):
+def test_mistakes(tmp_path, model_folder, changes, message):
     with pytest.raises(ConfigError, match=message):
-        set_up(load_config(mixture(tmp_path, model), changes))
+        set_up(load_config(mixture(tmp_path, model_folder), changes))

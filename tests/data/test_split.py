@@ -115,6 +115,7 @@ def test_preflight_names_merged_forms_and_placeholders_once(tmp_path, model_fold
     assert detail.count("2 records have a label that programs write for an empty cell: 'None' (2 records)") == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_on_its_share_with_the_labels_of_its_data(tmp_path, model_folder):
     """The labels of the training data are in config.yaml, and the two sides together are all records."""
     rows = [{"id": f"t{i}", "text": f"{kit.WORDS[i % 14]} has {i}", "label": kit.COLOURS[i % 2]} for i in range(40)]

@@ -40,8 +40,8 @@ def test_windows_cover_everything(span, room, overlap):
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return load_tokenizer(str(kit.make_tokenizer(tmp_path_factory.mktemp("words") / "t")), kit.SHARED)
+def tokenizer(tokenizer_folder):
+    return load_tokenizer(str(tokenizer_folder), kit.SHARED)
 
 
 def test_every_window_fits_and_keeps_the_question(tokenizer):
@@ -98,6 +98,7 @@ def windowed(folder: Path, model: Path, *, overlap: int) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 def test_one_answer_per_question(tmp_path, model_folder):
     settings = windowed(tmp_path, model_folder, overlap=8)
     run = train(settings)

@@ -123,6 +123,7 @@ def golden(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_ranked_answers_from_training_to_score(golden, tmp_path, model_folder, capsys):
     run = train(
         kit.recipe(

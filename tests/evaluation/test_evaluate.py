@@ -203,6 +203,7 @@ def _evaluate(run, *words: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_other_data_never_takes_the_name_of_the_run_s_own(trained, tmp_path, capsys):
     before = rundir.read_run(trained)
     own = {name: before.predictions[name] for name in before.predictions}

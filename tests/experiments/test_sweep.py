@@ -263,6 +263,7 @@ def test_a_damaged_run_does_not_hide_the_others(sweep_file, stand_in):
     assert "lr-0.01-seed1/evals.jsonl:" in warning and "Damaged lines in all: 2." in warning
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.25]}\nretries: 1"))
     run_sweep(sweep, quiet=True)
@@ -299,6 +300,7 @@ def test_two_sweeps_do_not_share_a_directory(sweep_file, stand_in):
         run_sweep(sweep, overwrite=True, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_first_write_failed_can_be_started(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01]}"))
     sweep.folder.mkdir()
@@ -356,6 +358,7 @@ def test_dry_run_of_a_sweep_that_begins_anew(sweep_file, stand_in, capsys):
     assert len(stand_in.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -391,6 +394,7 @@ def test_what_a_killed_sweep_left_is_told_of_each_run(sweep_file, stand_in, caps
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_finished_without_its_sweep_is_recorded(sweep_file, stand_in):
     sweep = read_sweep(sweep_file("grid: {optimizer.lr: [0.01]}"))
     run_sweep(sweep, quiet=True)
@@ -414,6 +418,7 @@ def test_a_damaged_record_is_named(sweep_file, stand_in):
         compare_sweep(sweep.folder)
 
 
+@pytest.mark.slow
 def test_when_all_runs_fail_the_page_is_written_and_the_exit_code_says_so(sweep_file, stand_in, capsys):
     path = sweep_file("grid: {optimizer.lr: [0.5]}\nretries: 0")
     assert main(["compare", str(path), "--quiet"]) == 6

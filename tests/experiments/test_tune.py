@@ -271,6 +271,7 @@ def tuned(folder: Path, over: Any, **section: Any) -> tuple[Search, list[str]]:
     return search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [12.5, None])
 def test_the_time_of_a_resumed_trial_is_that_of_all_parts_or_unknown(tmp_path, fast, monkeypatch, seconds):
     """It was the time of the last part: 0.05 s."""
@@ -292,6 +293,7 @@ def test_the_time_of_a_resumed_trial_is_that_of_all_parts_or_unknown(tmp_path, f
     assert [one.seconds for one in found.trials if one.state == "finished"] == [seconds]
 
 
+@pytest.mark.slow
 def test_worse_trials_are_stopped_early(tmp_path, fast):
     over = {"optimizer.lr": {"choices": [5e-3, 6e-3, 1e-3, 9e-3]}}
     found, said = tuned(tmp_path / "s", over, sampler="grid", startup_trials=2)
@@ -315,6 +317,7 @@ def test_no_file_of_a_study_holds_a_secret(tmp_path, fast):
     assert [path for path in files if token.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.slow
 def test_divergence_counts_as_a_bad_trial_and_other_failures_as_none(tmp_path, fast, monkeypatch):
     monkeypatch.setattr(FakeChild, "exit_code", 5)
     with pytest.raises(IncompleteError, match="no trial has a score"):
@@ -341,6 +344,7 @@ def test_a_trial_that_another_process_took_over_is_left_to_it(tmp_path, fast, mo
     assert [(one.state, one.score) for one in found.trials] == [("failed", None), ("finished", 7.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sqlite", "journal"])
 def test_a_trial_that_waits_for_its_training_to_save_is_not_dead(tmp_path, fast, monkeypatch, storage):
     seen = Event()
@@ -373,6 +377,7 @@ def test_an_error_of_a_heartbeat_is_raised_where_the_trial_is_watched(tmp_path, 
         pytest.fail("the error is lost")
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_goes_on(tmp_path, fast, monkeypatch):
     def interrupt(*args: Any) -> bool:
         raise KeyboardInterrupt

@@ -73,6 +73,7 @@ def finished(tmp_path_factory, model_folder):
     return train(kit.recipe(folder, model_folder, task={"name": "squad_v2", "head": "extractive"})), folder
 
 
+@pytest.mark.slow
 def test_a_run_that_points(finished):
     run, folder = finished
     assert run.status.state == "finished"
@@ -84,6 +85,7 @@ def test_a_run_that_points(finished):
     assert T5ForQuestionAnswering.from_pretrained(folder / "run" / "model").config.d_model == 32
 
 
+@pytest.mark.slow
 def test_the_loss_is_transformers_own(finished):
     """nats / 2 per example is the loss that T5ForQuestionAnswering itself reports."""
     from fivetune.data.batch import PaddedBatch
@@ -98,6 +100,7 @@ def test_the_loss_is_transformers_own(finished):
     assert ours[0].sum().item() == pytest.approx(one.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_predict_and_evaluate_it(finished, capsys):
     run = str(finished[1] / "run")
     assert cli.main(["predict", run, "--input", str(finished[1] / "dev.json")]) == 0
@@ -107,6 +110,7 @@ def test_predict_and_evaluate_it(finished, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]["total"] == 12
 
 
+@pytest.mark.slow
 def test_an_extractive_model_cannot_generate(finished):
     with pytest.raises(ModelError, match=r"has a span head and cannot generate answers\. Set task\.head: extractive"):
         load_model_and_tokenizer(str(finished[1] / "run" / "model"))

@@ -191,6 +191,7 @@ def test_run_with_a_damaged_checkpoint_still_ends_the_same(tmp_path, finished, n
     assert "Set aside as 6.damaged" in (run / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_damaged_best_checkpoint_is_not_exported(tmp_path, model_folder, monkeypatch):
     kit.scored(monkeypatch, [9.0, 8.0])
     table = kit.recipe(tmp_path, model_folder)
@@ -414,6 +415,7 @@ def test_a_second_try_may_succeed(tmp_path, model_folder, monkeypatch):
         whole(weights, path)
 
     monkeypatch.setattr(checkpoint, "save_file", once)
+    monkeypatch.setattr("fivetune.training.loop.time.sleep", lambda seconds: None)
     run = train(kit.recipe(tmp_path, model_folder), preflight=False, quiet=True)
     assert run.status.state == "finished"
     assert "Retrying once." in (tmp_path / "run" / "log.txt").read_text()

@@ -51,6 +51,7 @@ def test_predictions_equal_those_of_the_evaluation(run: Path, tmp_path: Path) ->
     assert {x["id"]: x["prediction"] for x in map(json.loads, answers.read_text().splitlines())} == recorded
 
 
+@pytest.mark.slow
 def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: Path, model_folder: Path) -> None:
     """Fault F3: without data.json a run wrote other predictions, since its cap fell back to 64."""
     recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval={"every_steps": 1})
@@ -64,6 +65,7 @@ def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: 
         open_run(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_model_folder_of_another_run_or_without_manifest_is_refused_and_exported_again(
     tmp_path: Path, run: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +308,7 @@ def test_a_run_with_an_id_column_predicts(run: Path) -> None:
     assert [(one.id, one.skipped) for one in found] == [("0", None), ("x", None)]
 
 
+@pytest.mark.slow
 def test_evaluate_after_a_resume_that_died_has_the_present_data(tmp_path: Path, model_folder: Path) -> None:
     """Its scores counted as those of the earlier evaluation data."""
     table = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval__at_start=False)

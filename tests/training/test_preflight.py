@@ -66,6 +66,7 @@ def test_training_is_the_same_with_and_without(tmp_path, model_folder, precision
     assert kit.weights_of(tmp_path / "with") == kit.weights_of(tmp_path / "without")
 
 
+@pytest.mark.slow
 def test_random_start_is_the_same_with_and_without(tmp_path, model_folder):
     start = {"config": str(model_folder), "tokenizer": str(model_folder), "init": "random"}
     for name in ("with", "without"):

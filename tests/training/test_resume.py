@@ -88,8 +88,8 @@ def _slow(*values) -> object:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-SLOW = [_slow("show_step", k) for k in (1, 2, 3, 5)]
-MOMENTS = [("show_step", 4), ("show_step", 6), ("show_evaluation", 3), *SLOW]
+SLOW = [*(_slow("show_step", k) for k in (1, 2, 3, 5, 6)), _slow("show_evaluation", 3)]
+MOMENTS = [("show_step", 4), *SLOW]
 
 
 @pytest.mark.parametrize(("method", "step"), MOMENTS)
@@ -111,7 +111,7 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
     assert (run.status.state, run.status.why, run.status.num_resumes) == ("finished", "", 1)
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", _slow("SIGHUP"), _slow("SIGUSR2")])
+@pytest.mark.parametrize("name", [_slow("SIGUSR1"), _slow("SIGHUP"), _slow("SIGUSR2")])
 def test_other_signals_save_like_sigterm(tmp_path, model_folder, uninterrupted, monkeypatch, name):
     table, signum = _table(tmp_path, model_folder), signal.Signals[name]
     _signal_at(monkeypatch, "show_step", 4, signum)
@@ -134,6 +134,7 @@ def test_stopped_before_the_first_step(tmp_path, model_folder, uninterrupted, mo
     _assert_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_signal_in_the_last_evaluation_lets_the_run_finish(tmp_path, model_folder, uninterrupted, monkeypatch):
     _signal_at(monkeypatch, "show_evaluation", 6)
     assert train(_table(tmp_path, model_folder), preflight=False, quiet=True).status.state == "finished"
@@ -154,7 +155,7 @@ def _signal_during(monkeypatch, what: str, wanted: int, signum: int = signal.SIG
     monkeypatch.setattr(Progress, "update", told)
 
 
-@pytest.mark.parametrize(("count", "step"), [(3, 0), (15, 3), (27, 6)])
+@pytest.mark.parametrize(("count", "step"), [_slow(3, 0), (15, 3), _slow(27, 6)])
 def test_stopped_during_an_evaluation(tmp_path, model_folder, uninterrupted, monkeypatch, capfd, count, step):
     """Of 12 examples, every evaluation is interrupted at the third; it is repeated on resume."""
     table = _table(tmp_path, model_folder)
@@ -186,6 +187,7 @@ def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
     train(table, preflight=False, quiet=True)
@@ -242,6 +244,7 @@ def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterru
     _assert_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_is_renamed_stops_and_is_resumed_where_it_is(
     tmp_path, model_folder, uninterrupted, monkeypatch
 ):
@@ -262,6 +265,7 @@ def test_a_run_whose_directory_is_renamed_stops_and_is_resumed_where_it_is(
     _assert_same(tmp_path / "mine", uninterrupted)
 
 
+@pytest.mark.slow
 def test_best_found_after_a_resume_is_not_forgotten(tmp_path, model_folder, monkeypatch):
     """Stopped where an evaluation is due, resumed and evaluated, broken off before the next checkpoint."""
     table = _table(tmp_path, model_folder, checkpoint__every_steps=6)

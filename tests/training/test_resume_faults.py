@@ -231,6 +231,7 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_f
     assert train(table, resume=True, preflight=False, quiet=True).status.state == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -276,6 +277,7 @@ def test_a_setting_that_changes_no_score_keeps_the_best_evaluation(tmp_path, mod
     assert run.warnings == [] and run.status.best.score == 90 and len(run.evals) == 1
 
 
+@pytest.mark.slow
 def test_the_whole_set_is_evaluated_again_after_the_evaluation_data_changed(tmp_path, model_folder):
     """The score of the exported weights was that of the earlier data."""
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__at_start=False, eval__max_examples=4)
@@ -286,6 +288,7 @@ def test_the_whole_set_is_evaluated_again_after_the_evaluation_data_changed(tmp_
     assert find_exported_eval(run) == run.evals[3]
 
 
+@pytest.mark.slow
 def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_path, model_folder):
     """It ended with an AssertionError."""
     table = kit.recipe(tmp_path, model_folder, train__num_steps=3, eval__at_start=False, eval__max_examples=4)

@@ -90,6 +90,7 @@ def test_same_seed_gives_the_same_bits(tmp_path, model_folder):
     assert kit.weights_of(tmp_path / "a") == kit.weights_of(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_weights(tmp_path, model_folder):
     _train(tmp_path, model_folder, name="a")
     train(kit.recipe(tmp_path, model_folder, run={"dir": str(tmp_path / "b"), "seed": 2}), preflight=False, quiet=True)
@@ -122,6 +123,7 @@ def test_best_weights_are_exported(tmp_path, model_folder, monkeypatch):
     assert "# run" in (tmp_path / "run" / "model" / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f1", "losses", "best"),
     [
@@ -158,6 +160,7 @@ def test_times_are_counted_once(tmp_path, model_folder, monkeypatch):
     assert evaluations and evaluations.seconds == (run.evals[1].seconds + run.evals[2].seconds) / 2
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run_after_evaluations_without_a_better_one(
     tmp_path, model_folder, monkeypatch, capsys
 ):
@@ -264,6 +267,7 @@ def test_metric_says_which_score_is_better(tmp_path, model_folder, monkeypatch, 
     assert (best.step, best.score) == ((2, 5.0) if higher else (4, 3.0))
 
 
+@pytest.mark.slow
 def test_lost_best_checkpoint_is_reported(tmp_path, model_folder, monkeypatch, capsys):
     """A resume of the finished run exports again."""
     kit.scored(monkeypatch, [9.0, 8.0])
@@ -434,6 +438,7 @@ def test_second_run_in_a_directory_is_refused(tmp_path, model_folder):
     assert kit.weights_of(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_overwrite_moves_the_run_aside(tmp_path, model_folder):
     _train(tmp_path, model_folder, train__num_steps=1)
     before = kit.weights_of(tmp_path / "run")
@@ -462,6 +467,7 @@ def test_resume_of_nothing_is_refused(tmp_path, model_folder):
         _resume(tmp_path, model_folder)
 
 
+@pytest.mark.slow
 def test_resume_of_a_finished_run_changes_nothing(tmp_path, model_folder):
     before = _train(tmp_path, model_folder)
     weights = kit.weights_of(tmp_path / "run")
@@ -475,6 +481,7 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path, model_folder):
     assert (after.status.state, after.status.num_resumes) == ("finished", 1)
 
 
+@pytest.mark.slow
 def test_resume_may_train_longer(tmp_path, model_folder):
     _train(tmp_path, model_folder)
     run = _resume(tmp_path, model_folder, train__num_steps=8)
@@ -483,6 +490,7 @@ def test_resume_may_train_longer(tmp_path, model_folder):
     assert not [w for w in run.warnings if "schedule" in w]
 
 
+@pytest.mark.slow
 def test_resume_that_changes_the_schedule_says_so(tmp_path, model_folder):
     linear = {"name": "linear"}
     _train(tmp_path, model_folder, schedule=linear)
