@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
         if args.resume:
             refuse_missing_run(args.recipe)
         config = load_config(args.recipe, parse_overrides(args.settings))
-    if launch.is_needed(config.launch.nproc):
+    section = config.launch
+    if launch.is_needed(section.nproc, section.nnodes):
         return launch.start_processes(
-            _rebuild_words(args), nproc=config.launch.nproc, timeout_minutes=config.launch.timeout_minutes
+            _rebuild_words(args), nproc=section.nproc, nnodes=section.nnodes, timeout_minutes=section.timeout_minutes
         )
     from fivetune.training import train
 

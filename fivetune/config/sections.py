@@ -308,13 +308,20 @@ class ReportSection(_Section):
 class LaunchSection(_Section):
     """The processes of a run: docs/parallel.md."""
 
+    nnodes: PositiveInt = Field(
+        default=1, description="nodes, each with launch.nproc processes; fivetune launch starts them (docs/cluster.md)"
+    )
     nproc: PositiveInt = Field(
         default=1,
-        description="processes on this machine, one per device; more than 1 needs a strategy.name for several",
+        description="processes on each node, one per device; more than one in all needs a strategy.name for several",
     )
     timeout_minutes: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="longest time that a process waits for another"
+        default=30.0, description="longest time that a process waits for another, and a node for the others"
     )
+
+    @property
+    def num_processes(self) -> int:
+        return self.nnodes * self.nproc
 
 
 class RunConfig(_Section):
@@ -380,28 +387,33 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _check_processes(self) -> RunConfig:
-        num = self.launch.nproc
+        launch, num = self.launch, self.launch.num_processes
         if num == 1:
             return self
+        several = (
+            f"launch.nproc {num}"
+            if launch.nnodes == 1
+            else f"launch.nnodes {launch.nnodes} times launch.nproc {launch.nproc}"
+        )
         name = self.strategy.plugin_name()
         if not self.strategy.supports_multiple:
             raise ValueError(
-                f"launch.nproc {num} needs a strategy for several processes, strategy.name {name} supports "
+                f"{several} needs a strategy for several processes, strategy.name {name} supports "
                 "one. Use ddp, or fsdp if the model does not fit into one device"
             )
         if num % (model_size := self.strategy.get_model_size(num)):
             raise ValueError(
-                f"strategy.size {model_size} does not divide launch.nproc {num}. Every copy of the model has the same "
+                f"strategy.size {model_size} does not divide {several}. Every copy of the model has the same "
                 "number of processes"
             )
         if self.train.examples_per_step % (copies := num // model_size):
             key = "global_batch_size" if self.train.global_batch_size else "batch_size"
-            who = f"launch.nproc {num}; the processes" if copies == num else f"{copies}, the copies of the model; they"
+            who = f"{several}; the processes" if copies == num else f"{copies}, the copies of the model; they"
             raise ValueError(
                 f"train.{key} {self.train.examples_per_step} is not a multiple of {who} share every global batch"
             )
         if self.device == "mps" or ":" in self.device:
-            raise ValueError(f"device {self.device} is one device, launch.nproc is {num}. Use auto, cuda or cpu")
+            raise ValueError(f"device {self.device} is one device, {several} needs {num}. Use auto, cuda or cpu")
         obstacle = self.strategy.explain_incompatibility(
             optimizer=self.optimizer.plugin_name(),
             precision=self.train.precision,

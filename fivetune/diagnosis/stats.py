@@ -33,6 +33,7 @@ from fivetune.rundir.figures import (
 )
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.tasks import is_higher_better
+from fivetune.types import JsonTable
 from fivetune.values import get_nested
 
 MIN_STEPS = 10
@@ -229,7 +230,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     return RunStats(
         config=run.config,
         state=": ".join(filter(None, (status.state, status.why))) or None,
-        devices_requested=devices_requested or _get_requested_nproc(get_nested(run.config, "launch", "nproc")),
+        devices_requested=devices_requested or _count_requested_processes(run.config),
         world_size=steps[-1].world_size if steps else None,
         device_kind=kind,
         precision=machine.precision,
@@ -436,9 +437,11 @@ def _find_lowered_batch_size(run: Run) -> int | None:
     return now if isinstance(requested, int) and now is not None and now < requested else None
 
 
-def _get_requested_nproc(nproc: Any) -> int | None:
-    """Return launch.nproc above 1, else None: with 1, the default, an outside launcher may set the number."""
-    return nproc if isinstance(nproc, int) and nproc > 1 else None
+def _count_requested_processes(config: JsonTable) -> int | None:
+    """Count the processes of all nodes; None for one, the default, because an outside launcher may set the number."""
+    numbers = [get_nested(config, "launch", key) for key in ("nnodes", "nproc")]
+    total = math.prod(number for number in numbers if isinstance(number, int))
+    return total if total > 1 else None
 
 
 def format_share(share: float) -> str:

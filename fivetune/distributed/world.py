@@ -297,13 +297,21 @@ _DISCONNECTED = (
 )
 
 
-def refuse_wrong_world_size(world: World, requested: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError unless the world has the size that launch.nproc and SLURM request.
+def refuse_wrong_world_size(
+    world: World, requested: int, environ: Mapping[str, str] = os.environ, *, nnodes: int = 1
+) -> None:
+    """Raise ConfigError unless the world has the size that launch.nnodes x launch.nproc and SLURM request.
 
     >>> refuse_wrong_world_size(World(), requested=2, environ={})
     Traceback (most recent call last):
     fivetune.errors.ConfigError: launch.nproc: world size 1, 2 devices requested. ...
     """
+    if world.size != requested and nnodes > 1:
+        raise ConfigError(
+            f"launch.nnodes: world size {world.size}, {nnodes} nodes with {requested // nnodes} "
+            f"{_name_devices(requested // nnodes)} each requested. Start fivetune train once on each node "
+            "(fivetune launch does), or set launch.nnodes and launch.nproc to what you start."
+        )
     if world.size != requested:
         advice = (
             "The command fivetune train starts the processes itself; from Python, or with a launcher of your own, "
@@ -315,7 +323,7 @@ def refuse_wrong_world_size(world: World, requested: int, environ: Mapping[str, 
             f"launch.nproc: world size {world.size}, {requested} {_name_devices(requested)} requested. {advice}"
         )
     tasks = environ.get("SLURM_NTASKS", "")
-    if tasks.isdecimal() and int(tasks) > 1 and int(tasks) != world.size:
+    if tasks.isdecimal() and int(tasks) > 1 and int(tasks) not in (world.size, nnodes):
         raise ConfigError(
             f"launch.nproc: world size {world.size}, {tasks} tasks requested from SLURM (SLURM_NTASKS): the "
             f"others would idle, or train the same. Request one task, and {tasks} processes with "

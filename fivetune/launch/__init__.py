@@ -1,7 +1,8 @@
-"""Launcher: starts the ranks of a run on this machine with torchrun, waits for them and forwards signals.
+"""Launcher: starts the ranks of a run on this node with torchrun, waits for them and forwards signals.
 
-In: the number of ranks and the words of the command. Out: the exit code of the rank that ended the run. torchrun runs
-in a child process (`python -m fivetune.launch`), so that this module does not import torch.
+In: the numbers of nodes and of ranks per node, and the words of the command. Out: the exit code of the rank that ended
+the run. torchrun runs in a child process (`python -m fivetune.launch`), so that this module does not import torch. Of
+several nodes each runs this command once (nodes.py).
 """
 
 from __future__ import annotations
@@ -18,43 +19,46 @@ from types import FrameType
 import psutil
 
 from fivetune.errors import ConfigError
+from fivetune.launch.nodes import NodePlace
 from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, SignalHandler, handle_signals
 
 LAUNCH_ID = "FIVETUNE_LAUNCH_ID"  # environment variable that all processes of one launch share
-HUNG_RANK_SECONDS = 30.0  # for the other ranks to end after rank 0
 ORPHAN_SAVE_SECONDS = 900  # for ranks that lost torchrun to write a checkpoint
 
 
-def is_needed(nproc: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process has to start the ranks: false for one rank, and in a rank that torchrun started.
+def is_needed(nproc: int, nnodes: int = 1, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process has to start the ranks of its node: false for one rank, and in a rank of torchrun.
 
-    Raises ConfigError if srun runs this command several times, because each would start all ranks.
+    Raises ConfigError if srun runs this command more than once per node, because each would start all ranks.
 
-    >>> is_needed(2, {}), is_needed(2, {"RANK": "0"}), is_needed(1, {})
-    (True, False, False)
+    >>> is_needed(2, 1, {}), is_needed(2, 1, {"LOCAL_RANK": "0"}), is_needed(1, 1, {}), is_needed(1, 2, {})
+    (True, False, False, True)
     """
-    if nproc == 1 or "RANK" in environ:
+    if nproc * nnodes == 1 or "LOCAL_RANK" in environ:
         return False
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks != "1":
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", str(nnodes))
+    if tasks != str(nnodes):
         raise ConfigError(
-            f"launch.nproc: srun starts this command {tasks} times, and each would start {nproc} "
-            "processes. Give srun --ntasks=1; launch.nproc sets the number of processes that train."
+            f"launch.nproc: srun starts this command {tasks} times, and each would start {nproc} processes. Give srun "
+            f"--ntasks={nnodes} (launch.nnodes); launch.nproc sets the number of processes on each node."
         )
     return True
 
 
-def start_processes(words: Sequence[str], *, nproc: int, timeout_minutes: float) -> int:
-    """Run `fivetune WORDS` in `nproc` connected ranks; returns the exit code, 128 + n after signal n.
+def start_processes(words: Sequence[str], *, nproc: int, nnodes: int = 1, timeout_minutes: float) -> int:
+    """Run `fivetune WORDS` in `nproc` connected ranks on this node; returns the exit code, 128 + n after signal n.
 
-    A rank that still runs HUNG_RANK_SECONDS after rank 0 has ended is killed; earlier if `timeout_minutes`, the longest
+    Of several nodes, each starts its own ranks at its place (`NodePlace.from_environment`).
+
+    A rank that still runs half a minute after rank 0 has ended is killed; earlier if `timeout_minutes`, the longest
     time that a rank waits for another, is shorter.
     If torchrun itself is killed, the ranks are stopped too: as orphans they would continue to train.
     """
+    if nnodes > 1:
+        NodePlace.from_environment(nnodes)  # raises before a process is started
     launch_id = uuid.uuid4().hex
-    grace_seconds = min(HUNG_RANK_SECONDS, 60 * timeout_minutes)
     agent = subprocess.Popen(
-        [sys.executable, "-m", "fivetune.launch", str(nproc), str(grace_seconds), *words],
+        [sys.executable, "-m", "fivetune.launch", str(nnodes), str(nproc), str(60 * timeout_minutes), *words],
         stdin=subprocess.PIPE,
         start_new_session=True,
         env={**os.environ, LAUNCH_ID: launch_id},
@@ -72,7 +76,11 @@ def find_ranks(launch_id: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             environ = process.environ()
-            if environ.get(LAUNCH_ID) == launch_id and "RANK" in environ and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                environ.get(LAUNCH_ID) == launch_id
+                and "LOCAL_RANK" in environ
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 

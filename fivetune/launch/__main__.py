@@ -1,7 +1,7 @@
 """torchrun in a child process of `fivetune.launch`: starts the ranks; exits with the code of the first failed rank.
 
-In: the number of ranks, the seconds that the others may outlive rank 0, and the words of the command. When its parent
-ends, it stops all ranks and itself.
+In: the numbers of nodes and of ranks per node, the seconds that a rank waits for another, and the words of the command.
+When its parent ends, it stops all ranks and itself.
 """
 
 from __future__ import annotations
@@ -12,20 +12,48 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Generator, Set
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
+from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ReportedByOtherRankError
+from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, meet_nodes
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+HUNG_RANK_SECONDS = 30.0  # for the other ranks to end after rank 0
 SHUTDOWN_TIMEOUT_SECONDS = 24 * 3600  # for a step and a checkpoint after a signal
+TORCH_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 HANDLED_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 
 
-def run_torchrun(nproc: int, grace_seconds: float, words: list[str]) -> int:
-    """Run `fivetune WORDS` in `nproc` ranks; those that outlive rank 0 by `grace_seconds` are killed."""
+def run_node(nnodes: int, nproc: int, timeout_seconds: float, words: list[str]) -> int:
+    """Run `fivetune WORDS` in `nproc` ranks of this node, together with the other nodes if there are any.
+
+    Ranks that outlive rank 0 by HUNG_RANK_SECONDS, or by `timeout_seconds` if that is shorter, are killed.
+    """
+    threading.Thread(target=_stop_when_orphaned, daemon=True).start()
+    meeting = None
+    if nnodes > 1:
+        place, record = NodePlace.from_environment(nnodes), NodeRecord.from_this_node(nnodes, nproc)
+        try:
+            with _silence_torch():
+                meeting = meet_nodes(place, record, timeout_seconds=timeout_seconds)
+        except FiveTuneError as error:
+            if not isinstance(error, ReportedByOtherRankError):
+                sys.stderr.write(f"fivetune: {error}\n")
+            return error.exit_code
+    try:
+        return _run_torchrun(nproc, meeting, min(HUNG_RANK_SECONDS, timeout_seconds), words)
+    finally:
+        if meeting:
+            meeting.leave()
+
+
+def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -34,24 +62,36 @@ def run_torchrun(nproc: int, grace_seconds: float, words: list[str]) -> int:
 
     logging.disable()  # the ranks report their errors themselves
     os.environ["OMP_NUM_THREADS"] = str(max(1, count_cores() // nproc))
-    threading.Thread(target=_stop_when_orphaned, daemon=True).start()
-    threading.Thread(target=_kill_hung_ranks, args=(grace_seconds,), daemon=True).start()
-    options = ["--standalone", "--nproc-per-node", str(nproc), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS)]
+    hung: set[int] = set()
+    threading.Thread(target=_kill_hung_ranks, args=(grace_seconds, meeting, hung), daemon=True).start()
+    options = ["--nproc-per-node", str(nproc), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS)]
     options += ["--signals-to-handle", HANDLED_SIGNALS]
+    if meeting is None:
+        options += ["--standalone"]
+    else:
+        place = meeting.place
+        options += ["--rdzv-backend", "static", "--nnodes", str(place.count), "--node-rank", str(place.rank)]
+        options += ["--master-addr", place.address, "--master-port", str(place.port)]
     try:
         torchrun([*options, "-m", "fivetune", *words])
     except ChildFailedError as error:
-        for line in describe_killed_ranks(error):
+        for line in describe_killed_ranks(error, hung):
             sys.stderr.write(f"fivetune: {line}\n")
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code
+        failure = error.get_first_failure()[1]
+        if failure.pid in hung:  # the failure that ended the run was on another node
+            return FiveTuneEnvironmentError.exit_code
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as error:
         return 128 + error.sigval
     return 0
 
 
-def describe_killed_ranks(error: ChildFailedError) -> list[str]:
-    """One sentence for each rank that a signal killed; a rank that exited has printed its own error."""
+def describe_killed_ranks(error: ChildFailedError, hung: Set[int] = frozenset()) -> list[str]:
+    """One sentence for each rank that a signal killed; a rank that exited has printed its own error.
+
+    Args:
+        hung: process ids of ranks that were killed because they outlived rank 0.
+    """
     first, _ = error.get_first_failure()
     lines: list[str] = []
     for rank, failure in sorted(error.failures.items(), key=lambda item: (item[0] != first, item[0])):
@@ -60,7 +100,9 @@ def describe_killed_ranks(error: ChildFailedError) -> list[str]:
         signum = -failure.exitcode
         name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
         who = f"launch: rank {rank} (process {failure.pid})"
-        if rank == first:
+        if failure.pid in hung:
+            lines.append(f"{who} did not end after rank 0 had ended, and was killed.")
+        elif rank == first:
             hint = ". Often memory ran out (see dmesg)" if signum == signal.SIGKILL else ""
             lines.append(f"{who} was killed by {name}{hint}. Continue the run with --resume.")
         elif signum == signal.SIGKILL:
@@ -68,7 +110,7 @@ def describe_killed_ranks(error: ChildFailedError) -> list[str]:
     return lines
 
 
-def _kill_hung_ranks(grace_seconds: float) -> None:
+def _kill_hung_ranks(grace_seconds: float, meeting: Meeting | None, hung: set[int]) -> None:
     """SIGKILL every rank that still runs `grace_seconds` after rank 0 ended: a hung rank ignores SIGTERM.
 
     Rank 0 writes the checkpoints and the report, so in a healthy run the others end before it or right after.
@@ -84,11 +126,17 @@ def _kill_hung_ranks(grace_seconds: float) -> None:
                     ranks[child] = child.environ().get("RANK", "")
         with suppress(psutil.Error):
             running = [rank for rank in ranks if rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE]
-            if "0" not in ranks.values() or any(ranks[rank] == "0" for rank in running):
+            if not ranks or any(ranks[rank] == "0" for rank in running):
+                continue
+            if "0" in ranks.values():
+                if meeting and first_ended is None:
+                    meeting.announce_end_of_rank_zero()
+            elif meeting is None or meeting.place.rank == 0 or not meeting.has_rank_zero_ended():
                 continue
             first_ended = first_ended or time.monotonic()
             if time.monotonic() - first_ended > grace_seconds:
                 for rank in running:
+                    hung.add(rank.pid)
                     rank.kill()
 
 
@@ -99,5 +147,15 @@ def _stop_when_orphaned() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+@contextmanager
+def _silence_torch() -> Generator[None]:
+    """Import torch without the log of its sockets, which has stack traces; the ranks log as the user has set."""
+    before = os.environ.get(TORCH_LOG_LEVEL)
+    os.environ.setdefault(TORCH_LOG_LEVEL, "FATAL")
+    yield
+    if before is None:
+        del os.environ[TORCH_LOG_LEVEL]
+
+
 if __name__ == "__main__":
-    sys.exit(run_torchrun(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    sys.exit(run_node(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))

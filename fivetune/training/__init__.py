@@ -121,7 +121,7 @@ def train(
     folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()
     with world.report_errors_once():
-        refuse_wrong_world_size(world, config.launch.nproc)
+        refuse_wrong_world_size(world, config.launch.num_processes, nnodes=config.launch.nnodes)
         if cuda and world.size > 1:
             refuse_shared_devices(torch.cuda.device_count())
         if resume and not folder.is_dir():

@@ -136,7 +136,7 @@ def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
             {"train": {"global_batch_size": 9, "batch_size": 3}},
             "global_batch_size 9 is not a multiple of launch.nproc 2",
         ),
-        ({"device": "cuda:1"}, "device cuda:1 is one device, launch.nproc is 2"),
+        ({"device": "cuda:1"}, "device cuda:1 is one device, launch.nproc 2 needs 2"),
         ({"strategy": "fsdp", "train__precision": "fp16"}, "train.precision fp16"),
         ({"strategy": "tensor", "train__precision": "fp16"}, "train.precision fp16"),
         ({"strategy": "tensor", "train__batch_size": "auto"}, "train.batch_size auto"),

@@ -80,7 +80,7 @@ def as_single_process(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={
             "strategy": plugins.load_plugin("strategies", "single")(),
-            "launch": config.launch.model_copy(update={"nproc": 1}),
+            "launch": config.launch.model_copy(update={"nnodes": 1, "nproc": 1}),
             "data": config.data.model_copy(update={"eval": (), **NO_SPLIT}),
         }
     )
