@@ -24,7 +24,7 @@ ROWS = (
     ("data", "model"),
     ("analysis", "progress", "decode", "evaluation", "telemetry", "launch"),
     ("diagnosis", "profiling", "training", "compare"),
-    ("report", "experiments"),
+    ("report", "experiments", "launchers"),
     ("commands",),
     ("cli", "__main__"),
 )

@@ -7,10 +7,16 @@ A command with TAKES_SETTINGS = True receives unknown arguments as dotted overri
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fivetune.config import RunConfig
+    from fivetune.launchers import JobPlan, JobTask, Launcher
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
 
@@ -67,3 +73,122 @@ def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path
     page = path.with_suffix(".html")
     write_text(page, render_html(build_finder_page(name, found, run=run)))
     return page
+
+
+# --- jobs of a cluster ---
+
+
+def add_launcher_arguments(parser: ArgumentParser, *, required: bool) -> None:
+    """Add --on and the options of all launchers; an option that only some have names them."""
+    from fivetune import plugins
+    from fivetune.launchers import describe_option, is_repeatable, list_options
+
+    names = plugins.list_plugins("launchers")
+    parser.add_argument("--on", choices=names, required=required, help="where to start: a scheduler or a cluster")
+    group = parser.add_argument_group("options of the cluster (with --on)")
+    for option, launchers in list_options().items():
+        only = "" if launchers == names else f"{', '.join(launchers)}: "
+        group.add_argument(
+            f"--{option.replace('_', '-')}",
+            dest=f"launcher_{option}",
+            metavar=option.upper(),
+            action="append" if is_repeatable(launchers[0], option) else "store",
+            help=(only + describe_option(launchers[0], option)).replace("%", "%%"),
+        )
+
+
+def read_launcher(args: Namespace) -> Launcher | None:
+    """Read the launcher of a command line; None without --on. Raises ConfigError for an option without --on."""
+    from fivetune.errors import ConfigError
+    from fivetune.launchers import load_launcher
+
+    prefix = "launcher_"
+    given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
+    if args.on is None:
+        if given:
+            option, value = next(iter(given.items()))
+            flag = f"--{option.replace('_', '-')} {value}"
+            raise ConfigError(f"{flag}: is an option of a cluster. Add --on slurm, or omit it.")
+        return None
+    return load_launcher(args.on, given)
+
+
+def place_run(
+    launcher: Launcher, given: Mapping[str, Any], read: Callable[[Mapping[str, Any]], RunConfig]
+) -> tuple[Launcher, dict[str, Any]]:
+    """Place a run on nodes: returns the launcher with its number of GPUs, and all settings of the run.
+
+    Several processes need a strategy that supports them: ddp, if the recipe names none.
+
+    Args:
+        given: dotted settings of the command line.
+        read: reads the config of a recipe with such settings.
+    """
+    counts = ("launch.nnodes", "launch.nproc")
+    config = read({key: value for key, value in given.items() if key not in counts})
+    nodes = launcher.nodes or given.get(counts[0], config.launch.nnodes)
+    nproc = launcher.gpus or given.get(counts[1], config.launch.nproc)
+    gpus = nproc if launcher.gpus is None and config.device != "cpu" else launcher.gpus
+    settings = dict(given)
+    if nodes != config.launch.nnodes:
+        settings["launch.nnodes"] = nodes
+    if nproc != config.launch.nproc:
+        settings["launch.nproc"] = nproc
+    if nodes * nproc > 1 and not config.strategy.supports_multiple:
+        settings["strategy.name"] = "ddp"
+    return launcher.model_copy(update={"nodes": nodes, "gpus": gpus}), settings
+
+
+def build_job(
+    name: str, tasks: Sequence[JobTask], config: RunConfig, folder: Path, *, page: Sequence[str] = ()
+) -> JobPlan:
+    """Build the plan of a job that starts this FiveTune in this directory."""
+    from fivetune import __version__
+    from fivetune.launchers import JobPlan
+
+    return JobPlan(
+        name=name,
+        tasks=tuple(tasks),
+        nnodes=config.launch.nnodes,
+        nproc=config.launch.nproc,
+        program=(sys.executable, "-m", "fivetune"),
+        directory=Path.cwd(),
+        folder=folder.resolve(),
+        version=__version__,
+        page=tuple(page),
+    )
+
+
+def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Format dotted settings as the words of a command line.
+
+    >>> format_settings({"launch.nnodes": 2, "strategy.name": "ddp"})
+    ('--launch.nnodes', '2', '--strategy.name', 'ddp')
+    """
+    return tuple(word for key, value in settings.items() for word in (f"--{key}", str(value)))
+
+
+def launch_job(launcher: Launcher, plan: JobPlan, *, dry_run: bool, as_json: bool) -> str | None:
+    """Write the job's files and submit them; returns the job's id. With `dry_run` print the files only."""
+    from fivetune.rundir import write_text
+
+    files = launcher.render(plan)
+    if dry_run:
+        if as_json:
+            print_json({"files": files})
+        else:
+            print("\n".join(files.values()), end="")
+        return None
+    for name, text in files.items():
+        write_text(plan.folder / name, text)
+    job = launcher.submit(plan.folder)
+    if as_json:
+        runs = {task.name: task.run_dir for task in plan.tasks}
+        print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs})
+        return job
+    print(f"job     {job}: {plan.describe()}")
+    print(*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}", sep="\n")
+    runs = plan.tasks[0].run_dir if len(plan.tasks) == 1 else str(Path(plan.tasks[0].run_dir).parent)
+    for words in (*launcher.explain_next_steps(job), shlex.join(["fivetune", "watch", runs])):
+        print(f"next    {words}")
+    return job

@@ -11,11 +11,20 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import print_json, print_table
+from fivetune.commands import (
+    add_launcher_arguments,
+    build_job,
+    launch_job,
+    place_run,
+    print_json,
+    print_table,
+    read_launcher,
+)
 
 if TYPE_CHECKING:
     from fivetune.compare.records import Comparison, Measure, Variant
     from fivetune.experiments.sweep import Sweep
+    from fivetune.launchers import Launcher
     from fivetune.rundir.records import Run
 
 TAKES_SETTINGS = True
@@ -55,6 +64,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_launcher_arguments(parser, required=False)
     parser.epilog = "Settings for all runs of a sweep can follow: --train.num_steps 100"
 
 
@@ -73,10 +83,10 @@ def run(args: Namespace) -> int:
     for source in args.sources if folders else ():
         if not Path(source).exists():
             refuse_foreign(Path(source))
-    if folders and (settings or args.dry_run or args.resume or args.overwrite):
+    if folders and (settings or args.dry_run or args.resume or args.overwrite or args.on):
         raise ConfigError(
             f"{folders[0]}: is a directory; only a sweep file trains runs. Give the sweep file, "
-            "or omit settings, --dry-run, --resume and --overwrite."
+            "or omit settings, --dry-run, --resume, --overwrite and --on."
         )
     if len(folders) == len(args.sources) > 0 and not (len(folders) == 1 and is_sweep(folders[0])):
         return _compare_runs(args, folders)
@@ -93,6 +103,9 @@ def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
     from fivetune.experiments.sweep import read_sweep
     from fivetune.metrics import list_score_names
 
+    launcher = read_launcher(args)
+    if launcher is not None:
+        return _launch_sweep(args, launcher, settings)
     sweep = read_sweep(args.sources[0], settings)
     _refuse_unknown("--baseline", args.baseline, sweep.variants)
     _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
@@ -102,6 +115,35 @@ def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
         _print_plan(sweep, seconds, overwrite=args.overwrite, as_json=args.json)
         return 0
     return _compare_sweep_folder(args, run_sweep(sweep, resume=args.resume, overwrite=args.overwrite, quiet=args.quiet))
+
+
+def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any]) -> int:
+    """Start the runs of a sweep on a cluster: one job per run, and one for the page."""
+    from fivetune.errors import ConfigError
+    from fivetune.experiments.runs import RECIPES, list_unfinished, write_sweep
+    from fivetune.experiments.sweep import read_sweep
+    from fivetune.launchers import JobTask
+    from fivetune.rundir import build_sibling_path
+
+    source = args.sources[0]
+    placed, settings = place_run(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
+    sweep = read_sweep(source, settings)
+    if len(sweep.runs) > 1 and not launcher.supports_arrays:
+        raise ConfigError(f"--on {args.on}: has no arrays, and {source} has {len(sweep.runs)} runs. Use --on slurm.")
+    if not args.dry_run:
+        write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
+    left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
+    if not left:
+        return _compare_sweep_folder(args, sweep.folder)
+    tasks = [
+        JobTask(run.name, run.config.run.dir, str(sweep.folder / RECIPES / f"{run.name}.yaml"), flags=tuple(flags))
+        for run, flags in left
+    ]
+    page = ["compare", str(sweep.folder), *(["--output", str(args.output)] if args.output else [])]
+    folder = build_sibling_path(str(sweep.folder), args.on)
+    plan = build_job(sweep.folder.name, tasks, left[0][0].config, folder, page=page)
+    launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
+    return 0
 
 
 def _compare_sweep_folder(args: Namespace, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""List the tasks, metrics, optimizers, schedules, strategies, sinks or recipes, each with a line of help."""
+"""List the tasks, metrics, optimizers, schedules, strategies, sinks, launchers or recipes, each with a line of help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fivetune.commands import print_json
 
-KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "recipes")
+KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "recipes")
 PIPED = (120, 24)  # columns and lines if the output is not a terminal
 NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
 

@@ -17,6 +17,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from fivetune import rundir
@@ -56,10 +57,7 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     owned = rundir.lock_folder(sweep.folder)
     progress = Progress(sweep.folder / LOG, quiet=quiet)
     try:
-        record = _update_record(sweep)
-        _write_corpus(sweep.corpus)
-        for run in sweep.runs:
-            rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", run.config.as_redacted_yaml())
+        record = _write_inputs(sweep)
         with interrupt_on_stop_signals():
             _run_all(sweep, record, progress)
     except KeyboardInterrupt as stopped:
@@ -72,6 +70,24 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
         progress.close()
         owned.close()
     return sweep.folder
+
+
+def write_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Write a sweep's directory for a cluster to train. Raises RunDirError as `run_sweep` does."""
+    _prepare_folder(sweep, resume=resume, overwrite=overwrite)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with closing(rundir.lock_folder(sweep.folder)):
+        _write_inputs(sweep)
+
+
+def list_unfinished(sweep: Sweep) -> list[tuple[PlannedRun, list[str]]]:
+    """List the runs of a sweep that are not finished, each with the flags by which `fivetune train` continues it."""
+    folders = {run.name: sweep.folder / run.name for run in sweep.runs}
+    return [
+        (run, _choose_train_flags(folders[run.name], may_resume=True))
+        for run in sweep.runs
+        if read_run_state(folders[run.name]) != "finished"
+    ]
 
 
 def estimate_seconds(sweep: Sweep, *, overwrite: bool = False) -> dict[str, float | None]:
@@ -155,6 +171,15 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
             f"{sweep.folder / run.name}: was trained with {key} {before.get(key)!r}, not {now.get(key)!r}{more}. "
             "Undo the change, add --overwrite to train all runs again, or choose another `dir:`."
         )
+
+
+def _write_inputs(sweep: Sweep) -> SweepRecord:
+    """Write the record, the corpus and the recipes of a sweep."""
+    record = _update_record(sweep)
+    _write_corpus(sweep.corpus)
+    for run in sweep.runs:
+        rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", run.config.as_redacted_yaml())
+    return record
 
 
 def _write_corpus(corpus: CorpusSection | None) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import PrefixStore
 
 RANK_VARIABLE, ADDRESS_VARIABLE, PORT_VARIABLE = "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"
+SLURM_RANK_VARIABLE = "SLURM_NODEID"  # srun sets it for each task
 JOB_VARIABLES = ("SLURM_JOB_ID", "PET_RDZV_ID")  # another job that took the same port is not answered
 DEFAULT_PORT = 29500  # torchrun's
 MAX_CLOCK_DIFFERENCE_SECONDS = 30.0  # studies judge processes of other nodes by heartbeats, pages show one time axis
@@ -47,10 +48,12 @@ class NodePlace:
         >>> NodePlace.from_environment(2, {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n1"})
         NodePlace(rank=1, count=2, address='n1', port=29500)
         """
-        rank, address = environ.get(RANK_VARIABLE, ""), environ.get(ADDRESS_VARIABLE, "")
+        rank = environ.get(RANK_VARIABLE) or environ.get(SLURM_RANK_VARIABLE, "")
+        address = environ.get(ADDRESS_VARIABLE, "")
         port = environ.get(PORT_VARIABLE, str(DEFAULT_PORT))
         if not rank or not address:
-            missing = " and ".join(name for name in (RANK_VARIABLE, ADDRESS_VARIABLE) if not environ.get(name))
+            named = {RANK_VARIABLE: rank, ADDRESS_VARIABLE: address}
+            missing = " and ".join(name for name, value in named.items() if not value)
             raise ConfigError(
                 f"launch.nnodes: {count} nodes, but {missing} is not set, so this node does not know its place. Start "
                 f"the nodes with fivetune launch, or set {RANK_VARIABLE} (0, 1, ...), {ADDRESS_VARIABLE} (of node 0) "

@@ -1,0 +1,101 @@
+"""Start a run on a cluster: write the job for SLURM, Kubernetes or SkyPilot, submit it, and watch the run.
+
+In: a recipe, and the options of the cluster. Out: the job's files beside the run directory, and its id. The settings
+are checked here, and what the run needs from the hub is downloaded, because the nodes often have no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune.commands import (
+    add_launcher_arguments,
+    build_job,
+    format_settings,
+    launch_job,
+    place_run,
+    read_launcher,
+)
+
+if TYPE_CHECKING:
+    from fivetune.config import RunConfig
+
+TAKES_SETTINGS = True
+POLL_SECONDS = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume)")
+    parser.add_argument("--dry-run", action="store_true", help="print the job; do not write or submit it")
+    parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
+    parser.add_argument("--overwrite", action="store_true", help="move an existing run in run.dir aside")
+    parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
+    parser.add_argument("--no-watch", action="store_true", help="do not follow the run in the terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    add_launcher_arguments(parser, required=True)
+    parser.epilog = "Any setting can follow: --train.num_epochs 3"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config.layers import parse_overrides
+    from fivetune.launchers import JobTask
+    from fivetune.rundir import build_sibling_path
+
+    launcher = read_launcher(args)
+    assert launcher is not None  # --on is required
+    given = parse_overrides(args.settings)
+    placed, settings = place_run(launcher, given, partial(load_config, args.recipe))
+    config = load_config(args.recipe, settings)
+    folder = Path(config.run.dir)
+    _refuse_wrong_start(args, folder)
+    flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
+    added = {key: value for key, value in settings.items() if key not in given}
+    task = JobTask(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
+    plan = build_job(folder.name, [task], config, build_sibling_path(str(folder), args.on))
+    if not args.dry_run:
+        _download(config)
+    job = launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
+    if job is not None and not (args.no_watch or args.json) and sys.stdout.isatty():
+        _watch(folder)
+    return 0
+
+
+def _refuse_wrong_start(args: argparse.Namespace, folder: Path) -> None:
+    """Raise what `fivetune train` would raise on the node: the run directory is in use, or has nothing to resume."""
+    from fivetune.config.recipes import refuse_missing_run
+    from fivetune.errors import RunDirError
+    from fivetune.rundir import find_conflict
+
+    if args.resume:
+        refuse_missing_run(args.recipe)
+    elif not args.overwrite and (conflict := find_conflict(folder)):
+        raise RunDirError(conflict)
+
+
+def _download(config: RunConfig) -> None:
+    """Download the model to the hub's cache, and write or check the data files, before a node needs them."""
+    from fivetune.model.load import find_source
+    from fivetune.training.sources import check_sources
+
+    model = config.model
+    find_source(model.path, config=model.config, init=model.init, revision=model.revision)
+    check_sources(config)
+
+
+def _watch(folder: Path) -> None:
+    """Wait until the job has created the run directory, then show it as `fivetune watch` does."""
+    from fivetune import plugins
+
+    print(f"waiting for {folder}; Ctrl-C leaves the job alone")
+    try:
+        while not folder.is_dir():
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return
+    plugins.import_plugin("commands", "watch").run(argparse.Namespace(folder=folder, once=False, interval=1.0))

@@ -1,0 +1,162 @@
+"""Launchers: how a run gets onto the nodes of a cluster, one per file.
+
+A launcher's file holds one subclass of `Launcher`, whose fields are its options (`--partition gpu`). In: a JobPlan.
+Out: the files that the cluster reads, and the job's id after they are submitted. On each node the job runs
+`fivetune train`, which starts that node's processes with torchrun (`fivetune/launch/`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, get_origin
+
+from pydantic import Field, ValidationError
+
+from fivetune import plugins
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
+from fivetune.plugins import Options
+
+__all__ = ["JobPlan", "JobTask", "Launcher"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Switches by which the hub's libraries read their caches only."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTask:
+    """One run of a job.
+
+    Args:
+        run_dir: the run directory, relative to the job's working directory or absolute.
+        source: the recipe, and `settings`: the dotted words that follow it.
+        flags: of `fivetune train` at the first start; a start after an interruption has --resume instead.
+    """
+
+    name: str
+    run_dir: str
+    source: str
+    settings: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def build_words(self, command: str) -> list[str]:
+        """Build the words after `fivetune` for a command that takes a recipe."""
+        return [command, self.source, *self.settings]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a launcher starts: one run, or an array of runs, each on `nnodes` nodes with `nproc` processes.
+
+    Args:
+        program: the words that start FiveTune on a node.
+        directory: the working directory.
+        folder: absolute folder of the job's files and logs.
+        version: of FiveTune.
+        page: words after `fivetune` that run once after all runs of an array; () for none.
+    """
+
+    name: str
+    tasks: tuple[JobTask, ...]
+    nnodes: int
+    nproc: int
+    program: tuple[str, ...]
+    directory: Path
+    folder: Path
+    version: str
+    page: tuple[str, ...] = ()
+
+    @property
+    def is_array(self) -> bool:
+        return len(self.tasks) > 1
+
+    def describe(self) -> str:
+        """Describe the job in a sentence, for the head of its file."""
+        nodes = "1 node" if self.nnodes == 1 else f"{self.nnodes} nodes"
+        each = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
+        what = f"{len(self.tasks)} runs of {self.name}, each" if self.is_array else f"The run {self.name}"
+        return f"{what} on {nodes} with {each}{' each' if self.nnodes > 1 else ''}"
+
+
+class Launcher(Options):
+    """Interface of a launcher, with the options that all have."""
+
+    nodes: PositiveInt | None = Field(default=None, description="nodes; default: launch.nnodes")
+    gpus: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="GPUs per node, one process each; default: launch.nproc; none with --device cpu"
+    )
+    cpus: PositiveInt | None = Field(default=None, description="CPU cores per node")
+    memory: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]$")] | None = Field(
+        default=None, description="memory per node, such as 64G"
+    )
+
+    file_name: ClassVar[str] = "job.yaml"
+    supports_arrays: ClassVar[bool] = True
+
+    def render(self, plan: JobPlan) -> dict[str, str]:
+        """Render the job's files by name, the one to submit first."""
+        raise NotImplementedError
+
+    def submit(self, folder: Path) -> str:
+        """Submit the files in `folder`; returns the id of the job."""
+        raise NotImplementedError
+
+    def explain_next_steps(self, job: str) -> list[str]:
+        """Commands with which a user looks at a submitted job, or ends it."""
+        return []
+
+
+def list_options() -> dict[str, list[str]]:
+    """List the launchers that have each option, by the option's name."""
+    found: dict[str, list[str]] = {}
+    for name in plugins.list_plugins("launchers"):
+        for option in plugins.load_plugin("launchers", name).model_fields:
+            found.setdefault(option, []).append(name)
+    return found
+
+
+def describe_option(launcher: str, option: str) -> str:
+    return str(plugins.load_plugin("launchers", launcher).model_fields[option].description)
+
+
+def is_repeatable(launcher: str, option: str) -> bool:
+    """Whether an option may be given several times."""
+    return get_origin(plugins.load_plugin("launchers", launcher).model_fields[option].annotation) is tuple
+
+
+def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:
+    """Load a launcher with its options. Raises ConfigError for an option that it does not have, or a wrong value."""
+    kind = plugins.load_plugin("launchers", name)
+    for option, value in values.items():
+        if option not in kind.model_fields:
+            flags = [option.replace("_", "-") for option in kind.model_fields]
+            flag = option.replace("_", "-")
+            raise ConfigError(f"--{flag} {value}: {name} has no such option. {suggest_names(flag, flags)}")
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0])
+        raise ConfigError(
+            f"--{option.replace('_', '-')} {values.get(option)}: {first['msg']}. It is: "
+            f"{kind.model_fields[option].description}."
+        ) from None
+
+
+def submit_file(words: Sequence[str], *, tool: str) -> str:
+    """Run a cluster's own command; returns what it printed. Raises FiveTuneEnvironmentError with its reason."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise FiveTuneEnvironmentError(
+            f"{words[0]}: not found on this machine; {tool} provides it. Run fivetune launch where it is installed, or "
+            f"print the file with --dry-run and submit it with: {shlex.join(words)}"
+        ) from None
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise FiveTuneEnvironmentError(f"{shlex.join(words)}: refused: {reason}")
+    return done.stdout.strip()
