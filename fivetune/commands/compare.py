@@ -130,6 +130,11 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     sweep = read_sweep(source, settings)
     if len(sweep.runs) > 1 and not launcher.supports_arrays:
         raise ConfigError(f"--on {args.on}: has no arrays, and {source} has {len(sweep.runs)} runs. Use --on slurm.")
+    nodes = {run.config.launch.nnodes for run in sweep.runs}
+    if len(nodes) > 1:
+        raise ConfigError(f"{source}: launch.nnodes differs between the runs: one array has one size. Give --nodes.")
+    if launcher.gpus is None and placed.gpus:
+        placed = placed.model_copy(update={"gpus": max(run.config.launch.nproc for run in sweep.runs)})
     if not args.dry_run:
         write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)

@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Generator, Set
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ReportedByOtherRankError
 from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, meet_nodes
+from fivetune.launch.signals import SignalHandler
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -54,7 +56,7 @@ def run_node(nnodes: int, nproc: int, timeout_seconds: float, words: list[str]) 
 
 
 def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, words: list[str]) -> int:
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
@@ -62,6 +64,9 @@ def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, wor
 
     logging.disable()  # the ranks report their errors themselves
     os.environ["OMP_NUM_THREADS"] = str(max(1, count_cores() // nproc))
+    # A scheduler signals every process of a job, and this process's parent passes its own signal on: the second one
+    # would end torchrun while its ranks save.
+    api._terminate_process_handler = _ignore_repeated(api._terminate_process_handler)
     hung: set[int] = set()
     threading.Thread(target=_kill_hung_ranks, args=(grace_seconds, meeting, hung), daemon=True).start()
     options = ["--nproc-per-node", str(nproc), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_SECONDS)]
@@ -81,7 +86,7 @@ def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, wor
         if failure.pid in hung:  # the failure that ended the run was on another node
             return FiveTuneEnvironmentError.exit_code
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as error:
+    except api.SignalException as error:
         return 128 + error.sigval
     return 0
 
@@ -138,6 +143,18 @@ def _kill_hung_ranks(grace_seconds: float, meeting: Meeting | None, hung: set[in
                 for rank in running:
                     hung.add(rank.pid)
                     rank.kill()
+
+
+def _ignore_repeated(handler: SignalHandler) -> SignalHandler:
+    """Make a handler of signals that handles the first one only; the parent sends further ones to the ranks itself."""
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) == 1:
+            handler(signum, frame)
+
+    return handle
 
 
 def _stop_when_orphaned() -> None:

@@ -17,6 +17,7 @@ from fivetune.launchers import OFFLINE, JobPlan, JobTask, Launcher, PositiveInt,
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the ports that systems give to outgoing connections
 SAVED_CODE = 128 + 10  # the exit code of a run that SIGUSR1 has stopped after saving
+TERMINATED_CODE = 128 + 15
 SECONDS_TO_END = 60  # for the other nodes after the first one has ended
 
 
@@ -144,7 +145,15 @@ class Slurm(Launcher):
         ]
 
     def _list_requeue(self) -> list[str]:
-        return [f'[ "$code" -eq {SAVED_CODE} ] && scontrol requeue "$SLURM_JOB_ID"'] if self.requeue else []
+        if not self.requeue:
+            return []
+        return [
+            f"# A preempted job has saved as well ({TERMINATED_CODE}, 128 + SIGTERM); a cancelled one stays ended.",
+            "preempted() { scontrol show job \"$SLURM_JOB_ID\" | grep -q 'PreemptTime=[0-9]'; }",
+            f'if [ "$code" -eq {SAVED_CODE} ] || {{ [ "$code" -eq {TERMINATED_CODE} ] && preempted; }}; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+        ]
 
     def _list_page_lines(self, plan: JobPlan) -> list[str]:
         given = {"partition": self.partition, "account": self.account, "qos": self.qos}

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from fivetune.errors import InterruptedRunError
 from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, handle_signals
+
+DUPLICATE_SECONDS = 5.0
 
 
 class StopNowError(KeyboardInterrupt):
@@ -25,7 +28,9 @@ class StopRequest:
 
     The first signal raises StopNowError, except in a `defer_signals` block, whose code reads `signum`.
     SIGHUP, SIGUSR1 and SIGUSR2 count only as first signals: a scheduler may send them to every process of a job, and
-    to some of them twice. Outside the main thread it handles nothing, because Python allows no handlers there.
+    to some of them twice. SIGTERM too may reach a rank of torchrun twice, from the scheduler and from torchrun, which
+    passes its own one on: repeated within DUPLICATE_SECONDS it counts once. Outside the main thread this class handles
+    nothing, because Python allows no handlers there.
 
     Args:
         silent: print nothing, because another rank prints.
@@ -35,6 +40,7 @@ class StopRequest:
         self._silent = silent
         self.signum: int | None = None
         self.is_deferring = False
+        self._terminated: float | None = None  # time of the first SIGTERM
         self._handlers = handle_signals(ALL_SIGNALS, self._handle_signal)
 
     def __enter__(self) -> StopRequest:
@@ -65,7 +71,12 @@ class StopRequest:
         first = self.signum is None
         if signum in STOP_SIGNALS:  # from now on these two act at once
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if signum == signal.SIGTERM and "LOCAL_RANK" in os.environ:
+                if self._terminated is not None:
+                    return self._end_unless_duplicate(self._terminated)
+                self._terminated = time.monotonic()
+            else:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
         elif not first:
             return
         # A scheduler sends SIGUSR1 first and SIGTERM at its time limit: the save in progress continues.
@@ -78,6 +89,11 @@ class StopRequest:
             return
         with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
             os.write(2, f"{self.name} received: stopping soon; a second Ctrl-C stops at once.\n".encode())
+
+    def _end_unless_duplicate(self, first: float) -> None:
+        if time.monotonic() - first > DUPLICATE_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager

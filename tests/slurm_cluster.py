@@ -1,0 +1,130 @@
+"""A real SLURM of two nodes on this machine, for tests: munged, slurmctld and two slurmd, started and stopped here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+CONFIG = """
+ClusterName=ci
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,sched_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=30
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmdSpoolDir={folder}/spool.%n
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=8000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=8000
+PartitionName=low Nodes=n1,n2 Default=YES MaxTime=10 State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20
+PartitionName=high Nodes=n1,n2 MaxTime=10 State=UP PriorityTier=9
+"""
+
+
+def explain_absence() -> str:
+    """Why no cluster can be started here; empty if one can."""
+    missing = [name for name in PROGRAMS if not find_program(name)]
+    if missing:
+        return f"no {', '.join(missing)} (Debian: apt-get install --no-install-recommends slurm-wlm munge)"
+    return "" if os.geteuid() == 0 else "the daemons of SLURM need root"
+
+
+def find_program(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+@contextmanager
+def start_cluster(folder: Path) -> Generator[dict[str, str]]:
+    """Start the cluster; yields the variables of its commands' environment."""
+    ports = [_find_free_port() for _ in range(3)]
+    (folder / "state").mkdir()
+    for node in ("n1", "n2"):
+        (folder / f"spool.{node}").mkdir()
+    config = folder / "slurm.conf"
+    config.write_text(CONFIG.format(host=socket.gethostname(), folder=folder, ports=ports))
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    folder.chmod(0o755)
+    environ = {**os.environ, "SLURM_CONF": str(config)}
+    daemons = [
+        [
+            "munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed",
+        ],
+        ["slurmctld", "-D", "-f", str(config)],
+        ["slurmd", "-D", "-N", "n1", "-f", str(config)],
+        ["slurmd", "-D", "-N", "n2", "-f", str(config)],
+    ]  # fmt: skip
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for words in daemons:
+            program = find_program(words[0])
+            assert program
+            with (folder / "daemons.log").open("ab") as log:
+                running.append(subprocess.Popen([program, *words[1:]], stdout=log, stderr=log, env=environ))
+            if words[0] == "munged":
+                _wait_until((folder / "munge.socket").exists, seconds=10)
+        _wait_until(lambda: _count_idle_nodes(environ) == 2, seconds=30)
+        yield {"SLURM_CONF": str(config), "PET_MASTER_ADDR": "127.0.0.1"}  # n1 and n2 are names in this file only
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _count_idle_nodes(environ: dict[str, str]) -> int:
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--Node", "--partition=low", "--format=%t"],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    return done.stdout.split().count("idle")
+
+
+def _wait_until(is_done: object, *, seconds: float) -> None:
+    assert callable(is_done)
+    until = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < until, f"not within {seconds:g} s"
+        time.sleep(0.1)
+
+
+def _find_free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
