@@ -63,7 +63,7 @@ def find_program(name: str) -> str | None:
 @contextmanager
 def start_cluster(folder: Path) -> Generator[dict[str, str]]:
     """Start the cluster; yields the variables of its commands' environment."""
-    ports = [_find_free_port() for _ in range(3)]
+    ports = [find_free_port() for _ in range(3)]
     (folder / "state").mkdir()
     for node in ("n1", "n2"):
         (folder / f"spool.{node}").mkdir()
@@ -124,7 +124,7 @@ def _wait_until(is_done: object, *, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _find_free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

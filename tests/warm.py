@@ -67,9 +67,9 @@ class WarmProcess:
         return CompletedProcess(self.name, self.code, stdout, stderr)
 
 
-def start_command(*words: str) -> WarmProcess:
+def start_command(*words: str, environ: Mapping[str, str] = os.environ) -> WarmProcess:
     """Start `fivetune WORDS`."""
-    return WarmProcess(_run_command, *words)
+    return WarmProcess(_run_command, *words, environ=environ)
 
 
 def run_command(*words: str) -> CompletedProcess[str]:

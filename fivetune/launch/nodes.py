@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -107,8 +107,10 @@ class Meeting:
                 self._store.wait(others, timedelta(seconds=SECONDS_TO_END))
 
 
-def meet_nodes(place: NodePlace, mine: NodeRecord, *, timeout_seconds: float) -> Meeting:
-    """Wait until all nodes are there, and compare them.
+def meet_nodes(
+    place: NodePlace, mine: NodeRecord, *, timeout_seconds: float, clock: Callable[[], float] = time.time
+) -> Meeting:
+    """Wait until all nodes are there, and compare them and their clocks.
 
     Raises FiveTuneEnvironmentError on node 0 if its port is taken, a node is missing, or one differs; on another node
     if it cannot find node 0. ReportedByOtherRankError on the nodes that read the error of node 0.
@@ -139,7 +141,7 @@ def meet_nodes(place: NodePlace, mine: NodeRecord, *, timeout_seconds: float) ->
                 store.wait(arrived, timedelta(seconds=SECONDS_TO_END))
             raise FiveTuneEnvironmentError(fault)
     else:
-        _introduce_node(place, mine, store)
+        _introduce_node(place, mine, store, clock)
     return Meeting(place, store)
 
 
@@ -203,13 +205,13 @@ def _find_clock_difference(records: Mapping[int, NodeRecord], store: PrefixStore
     return ""
 
 
-def _introduce_node(place: NodePlace, mine: NodeRecord, store: PrefixStore) -> None:
+def _introduce_node(place: NodePlace, mine: NodeRecord, store: PrefixStore, clock: Callable[[], float]) -> None:
     """Report this node to node 0 and wait for its verdict."""
     try:
         store.set(f"record-{place.rank}", json.dumps({name: getattr(mine, name) for name in mine.__slots__}))
         while not store.check(["verdict"]):
             if store.check([f"ask-{place.rank}"]) and not store.check([f"time-{place.rank}"]):
-                store.set(f"time-{place.rank}", str(time.time()))
+                store.set(f"time-{place.rank}", str(clock()))
             time.sleep(0.05)
         fault = store.get("verdict").decode()
         store.set(f"read-{place.rank}", "")

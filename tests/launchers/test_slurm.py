@@ -1,0 +1,127 @@
+"""SLURM for real: two nodes on this machine, a preempted run, an array of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import slurm_cluster
+import torch
+import yaml
+from safetensors.torch import load_file
+from warm import start_command
+
+from fivetune import cli, rundir
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.explain_absence()), reason=slurm_cluster.explain_absence()),
+]
+
+
+@pytest.fixture
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generator[None]:
+    """A cluster whose commands work in this process and its children, in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    with slurm_cluster.start_cluster(tmp_path_factory.mktemp("slurm")) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
+def run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_until(is_done: Callable[[], Any], folder: Path, *, seconds: float = 90.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_done():
+        logs = [f"{path.name}: {path.read_text()[-2000:]}" for path in folder.rglob("*.log")]
+        assert time.monotonic() < until, "\n".join(logs)
+        time.sleep(0.1)
+
+
+def is_started_again(job: str) -> bool:
+    """A job that is queued again would wait for two minutes: once it is pending, it is made to start now."""
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
+    shown = run("scontrol", "show", "job", job)
+    return "Restarts=1" in shown and "JobState=RUNNING" in shown
+
+
+def train_on_two_ranks(recipe: str, run_dir: str) -> None:
+    """The same run without a cluster and without interruption."""
+    port = str(slurm_cluster.find_free_port())
+    words = ("train", recipe, "--no-preflight", "--quiet", "--launch.nproc", "2", "--run.dir", run_dir)
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
+    ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    with ExitStack() as stack:
+        started = [stack.enter_context(start_command(*words, environ=environ)) for environ in ranks]
+        assert [process.wait().returncode for process in started] == [0, 0]
+
+
+def write_recipe(folder: Path, model: Path, **overrides: Any) -> Path:
+    table = kit.recipe(
+        folder,
+        model,
+        model__dropout=0.0,
+        eval__at_start=False,
+        eval__every_steps=10**6,
+        telemetry={"every_seconds": 0},
+        **overrides,
+    )
+    (folder / "r.yaml").write_text(yaml.safe_dump(table))
+    return folder / "r.yaml"
+
+
+def test_a_preempted_run_on_two_nodes_ends_with_the_weights_of_an_uninterrupted_one(
+    cluster, tmp_path, model_folder, capsys
+):
+    recipe = str(write_recipe(tmp_path, model_folder, strategy="ddp", train__num_steps=150))
+    launch = ["launch", recipe, "--on", "slurm", "--nodes", "2", "--no-preflight", "--json", "--stage", "false"]
+    assert cli.main(launch) == 0
+    job = json.loads(capsys.readouterr().out.splitlines()[-1])["job"]
+    folder = tmp_path / "run"
+    wait_until((folder / "steps.jsonl").exists, tmp_path)
+    run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    wait_until(lambda: rundir.read_status(folder).state == "interrupted", tmp_path)
+    stopped = rundir.read_status(folder).step
+    wait_until(lambda: is_started_again(job), tmp_path)
+    train_on_two_ranks(recipe, "whole")
+    wait_until(lambda: rundir.read_status(folder).state in ("finished", "failed"), tmp_path)
+
+    done, expected = (rundir.read_run(path) for path in (folder, tmp_path / "whole"))
+    assert 0 < stopped < 150 and done.status.num_resumes == 1
+    assert [step.loss for step in done.steps] == [step.loss for step in expected.steps]
+    assert {step.world_size for step in done.steps} == {2}
+    weights, others = (load_file(path / "model" / "model.safetensors") for path in (folder, tmp_path / "whole"))
+    assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+    logs = {path.name for path in (tmp_path / "run.slurm").glob("*.log")}
+    assert logs == {f"{job}.log", f"{job}-node0.log", f"{job}-node1.log"}
+    assert "SIGTERM received" in (tmp_path / "run.slurm" / f"{job}-node0.log").read_text()
+
+
+def test_a_sweep_of_four_runs_is_an_array_with_one_page(cluster, tmp_path, model_folder, capsys):
+    write_recipe(tmp_path, model_folder, train__num_steps=2)
+    sweep = {"base": "r.yaml", "dir": "sweep", "grid": {"optimizer.lr": [1e-3, 1e-2]}, "seeds": [1, 2]}
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(sweep))
+    assert cli.main(["compare", "s.yaml", "--on", "slurm", "--stage", "false"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^job +\d+: 4 runs of sweep, each on 1 node with 1 process$", out, re.MULTILINE)
+    wait_until((tmp_path / "sweep" / "comparison.html").exists, tmp_path)
+    runs = [rundir.read_run(path.parent) for path in sorted((tmp_path / "sweep").glob("*/status.json"))]
+    assert [(run.name, run.status.state) for run in runs] == [
+        (f"lr-{rate}-seed{seed}", "finished") for rate in (0.001, 0.01) for seed in (1, 2)
+    ]
