@@ -113,7 +113,7 @@ def read_launcher(args: Namespace) -> Launcher | None:
     return load_launcher(args.on, given)
 
 
-def place_run(
+def assign_nodes(
     launcher: Launcher, given: Mapping[str, Any], read: Callable[[Mapping[str, Any]], RunConfig]
 ) -> tuple[Launcher, dict[str, Any]]:
     """Place a run on nodes: returns the launcher with its number of GPUs, and all settings of the run.

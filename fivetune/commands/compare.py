@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
     add_launcher_arguments,
+    assign_nodes,
     build_job,
     launch_job,
-    place_run,
     print_json,
     print_table,
     read_launcher,
@@ -126,7 +126,7 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
     from fivetune.rundir import build_sibling_path
 
     source = args.sources[0]
-    placed, settings = place_run(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
+    placed, settings = assign_nodes(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
     sweep = read_sweep(source, settings)
     if len(sweep.runs) > 1 and not launcher.supports_arrays:
         raise ConfigError(f"--on {args.on}: has no arrays, and {source} has {len(sweep.runs)} runs. Use --on slurm.")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from fivetune.commands import (
     add_launcher_arguments,
+    assign_nodes,
     build_job,
     format_settings,
     launch_job,
-    place_run,
     read_launcher,
 )
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     launcher = read_launcher(args)
     assert launcher is not None  # --on is required
     given = parse_overrides(args.settings)
-    placed, settings = place_run(launcher, given, partial(load_config, args.recipe))
+    placed, settings = assign_nodes(launcher, given, partial(load_config, args.recipe))
     config = load_config(args.recipe, settings)
     folder = Path(config.run.dir)
     _refuse_wrong_start(args, folder)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     task = JobTask(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
     plan = build_job(folder.name, [task], config, build_sibling_path(str(folder), args.on))
     if not args.dry_run:
-        _download(config)
+        _fetch_inputs(config)
     job = launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
     if job is not None and not (args.no_watch or args.json) and sys.stdout.isatty():
         _watch(folder)
@@ -78,7 +78,7 @@ def _refuse_wrong_start(args: argparse.Namespace, folder: Path) -> None:
         raise RunDirError(conflict)
 
 
-def _download(config: RunConfig) -> None:
+def _fetch_inputs(config: RunConfig) -> None:
     """Download the model to the hub's cache, and write or check the data files, before a node needs them."""
     from fivetune.model.load import find_source
     from fivetune.training.sources import check_sources

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ReportedByOtherRankError
-from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, meet_nodes
+from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, connect_nodes
 from fivetune.launch.signals import SignalHandler
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def run_node(nnodes: int, nproc: int, timeout_seconds: float, words: list[str]) 
     if nnodes > 1:
         place, record = NodePlace.from_environment(nnodes), NodeRecord.from_this_node(nnodes, nproc)
         try:
-            with _silence_torch():
-                meeting = meet_nodes(place, record, timeout_seconds=timeout_seconds)
+            with _suppress_torch_log():
+                meeting = connect_nodes(place, record, timeout_seconds=timeout_seconds)
         except FiveTuneError as error:
             if not isinstance(error, ReportedByOtherRankError):
                 sys.stderr.write(f"fivetune: {error}\n")
@@ -135,7 +135,7 @@ def _kill_hung_ranks(grace_seconds: float, meeting: Meeting | None, hung: set[in
                 continue
             if "0" in ranks.values():
                 if meeting and first_ended is None:
-                    meeting.announce_end_of_rank_zero()
+                    meeting.record_end_of_rank_zero()
             elif meeting is None or meeting.place.rank == 0 or not meeting.has_rank_zero_ended():
                 continue
             first_ended = first_ended or time.monotonic()
@@ -165,7 +165,7 @@ def _stop_when_orphaned() -> None:
 
 
 @contextmanager
-def _silence_torch() -> Generator[None]:
+def _suppress_torch_log() -> Generator[None]:
     """Import torch without the log of its sockets, which has stack traces; the ranks log as the user has set."""
     before = os.environ.get(TORCH_LOG_LEVEL)
     os.environ.setdefault(TORCH_LOG_LEVEL, "FATAL")

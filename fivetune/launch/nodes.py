@@ -87,7 +87,7 @@ class Meeting:
     def __init__(self, place: NodePlace, store: PrefixStore) -> None:
         self.place, self._store = place, store
 
-    def announce_end_of_rank_zero(self) -> None:
+    def record_end_of_rank_zero(self) -> None:
         with suppress(RuntimeError):
             self._store.set(RANK_ZERO_ENDED, "")
 
@@ -107,7 +107,7 @@ class Meeting:
                 self._store.wait(others, timedelta(seconds=SECONDS_TO_END))
 
 
-def meet_nodes(
+def connect_nodes(
     place: NodePlace, mine: NodeRecord, *, timeout_seconds: float, clock: Callable[[], float] = time.time
 ) -> Meeting:
     """Wait until all nodes are there, and compare them and their clocks.
@@ -141,7 +141,7 @@ def meet_nodes(
                 store.wait(arrived, timedelta(seconds=SECONDS_TO_END))
             raise FiveTuneEnvironmentError(fault)
     else:
-        _introduce_node(place, mine, store, clock)
+        _report_node(place, mine, store, clock)
     return Meeting(place, store)
 
 
@@ -205,7 +205,7 @@ def _find_clock_difference(records: Mapping[int, NodeRecord], store: PrefixStore
     return ""
 
 
-def _introduce_node(place: NodePlace, mine: NodeRecord, store: PrefixStore, clock: Callable[[], float]) -> None:
+def _report_node(place: NodePlace, mine: NodeRecord, store: PrefixStore, clock: Callable[[], float]) -> None:
     """Report this node to node 0 and wait for its verdict."""
     try:
         store.set(f"record-{place.rank}", json.dumps({name: getattr(mine, name) for name in mine.__slots__}))

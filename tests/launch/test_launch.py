@@ -24,8 +24,8 @@ from fivetune.launch.__main__ import describe_killed_ranks
 
 def test_srun_that_starts_the_command_several_times_is_refused():
     with pytest.raises(ConfigError, match=r"srun starts this command 4 times, and each would start 2"):
-        launch.is_needed(2, {"SLURM_STEP_NUM_TASKS": "4"})
-    assert not launch.is_needed(1, {"SLURM_STEP_NUM_TASKS": "4"})
+        launch.is_needed(2, 1, {"SLURM_STEP_NUM_TASKS": "4"})
+    assert not launch.is_needed(1, 1, {"SLURM_STEP_NUM_TASKS": "4"})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fivetune import launch
 from fivetune.config import load_config
 from fivetune.distributed.world import World, refuse_wrong_world_size
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ReportedByOtherRankError
-from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, meet_nodes
+from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, connect_nodes
 
 RECORD = NodeRecord(host="a", fivetune="0.1", torch="2.13", nnodes=2, nproc=4)
 
@@ -31,7 +31,7 @@ def meet(port: int, *records: NodeRecord, seconds: float = 20.0, offset: float =
     def run(rank: int) -> Meeting | FiveTuneError:
         place = NodePlace(rank, 2, "127.0.0.1", port)
         try:
-            return meet_nodes(place, records[rank], timeout_seconds=seconds, clock=lambda: time.time() + offset)
+            return connect_nodes(place, records[rank], timeout_seconds=seconds, clock=lambda: time.time() + offset)
         except FiveTuneError as error:
             return error
 
@@ -43,7 +43,7 @@ def test_nodes_meet_and_leave(port):
     first, second = meet(port, RECORD, replace(RECORD, host="b"))
     assert isinstance(first, Meeting) and isinstance(second, Meeting)
     assert not second.has_rank_zero_ended()
-    first.announce_end_of_rank_zero()
+    first.record_end_of_rank_zero()
     assert second.has_rank_zero_ended()
     second.leave()
     first.leave()

@@ -170,7 +170,7 @@ def fake_sbatch(tmp_path, monkeypatch) -> Path:
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fivetune.commands.launch._download", lambda config: None)
+    monkeypatch.setattr("fivetune.commands.launch._fetch_inputs", lambda config: None)
     return tmp_path
 
 
