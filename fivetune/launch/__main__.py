@@ -105,7 +105,7 @@ def describe_killed_ranks(error: ChildFailedError, hung: Set[int] = frozenset())
         signum = -failure.exitcode
         name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
         who = f"launch: rank {rank} (process {failure.pid})"
-        if failure.pid in hung:
+        if rank == first and failure.pid in hung:
             lines.append(f"{who} did not end after rank 0 had ended, and was killed.")
         elif rank == first:
             hint = ". Often memory ran out (see dmesg)" if signum == signal.SIGKILL else ""
