@@ -189,6 +189,7 @@ def launch_job(launcher: Launcher, plan: JobPlan, *, dry_run: bool, as_json: boo
     print(f"job     {job}: {plan.describe()}")
     print(*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}", sep="\n")
     runs = plan.tasks[0].run_dir if len(plan.tasks) == 1 else str(Path(plan.tasks[0].run_dir).parent)
-    for words in (*launcher.explain_next_steps(job), shlex.join(["fivetune", "watch", runs])):
+    watch = [shlex.join(["fivetune", "watch", runs])] if launcher.shares_files else []
+    for words in (*launcher.explain_next_steps(job), *watch):
         print(f"next    {words}")
     return job

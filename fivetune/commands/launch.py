@@ -53,15 +53,16 @@ def run(args: argparse.Namespace) -> int:
     placed, settings = assign_nodes(launcher, given, partial(load_config, args.recipe))
     config = load_config(args.recipe, settings)
     folder = Path(config.run.dir)
-    _refuse_wrong_start(args, folder)
+    if launcher.shares_files:
+        _refuse_wrong_start(args, folder)
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     added = {key: value for key, value in settings.items() if key not in given}
     task = JobTask(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
     plan = build_job(folder.name, [task], config, build_sibling_path(str(folder), args.on))
-    if not args.dry_run:
+    if launcher.shares_files and not args.dry_run:
         _fetch_inputs(config)
     job = launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
-    if job is not None and not (args.no_watch or args.json) and sys.stdout.isatty():
+    if job is not None and launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
         _watch(folder)
     return 0
 

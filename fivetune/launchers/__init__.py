@@ -12,8 +12,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, get_origin
+from typing import Annotated, Any, ClassVar, get_origin
 
+import yaml
 from pydantic import Field, ValidationError
 
 from fivetune import plugins
@@ -94,8 +95,8 @@ class Launcher(Options):
         default=None, description="memory per node, such as 64G"
     )
 
-    file_name: ClassVar[str] = "job.yaml"
     supports_arrays: ClassVar[bool] = True
+    shares_files: ClassVar[bool] = True  # whether the nodes see the files of this machine
 
     def render(self, plan: JobPlan) -> dict[str, str]:
         """Render the job's files by name, the one to submit first."""
@@ -146,6 +147,39 @@ def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:
             f"--{option.replace('_', '-')} {values.get(option)}: {fault}. Give: "
             f"{kind.model_fields[option].description}."
         ) from None
+
+
+def build_start_lines(task: JobTask) -> list[str]:
+    """Build the shell lines that start a run, or continue it on a machine that was started again.
+
+    All nodes decide alike: rank 0 creates the run directory after all nodes have looked and met.
+    """
+    status = shlex.quote(f"{task.run_dir}/status.json")
+    return [
+        f"flags=({shlex.join(task.flags)})",
+        f"[ -e {status} ] && flags=(--resume)  # started again",
+        f'exec python -m fivetune {shlex.join(task.build_words("train"))} "${{flags[@]}}"',
+    ]
+
+
+def format_manifest(plan: JobPlan, manifest: Mapping[str, Any], *, command: str) -> str:
+    """Format a manifest as YAML, with scripts as blocks, below a line that describes the job."""
+    text = yaml.dump(dict(manifest), Dumper=_BlockDumper, sort_keys=False, allow_unicode=True)
+    return f"# {plan.describe()}. Written by fivetune launch {plan.version}.\n# Submit it with: {command}\n{text}"
+
+
+class _BlockDumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, and equal values in full."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _represent_text)
 
 
 def submit_file(words: Sequence[str], *, tool: str) -> str:

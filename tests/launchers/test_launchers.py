@@ -37,6 +37,8 @@ OWN = {
         "gpu_type": "a100",
         "setup": ("module load x",),
     },
+    "kubernetes": {"image": "registry/fivetune:1", "volume": "work", "env": ("HF_HOME=/workspace/hub",)},
+    "skypilot": {"gpu_type": "H100", "bucket": "s3://runs"},
 }
 
 
@@ -96,8 +98,7 @@ def test_every_job_trains_each_run_with_its_own_words(name, case):
     tasks, _ = CASES[case]
     for task in tasks:
         assert task.run_dir in text.replace("'\"'\"'", "'") and task.source in text.replace("'\"'\"'", "'")
-    for option in ("16", "64G"):
-        assert option in text
+    assert "16" in text and "64" in text
 
 
 # --- the command ---
@@ -147,7 +148,7 @@ def test_wrong_options_are_refused_with_their_value(capsys, words, message):
 
 
 def test_an_option_of_another_launcher_and_one_without_a_launcher_are_refused(capsys):
-    with pytest.raises(ConfigError, match=r"^--image x: slurm has no such option\. Did you mean"):
+    with pytest.raises(ConfigError, match=r"^--image x: slurm has no such option\. .*Allowed: account, "):
         load_launcher("slurm", {"image": "x"})
     assert cli.main(["compare", "quick", "--nodes", "2"]) == 2
     assert "--nodes 2: is an option of a cluster. Add --on slurm, or omit it." in capsys.readouterr().err
