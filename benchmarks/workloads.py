@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from fivetune.config import load_config
-from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.data.arrays import map_arrays, write_arrays
+from fivetune.data.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.model.tokenizer import load_tokenizer
@@ -83,8 +84,10 @@ class Examples:
 
     def __init__(self, folder: Path) -> None:
         self.lengths_from = (folder / "lengths_from.txt").read_text()
-        self.inputs = Ragged(folder, "inputs", np.uint32)
-        self.labels = Ragged(folder, "labels", np.uint32)
+        arrays = map_arrays(folder / "examples.safetensors")
+        self.inputs, self.labels = (
+            Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"]) for name in ("inputs", "labels")
+        )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -105,11 +108,12 @@ def write_examples(folder: Path, workload: str, num: int, *, vocab_size: int, se
         source, target = (law.draw(random, num) for law in laws)
         words = " / ".join(f"log-normal mean {law.mean:g} sd {law.deviation:g} cap {law.cap}" for law in laws)
     (folder / "lengths_from.txt").write_text(words)
+    arrays: dict[str, NDArray[Any]] = {}
     for name, lengths in (("inputs", source), ("labels", target)):
-        writer = RaggedWriter(folder, name, np.uint32)
-        for length in lengths.tolist():
-            writer.append([*random.integers(FIRST_ID, vocab_size, length - 1).tolist(), COMMON["eos_token_id"]])
-        writer.close()
+        rows = [[*random.integers(FIRST_ID, vocab_size, n - 1).tolist(), COMMON["eos_token_id"]] for n in lengths]
+        made = Ragged.from_rows(rows, np.uint32)
+        arrays |= {f"{name}.values": made.values, f"{name}.offsets": made.offsets}
+    write_arrays(folder / "examples.safetensors", arrays)
 
 
 def _squad_lengths() -> tuple[NDArray[np.int64], NDArray[np.int64]]:

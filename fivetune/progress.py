@@ -52,6 +52,7 @@ class Progress:
         self._facts: dict[str, str] = {}
         self._rates: list[tuple[float, int]] = []
         self._last_line = time.monotonic()
+        self._phase_start = (self._last_line, 0)
         self._log: FileIO | None = None
         self._log_path = log
         if log is not None:
@@ -100,15 +101,19 @@ class Progress:
             self._live.start()
 
     def update(self, what: str, done: int, total: int | None = None) -> None:
-        """Show the progress of a phase."""
+        """Show the progress of a phase, with the time that it will take, once it has shown its speed."""
         now = time.monotonic()
         if self._facts.get("phase") != what:
-            self._last_line = now
+            self._last_line, self._phase_start = now, (now, done)
         of = f" of {total:,}" if total else ""
-        self._show(phase=what, done=f"{done:,}{of}")
+        started, first = self._phase_start
+        left = ""
+        if total and done > first and now - started > SECONDS_BETWEEN_LINES:
+            left = f"{format_time_span(max(total - done, 0) * (now - started) / (done - first))} left"
+        self._show(phase=what, done=f"{done:,}{of}", eta=left)
         if not self.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.log(f"{what}: {done:,}{of}")
+            self.log(f"{what}: {done:,}{of}{', ' if left else ''}{left}")
 
     def show_step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""

@@ -1,8 +1,8 @@
-"""Tokenise the data of a recipe into the cache that its run reads.
+"""Tokenise the data of a recipe, into the cache that its run reads, or for other machines into a folder or bucket.
 
 In: a recipe. Out: one line each for data.train and data.eval: records, examples, tokens, time, then what is odd about
-these data. Nothing is trained, and
-only the tokenizer of the model is read. An interrupted build continues after the last complete 50,000 examples.
+these data. Nothing is trained, and only the tokenizer of the model is read. An interrupted build continues after the
+last complete shard, of 32 MB or 50,000 examples.
 """
 
 from __future__ import annotations
@@ -10,15 +10,27 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import print_json
 
+if TYPE_CHECKING:
+    from fivetune.types import JsonTable
+
 TAKES_SETTINGS = True
+COUNTS = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
+
+Prepared = dict[str, dict[str, Any]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory")
+    parser.add_argument(
+        "--output",
+        help="folder or URL (s3://bucket/path, gs://, hf://) for shards and their index, from which any machine "
+        "trains; default: the cache of this machine",
+    )
     parser.add_argument("--quiet", action="store_true", help="print the result only")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.epilog = "Any setting can follow: --data.train train.json --data.max_input_tokens 1024"
@@ -35,27 +47,32 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(quiet=args.quiet)
     progress.start()
     try:
-        found = _prepare_splits(config, progress)
+        found = _prepare_splits(config, args.output, progress)
     finally:
         progress.close()
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
-    cache = get_cache_folder(config.data.cache_dir)
     for name, facts in found.items():
         print(_format_split(name, facts), *(f"warning: {note}" for note in facts["notes"]), sep="\n")
-    print(f"cache   {cache}")
-    print(f"The run reads it from there: {shlex.join(['fivetune', 'train', args.recipe, *args.settings])}")
+    if args.output is None:
+        place = str(get_cache_folder(config.data.cache_dir))
+        print(f"cache   {place}")
+        command = ["fivetune", "train", args.recipe, *args.settings]
+    else:
+        place = args.output
+        print(f"output  {place}")
+        command = ["fivetune", "train", args.recipe, *args.settings, *_list_settings(found, config)]
+    print(f"The run reads it from there: {shlex.join(command)}")
     if args.json:
-        print_json({"cache": str(cache), **found})
+        print_json({"cache" if args.output is None else "output": place, **found})
     return 0
 
 
-def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
+def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     """Prepare "train" and "eval", as far as the recipe has them; returns the counts and seconds of each."""
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.training.mixture import select_part
-    from fivetune.training.preflight import iter_data_notes
     from fivetune.training.setup import prepare_split
     from fivetune.training.sources import check_sources, with_data_labels
 
@@ -64,40 +81,102 @@ def _prepare_splits(config: Any, progress: Any) -> dict[str, dict[str, Any]]:
     config = with_data_labels(config)
     source = find_source(model.path, config=model.config, init=model.init, revision=model.revision)
     tokenizer = load_tokenizer(model.tokenizer, source)
-    found = {}
+    if output is not None:
+        return _write_splits(config, tokenizer, output, progress)
+    found: Prepared = {}
     for split in ("train", "eval"):
-        tokenised: list[int] = []
 
-        def report(what: str, done: int, total: int | None = None, seen: list[int] = tokenised) -> None:
-            seen.append(done)
-            progress.update(what, done, total)
+        def prepare(on_progress: Any, split: str = split) -> tuple[JsonTable | None, None]:
+            store = prepare_split(config, tokenizer, split, on_progress=on_progress)
+            return store and store.summary, None
 
-        started = time.perf_counter()
-        store = prepare_split(config, tokenizer, split, on_progress=report)
-        if store is not None:
-            names = ("num_read", "num_skipped", "num_examples", "num_input_tokens", "num_target_tokens")
-            facts = {name: store.summary[name] for name in names}
-            seconds, notes = time.perf_counter() - started, list(iter_data_notes(split, store.summary))
-            if first := store.summary["first_bad"]:
-                told = f"{first['where']}: {first['reason'].rstrip('.')}"
-                notes.insert(
-                    0, f"{split}: records that cannot be used: {store.summary['num_skipped_bad']:,}, first: {told}"
-                )
-            found[split] = {
-                **facts,
-                "notes": notes,
-                "seconds": seconds,
-                "was_there": not tokenised,
-            }
+        if facts := _measure_build(split, prepare, progress):
+            found[split] = facts
     return found
 
 
+def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Prepared:
+    """Write each split to a folder of its name below the output, those of a mixture below the name of the part."""
+    from fivetune.data.prepared import is_prepared, write_prepared
+    from fivetune.errors import ConfigError
+    from fivetune.rundir.storage import join_location
+    from fivetune.tasks.mixture import Mixture
+    from fivetune.training.mixture import build_part_configs
+    from fivetune.training.setup import describe_split
+
+    parts = build_part_configs(config) if isinstance(config.task, Mixture) else {"": config}
+    found: Prepared = {}
+    for name, part in parts.items():
+        for split in ("train", "eval"):
+            source = describe_split(part, split)
+            if source is None:
+                continue
+            if again := next(filter(is_prepared, source.paths), None):
+                raise ConfigError(f"data.{split}: {again} is prepared data already. Name the files it was made of.")
+            location = join_location(output, *filter(None, (name, split)))
+
+            def prepare(on_progress: Any, location: str = location, source: Any = source) -> tuple[JsonTable, bool]:
+                index, was_there = write_prepared(
+                    location, source, tokenizer, num_processes=config.data.num_processes, on_progress=on_progress
+                )
+                shards = index["shards"]
+                facts = {"num_shards": len(shards), "num_bytes": sum(entry["size"] for entry in shards)}
+                return {**index["summary"], **facts, "location": location}, was_there
+
+            title = f"{name} {split}".strip()
+            if facts := _measure_build(title, prepare, progress, ("num_shards", "num_bytes", "location")):
+                found[title] = facts
+    return found
+
+
+def _measure_build(
+    name: str, prepare: Callable[[Any], tuple[JsonTable | None, bool | None]], progress: Any, also: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
+    """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
+    from fivetune.training.preflight import iter_data_notes
+
+    tokenised: list[int] = []
+
+    def report(what: str, done: int, total: int | None = None) -> None:
+        tokenised.append(done)
+        progress.update(what, done, total)
+
+    started = time.perf_counter()
+    summary, was_there = prepare(report)
+    if summary is None:
+        return None
+    seconds, notes = time.perf_counter() - started, list(iter_data_notes(name, summary))
+    if first := summary["first_bad"]:
+        bad = f"{first['where']}: {first['reason'].rstrip('.')}"
+        notes.insert(0, f"{name}: records that cannot be used: {summary['num_skipped_bad']:,}, first: {bad}")
+    facts = {key: summary[key] for key in (*COUNTS, *also)}
+    was_there = not tokenised if was_there is None else was_there
+    return {**facts, "notes": notes, "seconds": seconds, "was_there": was_there}
+
+
+def _list_settings(found: Prepared, config: Any) -> list[str]:
+    """Return the settings by which a run reads the written data."""
+    settings: list[str] = []
+    for name, facts in found.items():
+        part, _, split = name.rpartition(" ")
+        settings += [f"--task.parts.{part}.{split}" if part else f"--data.{split}", facts["location"]]
+    if config.data.eval_share is not None:
+        settings += ["--data.eval_share", "null"]
+    return settings
+
+
 def _format_split(split: str, facts: dict[str, Any]) -> str:
+    from fivetune.errors import format_size
     from fivetune.progress import format_time_span
 
     tokens = facts["num_input_tokens"] + facts["num_target_tokens"]
     took = f"in {format_time_span(facts['seconds'])}, {facts['num_examples'] / facts['seconds']:,.0f} examples/s"
+    where = ""
+    if "location" in facts:
+        shards = "1 shard" if facts["num_shards"] == 1 else f"{facts['num_shards']:,} shards"
+        where = f"; {shards} of {format_size(facts['num_bytes'])}"
+    there = "were there" if where else "were in the cache"
     return (
         f"{split:<6}  {facts['num_read']:,} records read, {facts['num_skipped']:,} skipped; "
-        f"{facts['num_examples']:,} examples of {tokens:,} tokens {'were in the cache' if facts['was_there'] else took}"
+        f"{facts['num_examples']:,} examples of {tokens:,} tokens {there if facts['was_there'] else took}{where}"
     )

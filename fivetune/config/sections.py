@@ -92,8 +92,11 @@ class ModelSection(_Section):
 class DataSection(_Section):
     """The data files and their tokenisation."""
 
-    train: Sources = Field(default=(), description="training files, folders or hub names (org/name:config:split)")
-    eval: Sources = Field(default=(), description="evaluation files, folders or hub names")
+    train: Sources = Field(
+        default=(),
+        description="training files, folders or hub names (org/name:config:split); or prepared data, a folder or URL",
+    )
+    eval: Sources = Field(default=(), description="evaluation files, folders or hub names; or prepared data")
     eval_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None,
         description="if eval is empty: share of the training records that becomes evaluation data; records with a "
@@ -134,6 +137,16 @@ class DataSection(_Section):
         description="number of global batches per pool, which is sorted by length; 1 draws each batch at random",
     )
     cache_dir: str | None = Field(default=None, description="folder of the tokenised data; default ~/.cache/fivetune")
+    num_processes: PositiveInt | None = Field(
+        default=None,
+        description="processes that read, convert and tokenise records; default: one per core for files of more than "
+        "32 MiB, else one",
+    )
+    window_shards: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="for prepared data that is larger than the disk: shards in the cache at once; examples are "
+        "shuffled among half as many shards, in a seeded order of shards; null: among all",
+    )
 
 
 NO_SPLIT: JsonTable = {"eval_share": None, "eval_seed": 0, "group_column": None}
@@ -376,6 +389,15 @@ class RunConfig(_Section):
                     f"data.{name} ({value}) has no effect without data.eval_share, the share of the training records "
                     f"that becomes evaluation data. Add data.eval_share: 0.1, or remove data.{name}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_window(self) -> RunConfig:
+        if self.data.window_shards and self.task.part_tasks:
+            raise ValueError(
+                f"data.window_shards {self.data.window_shards}: the steps of a mixture draw from all its parts, which "
+                "must be on the disk. Remove data.window_shards"
+            )
         return self
 
     @model_validator(mode="after")

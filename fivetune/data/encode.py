@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivetune.data.spans import find_answer_span, find_token_span
+from fivetune.data.words import find_word_table
 from fivetune.tasks import Head, find_text
 from fivetune.types import TextExample, TokenExample
 
@@ -54,13 +55,13 @@ def encode(
     Args:
         extractive: answers are parts of the inputs, so that clipping can remove one (`answer_clipped`).
     """
-    pieces = tokenize_inputs(tokenizer, examples)
     if head == "extractive":
+        pieces = tokenize_inputs(tokenizer, examples)
         for example, piece, target in zip(examples, pieces, targets, strict=True):
             yield _encode_extractive(tokenizer, example, piece, target, limits)
         return
-    plain = tokenizer(list(targets), add_special_tokens=False, verbose=False)["input_ids"]
-    for example, piece, label_ids in zip(examples, pieces, plain, strict=True):
+    pieces = tokenize_inputs(tokenizer, examples, max_tokens=limits.max_input_tokens)
+    for example, piece, label_ids in zip(examples, pieces, _tokenize_targets(tokenizer, targets), strict=True):
         yield _encode_generative(tokenizer, example, piece, label_ids, limits, extractive=extractive)
 
 
@@ -74,26 +75,51 @@ class TokenizedInput:
     offsets: NDArray[np.int32] | None
 
 
-def tokenize_inputs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]) -> Iterator[TokenizedInput]:
+def _tokenize_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[list[int]]:
+    if table := find_word_table(tokenizer):
+        return table.encode(targets)
+    return tokenizer(list(targets), add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def tokenize_inputs(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], *, max_tokens: int | None = 0
+) -> Iterator[TokenizedInput]:
     """Tokenise the inputs of examples, without end token.
 
     A call of the tokenizer gets MAX_CHARACTERS at most (or one example), because the tokenizer returns Python objects
     of about 200 bytes per token and offset.
+
+    Args:
+        max_tokens: inputs of at most so many tokens, end token included, may lack offsets and clippable tokens, because
+            nothing of them is clipped; None: every input may.
     """
     if not tokenizer.is_fast:
         yield from (_tokenize_by_parts(tokenizer, example) for example in examples)
         return
+    table = None if max_tokens == 0 else find_word_table(tokenizer)
     for batch in _iter_batches(examples):
-        encoded = tokenizer(
-            [e.inputs for e in batch], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        for example, ids, pairs in zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
-            low, high = example.clippable
-            is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
-            inside = np.flatnonzero(is_inside)
-            start, stop = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
-            yield TokenizedInput(list(ids), start, stop, offsets)
+        plain = table.encode([e.inputs for e in batch]) if table else [None] * len(batch)
+        is_short = [ids is not None and (max_tokens is None or len(ids) < max_tokens) for ids in plain]
+        longer = _tokenize_with_offsets(tokenizer, [e for e, short in zip(batch, is_short, strict=True) if not short])
+        for ids, short in zip(plain, is_short, strict=True):
+            yield TokenizedInput(ids, len(ids), len(ids), None) if short and ids is not None else next(longer)
+
+
+def _tokenize_with_offsets(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample]
+) -> Iterator[TokenizedInput]:
+    if not examples:
+        return
+    encoded = tokenizer(
+        [e.inputs for e in examples], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    for example, ids, pairs in zip(examples, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        offsets = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+        low, high = example.clippable
+        is_inside = (offsets[:, 0] >= low - 1) & (offsets[:, 1] <= high) & (offsets[:, 1] > low)
+        inside = np.flatnonzero(is_inside)
+        start, stop = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
+        yield TokenizedInput(list(ids), start, stop, offsets)
 
 
 def _iter_batches(examples: Sequence[TextExample]) -> Iterator[list[TextExample]]:

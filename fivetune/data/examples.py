@@ -5,17 +5,17 @@ In: a Source. Out: TextExamples; for data.json, counts of records read, kept, le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from fivetune.data.encode import LengthLimits
 from fivetune.data.labels import PLACEHOLDERS, get_label_form
 from fivetune.data.records import (
     BadRecord,
     as_bad_record,
-    number_duplicate_ids,
     read_records,
     refuse_duplicate_ids,
 )
@@ -46,12 +46,6 @@ class Source:
 class ReadCounts:
     """Counts of records read, kept and skipped and of tokens clipped, for data.json."""
 
-    OF_READING = (
-        *("num_read", "num_records_kept", "num_skipped", "num_skipped_bad", "skips", "first_bad"),
-        *("num_unlabelled", "num_blank_golds", "num_blank_synonyms", "label_counts", "label_forms"),
-        *("placeholder_counts", "split"),
-    )
-
     def __init__(self) -> None:
         self.num_read = self.num_records_kept = self.num_skipped = self.num_skipped_bad = 0
         self.num_unlabelled = 0  # records left out because they have no label
@@ -68,6 +62,7 @@ class ReadCounts:
         self.num_clipped_targets = self.num_answers_lost = self.num_unknown_tokens = 0
         self.skips: list[dict[str, str]] = []
         self.first_bad: dict[str, str] | None = None
+        self._left_out: set[str] = set()  # reasons of `leave_out` in `skips`
 
     def skip(self, bad: BadRecord) -> None:
         """Count a record that cannot be used."""
@@ -79,6 +74,7 @@ class ReadCounts:
     def leave_out(self, where: str, reason: str) -> None:
         """Count a record that the task leaves out on purpose; the first record of each reason is listed."""
         is_news = all(reason != skip["reason"] for skip in self.skips)
+        self._left_out.add(reason)
         self._record_skip({"where": where, "reason": reason}, is_news=is_news)
 
     def _record_skip(self, named: dict[str, str], *, is_news: bool) -> None:
@@ -87,10 +83,36 @@ class ReadCounts:
         if is_news and len(self.skips) < MAX_SKIPS_KEPT:
             self.skips.append(named)
 
+    def merge(self, other: ReadCounts) -> None:
+        """Add the counts of the records that follow."""
+        named = {skip["reason"] for skip in self.skips}
+        for skip in other.skips:
+            if len(self.skips) < MAX_SKIPS_KEPT and skip["reason"] not in other._left_out & named:
+                self.skips.append(skip)
+        self._left_out |= other._left_out
+        self.first_bad = self.first_bad or other.first_bad
+        for name, value in vars(other).items():
+            if name.startswith("num_"):
+                setattr(self, name, getattr(self, name) + value)
+            elif name.endswith(("_counts", "_forms")):
+                own = getattr(self, name)
+                for key, number in value.items():
+                    own[key] = own.get(key, 0) + number
+
+    def as_dict(self) -> JsonTable:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], left_out: Iterable[str]) -> ReadCounts:
+        counts = cls()
+        vars(counts).update(table)
+        counts._left_out = set(left_out)
+        return counts
+
     @property
-    def of_tokenising(self) -> dict[str, int]:
-        """The counts that a resumed build continues; those of reading are counted again."""
-        return {name: value for name, value in vars(self).items() if name not in self.OF_READING}
+    def left_out(self) -> list[str]:
+        """Reasons of records that were left out on purpose."""
+        return sorted(self._left_out)
 
     def keep(self, examples: Sequence[TextExample], task: Task, scorer: Scorer) -> None:
         """Count a record that gives examples; in a label task, by its gold label."""
@@ -115,30 +137,31 @@ class ReadCounts:
         self.num_windows += len(numbers)
         self.num_cut_into_windows += numbers.count(1)
 
-    def add(self, tokens: TokenExample, unknown: int | None) -> None:
-        """Count the clipped tokens, the lost answer and the unknown tokens of an example."""
+    def add(self, tokens: TokenExample) -> None:
+        """Count the clipped tokens and the lost answer of an example."""
         self.num_examples_clipped += tokens.num_clipped_inputs > 0
         self.num_clipped_input_tokens += tokens.num_clipped_inputs
         self.num_clipped_targets += tokens.num_clipped_targets > 0
         self.num_answers_lost += tokens.answer_clipped
-        self.num_unknown_tokens += sum(token == unknown for token in tokens.input_ids)
 
 
-def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
-    """Yield the task's examples, of a split source those of its side. A bad record is counted or raises DataError."""
-    side = source.split.side if source.split else ""
-    on_bad = (counts.skip if side != "eval" else _ignore) if source.on_bad_record == "skip" else None
-    divided = _split_source(source) if source.split else None
-    if divided and source.split:
-        counts.split = divided.as_dict(source.split)
-    task, scorer = source.task, Scorer(source.task.metrics)
-    num_kept = 0
+def convert_records(
+    records: Iterable[RawRecord],
+    source: Source,
+    counts: ReadCounts,
+    divided: SplitResult | None,
+    on_bad: Callable[[BadRecord], None] | None,
+) -> Iterator[TextExample]:
+    """Yield the task's examples of records, of a split source those of its side; all records are counted.
+
+    Args:
+        on_bad: called with each record that the task refuses; None raises DataError at the first.
+    """
+    side, task, scorer = source.split.side if source.split else "", source.task, Scorer(source.task.metrics)
     try:
-        for record in _iter_records(source, on_bad):
+        for record in records:
             if divided and not divided.is_on_side(record, side):
                 continue
-            if divided and num_kept == source.max_examples:
-                return
             try:
                 converted = task.to_text(record, labelled=source.labelled)
             except MissingLabelError as error:
@@ -155,7 +178,6 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
                 continue
             several = converted if isinstance(converted, tuple) else (converted,)
             counts.keep(several, task, scorer)
-            num_kept += 1
             yield from several
     except RecordError as error:
         if not error.skippable:
@@ -163,32 +185,29 @@ def iter_examples(source: Source, counts: ReadCounts) -> Iterator[TextExample]:
         raise DataError(describe_bad_record(error.where, error.reason)) from None
 
 
-def _iter_records(source: Source, on_bad: Callable[[BadRecord], None] | None) -> Iterator[RawRecord]:
-    """Yield the records of all paths, with unique ids, up to the limit of the split or of the source.
-
-    A prediction needs no unique ids of its own: it numbers the repeated ones.
-    """
-
-    def read() -> Iterator[RawRecord]:
-        for path in source.paths:
-            yield from read_records(path, columns=source.columns, require_columns=source.labelled, on_bad=on_bad)
-
-    limit = source.split.max_records if source.split else source.max_examples
-    records = refuse_duplicate_ids(read(), on_bad=on_bad) if source.labelled else number_duplicate_ids(read())
-    return islice(records, limit)
+def choose_bad_record_handler(source: Source, counts: ReadCounts) -> Callable[[BadRecord], None] | None:
+    """Return what is called with a bad record: a count, on the evaluation side of a split nothing; None raises."""
+    if source.on_bad_record != "skip":
+        return None
+    return _ignore if source.split and source.split.side == "eval" else counts.skip
 
 
-def _split_source(source: Source) -> SplitResult:
-    """Split the usable records of a source; `iter_examples` reports the bad ones."""
-    assert source.split is not None
+def split_source(source: Source) -> SplitResult | None:
+    """Split the usable records of a source; `convert_records` reports the bad ones. None without a split."""
+    if source.split is None:
+        return None
+    split = source.split
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
-        for record in _iter_records(source, _ignore):
+        records = (
+            record for path in source.paths for record in read_records(path, columns=source.columns, on_bad=_ignore)
+        )
+        for record in islice(refuse_duplicate_ids(records, on_bad=_ignore), split.max_records):
             with suppress(DataError):
                 if converted := source.task.to_text(record):
                     yield record, converted if isinstance(converted, tuple) else (converted,)
 
-    return split_records(convert(), source.split, by_label=source.task.labels is not None)
+    return split_records(convert(), split, by_label=source.task.labels is not None)
 
 
 def _ignore(bad: BadRecord) -> None:

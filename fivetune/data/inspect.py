@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from fivetune.data.characters import measure_coverage
+from fivetune.data.convert import MIN_ID_CHARS
 from fivetune.data.duplicates import find_near_duplicates, normalize_text
 from fivetune.data.encode import LengthLimits, encode, tokenize_inputs
 from fivetune.data.labels import (
@@ -33,7 +34,6 @@ from fivetune.data.limits import (
 )
 from fivetune.data.records import BadRecord, as_bad_record, read_records, refuse_duplicate_ids
 from fivetune.data.source_files import quote_value
-from fivetune.data.store import MIN_ID_CHARS
 from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
 from fivetune.metrics import Scorer, drop_blank_golds, rewards_blank

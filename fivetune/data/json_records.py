@@ -6,6 +6,7 @@ In: a binary stream. Out: RawRecord or BadRecord, in the order of the file. Memo
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -40,11 +41,23 @@ _QUESTION_FORM = (
 )
 
 
-def read_jsonl_records(file: IO[bytes], path: Path) -> Iterator[RawRecord | BadRecord]:
-    """Yield one record per line; blank lines are skipped."""
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """A line of a JSONL file that is not parsed yet; `number` counts from 1."""
+
+    path: Path
+    number: int
+    content: bytes
+
+    def parse(self) -> RawRecord | BadRecord:
+        return _parse_line(self.content, self.path, self.number)
+
+
+def read_jsonl_lines(file: IO[bytes], path: Path) -> Iterator[RawLine]:
+    """Yield one line per record; blank lines are skipped."""
     for number, line in read_lines(file):
         if line.strip():
-            yield _parse_line(line, path, number)
+            yield RawLine(path, number, line)
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> RawRecord | BadRecord:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.ragged import Ragged, concatenate_rows
+from fivetune.data.ragged import ShardedRagged, concatenate_rows, find_part
 from fivetune.data.store import NUM_BINS, TokenStore
 from fivetune.types import JsonTable, TextExample
 
@@ -72,30 +72,27 @@ class MixtureSampler:
 
 
 class _ConcatRows:
-    """A concatenated view of several ragged arrays."""
+    """A concatenated view of the rows of several stores."""
 
-    def __init__(self, parts: Sequence[Ragged]) -> None:
+    def __init__(self, parts: Sequence[ShardedRagged]) -> None:
         self._parts = parts
-        self._ends = np.cumsum([len(part) for part in parts])
+        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        self.lengths = np.concatenate([part.lengths for part in parts])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, row: int) -> NDArray[np.generic]:
-        part, inner = _find_part(self._ends, row)
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        part, inner = _locate_in_parts(self._ends, row)
         return self._parts[part][inner]
 
     def gather(self, rows: Sequence[int] | Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return concatenate_rows([self[row] for row in rows])
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.concatenate([part.lengths for part in self._parts])
 
-
-def _find_part(ends: NDArray[np.int64], row: int) -> tuple[int, int]:
+def _locate_in_parts(ends: NDArray[np.int64], row: int) -> tuple[int, int]:
     """Return the part that a row belongs to, and its row within the part."""
-    part = int(np.searchsorted(ends, row, side="right"))
+    part = find_part(ends, row)
     return part, int(row - (ends[part - 1] if part else 0))
 
 
@@ -110,10 +107,12 @@ class ConcatStore(TokenStore):
         stores = list(self.parts.values())
         self.inputs: Any = _ConcatRows([store.inputs for store in stores])
         self.labels: Any = _ConcatRows([store.labels for store in stores])
-        self._ends = np.cumsum([len(store) for store in stores])
+        self._ends = np.cumsum([len(store) for store in stores], dtype=np.int64)
+        self.shard_ends, self.window_shards = self._ends, None
         first_groups = np.cumsum([0, *(store.num_groups for store in stores)])
         self.groups = np.concatenate([s.groups + first for s, first in zip(stores, first_groups, strict=False)])
         self.num_clipped = np.concatenate([store.num_clipped for store in stores])
+        self.given_ids = np.concatenate([store.given_ids for store in stores])
         self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
         self.summary = merge_summaries({name: store.summary for name, store in self.parts.items()})
 
@@ -126,7 +125,7 @@ class ConcatStore(TokenStore):
         return store.read_example(inner)
 
     def _locate_row(self, row: int) -> tuple[str, TokenStore, int]:
-        part, inner = _find_part(self._ends, row)
+        part, inner = _locate_in_parts(self._ends, row)
         name = list(self.parts)[part]
         return name, self.parts[name], inner
 

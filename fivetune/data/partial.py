@@ -1,10 +1,11 @@
-"""Resumable builds: an exclusive lock on the build's folder, and its progress on disk.
+"""Resumable builds: an exclusive lock on the build's folder, and the progress after each of its parts.
 
-In: the folder; facts and arrays of its progress. Out: the same facts and arrays after a restart, or None.
+In: a location; facts and arrays of a part. Out: the same facts and arrays after a restart, or None.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.rundir import lock_file, replace_file
+from fivetune.rundir import lock_file
+from fivetune.rundir.storage import delete_object, get_object, join_location, put_object
 from fivetune.types import JsonTable
 
-LOCK, PROGRESS = ".lock", ".progress.npz"
+LOCK = ".lock"
 
 
 def lock_build_folder(folder: Path) -> IO[bytes] | None:
@@ -37,22 +39,26 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
     return None
 
 
-def save_progress(folder: Path, facts: JsonTable, **arrays: Any) -> None:
-    """Save the progress of a build atomically. The data that it describes must be synced before."""
-    with replace_file(folder / PROGRESS) as file:
-        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+def name_progress(number: int) -> str:
+    """Return the name of the file with the progress of a part."""
+    return f"progress-{number:05d}.npz"
 
 
-def load_progress(folder: Path) -> tuple[JsonTable, dict[str, NDArray[Any]]] | None:
-    """Return the facts and arrays saved last; None if there are none."""
-    if not (folder / PROGRESS).is_file():
-        return None
-    with np.load(folder / PROGRESS) as noted:
+def save_progress(location: str, number: int, facts: JsonTable, arrays: dict[str, NDArray[Any]]) -> None:
+    """Save the progress after a part atomically. The data that it describes must be there before."""
+    content = io.BytesIO()
+    np.savez(content, facts=np.array(json.dumps(facts)), **arrays)  # pyright: ignore[reportArgumentType]
+    put_object(join_location(location, name_progress(number)), content.getvalue())
+
+
+def load_progress(location: str, number: int) -> tuple[JsonTable, dict[str, NDArray[Any]]]:
+    """Return the facts and arrays of a part."""
+    with np.load(io.BytesIO(get_object(join_location(location, name_progress(number))))) as noted:
         arrays = {name: noted[name] for name in noted.files}
     return json.loads(str(arrays.pop("facts"))), arrays
 
 
-def remove_progress(folder: Path) -> None:
-    """Delete the progress and the lock of a finished build."""
-    for path in (folder / PROGRESS, folder / LOCK, *folder.glob(".*.tmp")):
-        path.unlink(missing_ok=True)
+def remove_progress(location: str, num_parts: int) -> None:
+    """Delete the progress of a finished build."""
+    for number in range(num_parts):
+        delete_object(join_location(location, name_progress(number)))

@@ -1,85 +1,52 @@
-"""Ragged arrays on disk: rows of different lengths in one flat file, with offsets.
+"""Ragged arrays: rows of different lengths in one flat array, with offsets.
 
 rows [[7, 8], [9]]  ->  values 7 8 9,  offsets 0 2 3
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import IO
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class RaggedWriter:
-    """Appends rows to `<folder>/<name>.values` and `<name>.offsets`.
-
-    Args:
-        num_rows: rows of existing files to keep and append to; later rows are truncated. 0 starts new files.
-    """
-
-    def __init__(self, folder: Path, name: str, dtype: type[np.generic], num_rows: int = 0) -> None:
-        mode = "r+b" if num_rows else "wb"
-        self._values: IO[bytes] = (folder / f"{name}.values").open(mode)
-        self._offsets: IO[bytes] = (folder / f"{name}.offsets").open(mode)
-        self._dtype = dtype
-        self._end = 0
-        if num_rows:
-            self._offsets.seek(8 * num_rows)
-            self._end = int(np.frombuffer(self._offsets.read(8), dtype=np.int64)[0])
-            self._offsets.truncate(8 * (num_rows + 1))
-            self._values.truncate(self._end * np.dtype(dtype).itemsize)
-            for file in (self._values, self._offsets):
-                file.seek(0, os.SEEK_END)
-        else:
-            self._offsets.write(np.int64(0).tobytes())
-
-    def append(self, row: Sequence[int] | bytes) -> None:
-        """Append one row: ids that fit the dtype, or bytes for a uint8 array."""
-        self._values.write(row if isinstance(row, bytes) else np.asarray(row, dtype=self._dtype).tobytes())
-        self._end += len(row)
-        self._offsets.write(np.int64(self._end).tobytes())
-
-    def sync(self) -> None:
-        """Flush and fsync both files, so that all rows survive a power failure."""
-        for file in (self._values, self._offsets):
-            file.flush()
-            os.fsync(file.fileno())
-
-    def close(self) -> None:
-        try:
-            self._values.close()
-        finally:
-            self._offsets.close()
+Values = NDArray[Any]
 
 
 class Ragged:
-    """Memory-mapped rows written by RaggedWriter. Raises ValueError if values and offsets do not match."""
+    """Rows of one array. Raises ValueError if values and offsets do not match.
 
-    def __init__(self, folder: Path, name: str, dtype: type[np.generic]) -> None:
-        path = folder / f"{name}.values"
-        self.offsets: NDArray[np.int64] = np.fromfile(folder / f"{name}.offsets", dtype=np.int64)
-        promised = int(self.offsets[-1]) if len(self.offsets) else -1
-        num_values, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
-        if rest or num_values != promised:
-            raise ValueError(f"{path.name} holds {num_values} values, its offsets require {promised}")
-        self._values = np.memmap(path, dtype=dtype, mode="r") if promised else np.empty(0, dtype)
-        self._plain = np.asarray(self._values)  # the same pages as a plain array, which slices far faster
+    Args:
+        values: [num_values].
+        offsets: [n + 1] int64.
+    """
+
+    def __init__(self, values: Values, offsets: NDArray[np.int64]) -> None:
+        promised = int(offsets[-1]) if len(offsets) else -1
+        if len(values) != promised:
+            raise ValueError(f"{len(values)} values, the offsets require {promised}")
+        self.values, self.offsets = values, offsets
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> Ragged:
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(np.array([value for row in rows for value in row], dtype=dtype), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, row: int) -> NDArray[np.generic]:
-        return self._plain[self.offsets[row] : self.offsets[row + 1]]
+    def __getitem__(self, row: int) -> Values:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Concatenate the given rows as in `concatenate_rows`."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        starts, ends = self.offsets[chosen].tolist(), self.offsets[chosen + 1].tolist()
-        return concatenate_rows([self._plain[start:end] for start, end in zip(starts, ends, strict=True)])
+        return concatenate_rows(self.select(np.asarray(rows, dtype=np.int64)))
+
+    def select(self, rows: NDArray[np.int64]) -> list[Values]:
+        """Return the given rows."""
+        starts, ends = self.offsets[rows].tolist(), self.offsets[rows + 1].tolist()
+        return [self.values[start:end] for start, end in zip(starts, ends, strict=True)]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -87,7 +54,51 @@ class Ragged:
         return np.diff(self.offsets)
 
 
-def concatenate_rows(rows: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+class ShardedRagged:
+    """The rows of several ragged arrays, one after the other; each is opened when a row of it is read.
+
+    Args:
+        ends: [number of arrays] rows of all arrays up to each.
+        open_part: returns the array of a number.
+        lengths: [n] length of every row.
+    """
+
+    def __init__(
+        self, ends: NDArray[np.int64], open_part: Callable[[int], Ragged], lengths: NDArray[np.integer[Any]]
+    ) -> None:
+        self.lengths = lengths
+        self._ends = ends
+        self._starts = np.concatenate([[0], ends[:-1]])
+        self._open_part = open_part
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Values:
+        part = find_part(self._ends, row)
+        return self._open_part(part)[row - int(self._starts[part])]
+
+    def gather(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Concatenate the given rows as in `concatenate_rows`."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        parts = np.searchsorted(self._ends, chosen, side="right")
+        inner = chosen - self._starts[parts]
+        if len(chosen) and (parts == parts[0]).all():
+            return self._open_part(int(parts[0])).gather(inner)
+        places = zip(parts.tolist(), inner.tolist(), strict=True)
+        return concatenate_rows([self._open_part(part)[row] for part, row in places])
+
+
+def find_part(ends: NDArray[np.int64], row: int) -> int:
+    """Return the number of the part that a row belongs to; parts end before the rows `ends`.
+
+    >>> find_part(np.array([2, 5]), 1), find_part(np.array([2, 5]), 2)
+    (0, 1)
+    """
+    return int(np.searchsorted(ends, row, side="right"))
+
+
+def concatenate_rows(rows: Sequence[Values]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows concatenated as int64, and their [n + 1] offsets.
 
     >>> values, ends = concatenate_rows([np.array([9], np.uint16), np.array([7, 8], np.uint16)])

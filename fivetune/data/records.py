@@ -17,8 +17,9 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
-from fivetune.data.json_records import RECORD_LISTS, read_json_records, read_jsonl_records
+from fivetune.data.json_records import RECORD_LISTS, RawLine, read_json_records, read_jsonl_lines
 from fivetune.data.json_text import decode_line, describe_value, find_json_error
 from fivetune.data.source_files import (
     FORMATS,
@@ -55,6 +56,8 @@ __all__ = [
     "read_records",
     "refuse_duplicate_ids",
 ]
+
+Item = RawRecord | BadRecord | RawLine
 
 NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -128,21 +131,46 @@ def read_records(
     {'id': '7', 'question': 'Wer?'}
     {'id': 'train-2', 'question': 'Was?'}
     """
-    required = {wanted: name for wanted, name in columns.items() if require_columns or wanted == "id"}
-    for name, stem, items in _iter_readers(source, required):
+    required = select_required_columns(columns, require_columns=require_columns)
+    for stem, number, item in iter_items(source, required):
+        record = parse_item(item, columns, required, f"{stem}-{number}")
+        if isinstance(record, RawRecord):
+            yield record
+        elif on_bad is None:
+            raise RecordError(record.where, record.reason, skippable=record.skippable)
+        else:
+            on_bad(record)
+
+
+def select_required_columns(columns: Mapping[str, str], *, require_columns: bool) -> dict[str, str]:
+    """Return the mapped columns that must exist (see `read_records`)."""
+    return {wanted: name for wanted, name in columns.items() if require_columns or wanted == "id"}
+
+
+def iter_items(
+    source: str, required: Mapping[str, str], on_open: Callable[[IO[bytes]], None] = lambda file: None
+) -> Iterator[tuple[str, int, Item]]:
+    """Yield (stem for ids, number from 1 in its file, item) of each record of a source, in its order.
+
+    Lines of JSONL are not parsed yet, so that `parse_item` can do it in another process.
+
+    Args:
+        on_open: called with each file.
+    """
+    for name, stem, items in _iter_readers(source, required, on_open):
         number = 0
         for number, item in enumerate(items, 1):
-            record = item
-            if isinstance(item, RawRecord):
-                record = _normalize_record(item, columns, required, f"{stem}-{number}")
-            if isinstance(record, RawRecord):
-                yield record
-            elif on_bad is None:
-                raise RecordError(record.where, record.reason, skippable=record.skippable)
-            else:
-                on_bad(record)
+            yield stem, number, item
         if number == 0:
             raise DataError(f"{name}: holds no records. Allowed is at least one. Check how the file was written.")
+
+
+def parse_item(
+    item: Item, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
+) -> RawRecord | BadRecord:
+    """Return the record of an item with checked values, renamed columns and an id, or a BadRecord with the error."""
+    record = item.parse() if isinstance(item, RawLine) else item
+    return _normalize_record(record, columns, required, fallback_id) if isinstance(record, RawRecord) else record
 
 
 def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:
@@ -196,9 +224,9 @@ def number_duplicate_ids(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
 
 
 def _iter_readers(
-    source: str, columns: Mapping[str, str]
-) -> Iterator[tuple[str, str, Iterator[RawRecord] | Iterator[RawRecord | BadRecord]]]:
-    """Yield (name for messages, stem for ids, records) of each file of a source."""
+    source: str, columns: Mapping[str, str], on_open: Callable[[IO[bytes]], None]
+) -> Iterator[tuple[str, str, Iterator[Item]]]:
+    """Yield (name for messages, stem for ids, items) of each file of a source."""
     if is_hub_name(source):
         yield source, re.sub(r"\W+", "-", source), read_hub_records(source, columns=columns)
         return
@@ -209,11 +237,11 @@ def _iter_readers(
         return
     for file in files:
         name = file.name.removesuffix(".gz")
-        yield str(file), Path(name).stem if get_data_suffix(file) else name, _read_file_records(file, columns)
+        yield str(file), Path(name).stem if get_data_suffix(file) else name, _read_file_items(file, columns, on_open)
 
 
-def _read_file_records(path: Path, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
-    with open_bytes(path) as file:
+def _read_file_items(path: Path, columns: Mapping[str, str], on_open: Callable[[IO[bytes]], None]) -> Iterator[Item]:
+    with open_bytes(path, on_open) as file:
         kind = detect_format(file.read(HEAD_BYTES), path)
         file.seek(0)
         if kind == "csv":
@@ -221,7 +249,7 @@ def _read_file_records(path: Path, columns: Mapping[str, str]) -> Iterator[RawRe
         elif kind == "parquet":
             yield from read_parquet_records(file, path, columns=columns)
         elif kind == "jsonl":
-            yield from read_jsonl_records(file, path)
+            yield from read_jsonl_lines(file, path)
         else:
             yield from read_json_records(file, path)
 

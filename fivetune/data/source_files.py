@@ -10,7 +10,7 @@ import gzip
 import os
 import shlex
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from fivetune.errors import DataError, FiveTuneEnvironmentError
+from fivetune.rundir.storage import is_url
 
 MAX_RECORD_BYTES = 16 * 2**20  # longer than any real text record; a longer line is a damaged file
 HEAD_BYTES = 64 * 2**10  # read to detect the format of a file
@@ -111,6 +112,11 @@ def list_local_files(source: str) -> list[Path]:
     """
     if not source.strip():
         raise DataError("data: the name of the source is empty. Allowed: a file, a folder, a hub name. Set data.train.")
+    if is_url(source):
+        raise DataError(
+            f"{source}: a URL. Allowed here: a file, a folder, a hub name; a URL leads to prepared data, which only "
+            "train, check and evaluate read. Copy the file to this machine."
+        )
     path = Path(source).expanduser()
     try:
         if not os.path.exists(path):  # unlike Path.exists, false for an impossible name
@@ -142,10 +148,15 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacking gzip. Raises DataError for damaged gzip, FiveTuneEnvironmentError if reading fails."""
+def open_bytes(path: Path, on_open: Callable[[IO[bytes]], None] = lambda file: None) -> Iterator[IO[bytes]]:
+    """Open a file, unpacking gzip. Raises DataError for damaged gzip, FiveTuneEnvironmentError if reading fails.
+
+    Args:
+        on_open: called with the file on disk, whose position shows how much was read.
+    """
     try:
         with path.open("rb") as file:
+            on_open(file)
             packed = file.read(2) == _GZIP
             file.seek(0)
             if packed:

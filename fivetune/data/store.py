@@ -1,8 +1,8 @@
-"""Tokenised data on disk: flat memory-mapped arrays with offsets, cached under a fingerprint.
+"""Prepared data as rows of token ids: shards on disk, memory-mapped, cached under a fingerprint.
 
-In: sources, a task, a tokenizer. Out: a TokenStore; of its arrays only the offsets, 8 bytes per row, are in memory.
-A store is built in a staging folder and renamed when it is complete; a damaged one is rebuilt. An interrupted build
-resumes after the last complete shard.
+In: sources, a task, a tokenizer; or a folder that `fivetune/data/build.py` wrote. Out: a TokenStore; in memory are the
+pages that were read last. A store in the cache is built in a staging folder and renamed when it is complete; a damaged
+one is rebuilt. An interrupted build continues after the last complete shard.
 """
 
 from __future__ import annotations
@@ -11,48 +11,77 @@ import errno
 import inspect
 import json
 import os
-import re
 import shutil
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections import OrderedDict
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from threading import Lock
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.encode import LengthLimits, encode
-from fivetune.data.examples import ReadCounts, Source, describe_bad_record, describe_empty_store, iter_examples
-from fivetune.data.partial import PROGRESS, load_progress, lock_build_folder, remove_progress, save_progress
-from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.data.arrays import Array, find_fault, map_arrays
+from fivetune.data.build import (
+    FORMAT,
+    FORMAT_VERSION,
+    INDEX,
+    NUM_BINS,
+    BuildProgressCallback,
+    build_prepared_data,
+    name_progress,
+)
+from fivetune.data.convert import KINDS, Converter, choose_dtype
+from fivetune.data.examples import Source, describe_bad_record, split_source
+from fivetune.data.partial import LOCK, lock_build_folder
+from fivetune.data.ragged import Ragged, ShardedRagged, find_part
 from fivetune.data.records import is_hub_name, list_source_files
-from fivetune.data.split import SPLIT_VERSION, hash_text
-from fivetune.data.windows import select_window_targets, split_into_windows
+from fivetune.data.split import SPLIT_VERSION
 from fivetune.errors import DataError, FiveTuneEnvironmentError
-from fivetune.rundir import fsync_folder, replace_file
-from fivetune.tasks import head_of
-from fivetune.types import JsonTable, Task, TextExample, TokenExample
+from fivetune.rundir import fsync_folder
+from fivetune.types import JsonTable, Task, TextExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ENCODING_VERSION = 2  # increase when the same input would be encoded differently
-LAYOUT_VERSION = 7  # increase when the files of a store or the keys of its summary change
-CHUNK = 1_000  # examples tokenised at once; a fast tokenizer spreads them over all cores
-SHARD = 50  # chunks between two saves of a build's progress
-FACTS = "facts.npy"  # [3, num_examples] int32: group, clipped input tokens, whether the answer was clipped
-NUM_BINS = 30
-MIN_ID_CHARS = 8
+__all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
-BuildProgressCallback = Callable[[str, int], None]
+ENCODING_VERSION = 2  # increase when the same input would be encoded differently
+LAYOUT_VERSION = 8  # increase when the files of a store or the keys of its summary change
+MAX_OPEN_SHARDS = 64  # memory-mapped at once
+LARGE_BYTES = 32 * 2**20  # of a source's files, from which on several processes convert them
 
 
 class DamagedStoreError(FiveTuneEnvironmentError):
-    """Raised for a folder that is not a complete store."""
+    """Raised for a folder that is not complete prepared data."""
+
+
+class Shards(Protocol):
+    """Where the shards of a store are."""
+
+    def locate(self, number: int) -> Path:
+        """Return the local file of a shard, which is complete."""
+        ...
+
+    def keep(self, current: frozenset[int], following: frozenset[int]) -> None:
+        """Make shards ready that are read now and next; a cache deletes the others."""
+        ...
+
+
+class ShardFolder:
+    """The shards in a folder, read in place."""
+
+    def __init__(self, folder: Path, index: JsonTable) -> None:
+        self._folder, self._index = folder, index
+
+    def locate(self, number: int) -> Path:
+        return self._folder / self._index["shards"][number]["file"]
+
+    def keep(self, current: frozenset[int], following: frozenset[int]) -> None:
+        pass
 
 
 class TokenStore:
@@ -60,28 +89,94 @@ class TokenStore:
 
     `inputs[i]` and `labels[i]` are the token ids of example i; `summary` holds the counts of data.json. `groups[i]` is
     the number of the question that example i belongs to, in order of first appearance; `num_clipped[i]` tokens of its
-    inputs were clipped, and with them the answer if `answer_clipped[i]`. Raises DamagedStoreError if the folder is not
-    a complete store.
+    inputs were clipped, and with them the answer if `answer_clipped[i]`. `given_ids[i]` is the hash of the id that the
+    source gave its question, 0 for none and for ids of a few characters, which are equal by chance. `shard_ends` has
+    the number of rows up to the end of each shard; `window_shards` the most of them on the disk at once, None for all.
+
+    Args:
+        folder: holds index.json and rows.safetensors.
+        shards: where the shards are; default: in the folder.
+
+    Raises DamagedStoreError if a file is missing or has another size than the index says.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shards: Shards | None = None) -> None:
         try:
-            self.summary: JsonTable = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            dtype = getattr(np, self.summary["dtype"])
-            self.inputs = Ragged(folder, "inputs", dtype)
-            self.labels = Ragged(folder, "labels", dtype)
-            self._ids = Ragged(folder, "ids", np.uint8)
-            self._texts = Ragged(folder, "texts", np.uint8)
-            facts = np.load(folder / FACTS, mmap_mode="r")
-            self.groups, self.num_clipped, self.answer_clipped = facts
-            counts = {len(rows) for rows in (self.inputs, self.labels, self._ids, self._texts, self.groups)}
-            if counts != {self.summary["num_examples"]}:
-                raise ValueError(f"{self.summary['num_examples']} examples, but {sorted(counts)} rows")
+            index = read_index(folder)
+            self.index = index
+            self.summary: JsonTable = index["summary"]
+            self.shard_ends = np.cumsum([entry["num_rows"] for entry in index["shards"]], dtype=np.int64)
+            facts = map_arrays(folder / index["rows"]["file"])
+            self.groups, self.num_clipped, self.answer_clipped, self.given_ids = (
+                facts[name] for name in ("groups", "num_clipped", "answer_clipped", "given_ids")
+            )
+            entries = [index["rows"], *([] if shards else index["shards"])]
+            for entry in entries:
+                if fault := find_fault(folder / entry["file"], entry, whole=False):
+                    raise ValueError(f"{entry['file']} {fault}")
+            if {len(rows) for rows in facts.values()} != {self.summary["num_examples"]}:
+                raise ValueError(f"{self.summary['num_examples']} examples, but {len(self.groups)} rows")
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedStoreError(f"{folder}: damaged tokenised data: {error}. Delete that folder.") from None
+        self._folder = folder
+        self.shards: Shards = shards or ShardFolder(folder, index)
+        self.window_shards: int | None = None
+        self._open: OrderedDict[int, dict[str, Ragged]] = OrderedDict()
+        self._lock = Lock()
+        self.inputs = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["inputs"], facts["input_lengths"])
+        self.labels = ShardedRagged(self.shard_ends, lambda n: self._open_shard(n)["labels"], facts["label_lengths"])
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.groups)
+
+    def _open_shard(self, number: int) -> dict[str, Ragged]:
+        """Return the ragged arrays of a shard, memory-mapped; of the shards read last, MAX_OPEN_SHARDS stay open."""
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+            try:
+                arrays = self._map_shard(number)
+                found = {kind: Ragged(arrays[f"{kind}.values"], arrays[f"{kind}.offsets"]) for kind in KINDS}
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise DamagedStoreError(
+                    f"{self._folder}: damaged tokenised data: {error}. Delete that folder."
+                ) from None
+            self._open[number] = found
+            while len(self._open) > MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)
+            return found
+
+    def _map_shard(self, number: int) -> dict[str, Array]:
+        try:
+            return map_arrays(self.shards.locate(number))
+        except FileNotFoundError:  # another process of the node has just deleted it, because it is behind its window
+            return map_arrays(self.shards.locate(number))
+
+    def iter_windows(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield the rows in pieces, each of few shards if not all are on the disk; as many pieces on every rank."""
+        if self.window_shards is None:
+            yield rows
+            return
+        together, shards = max(1, self.window_shards // 2), range(len(self.shard_ends))
+        groups = np.searchsorted(self.shard_ends, rows, side="right") // together
+        for group in range(-(-len(shards) // together)):
+            near = rows[groups == group]
+            if len(near):
+                following = frozenset(shards[(group + 1) * together : (group + 2) * together])
+                self.shards.keep(frozenset(shards[group * together : (group + 1) * together]), following)
+            yield near
+
+    def count_near_rows(self) -> int:
+        """Return the number of rows, from the first on, that are or may be on the disk at once."""
+        if self.window_shards is None:
+            return len(self)
+        return int(self.shard_ends[min(max(1, self.window_shards // 2), len(self.shard_ends)) - 1])
+
+    def _read_bytes(self, kind: str, row: int) -> bytes:
+        number = find_part(self.shard_ends, row)
+        first = int(self.shard_ends[number - 1]) if number else 0
+        return self._open_shard(number)[kind][row - first].tobytes()
 
     @property
     def num_groups(self) -> int:
@@ -89,11 +184,11 @@ class TokenStore:
         return self.summary["num_groups"]
 
     def get_id(self, row: int) -> str:
-        return self._ids[row].tobytes().decode()
+        return self._read_bytes("ids", row).decode()
 
     def read_example(self, row: int) -> TextExample:
         """Return the text of example `row`."""
-        table = json.loads(self._texts[row].tobytes())
+        table = json.loads(self._read_bytes("texts", row))
         return TextExample(
             **{**table, "references": tuple(table["references"]), "clippable": tuple(table["clippable"])}
         )
@@ -103,14 +198,16 @@ class TokenStore:
         return self.summary["fingerprint"]
 
 
-def list_given_ids(store: TokenStore) -> frozenset[str]:
-    """Return the question ids given by the source, of at least MIN_ID_CHARS characters.
-
-    Shorter ids, such as numbers, are equal by chance. Ids made from a record's position are left out.
-    """
-    stems = {Path(path).name.partition(".")[0] for path in store.summary["source"]}
-    found = (re.sub(r"#\d+$", "", store.get_id(row)).rpartition("/")[2] for row in range(len(store)))
-    return frozenset(id for id in found if len(id) >= MIN_ID_CHARS and id.rpartition("-")[0] not in stems)
+def read_index(folder: Path) -> JsonTable:
+    """Read index.json of prepared data. Raises ValueError for another file or a later format, OSError."""
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise ValueError(f"{INDEX} is not that of prepared data")
+    if index["format_version"] != FORMAT_VERSION:
+        raise ValueError(
+            f"{INDEX} is of format {index['format_version']}, this version of FiveTune reads {FORMAT_VERSION}"
+        )
+    return index
 
 
 def load_or_build_store(
@@ -118,23 +215,41 @@ def load_or_build_store(
     tokenizer: PreTrainedTokenizerBase,
     *,
     cache: Path,
-    on_progress: BuildProgressCallback = lambda what, n: None,
+    num_processes: int | None = None,
+    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
 ) -> TokenStore:
     """Load the store of a source from the cache, or build it if its data, settings, task or tokenizer changed.
 
+    Args:
+        num_processes: that convert records; None: one per core if the source has LARGE_BYTES, else one.
+
     Raises DataError for bad data or a source without examples, FiveTuneEnvironmentError for a read-only cache.
     """
-    fingerprint = compute_fingerprint(source, tokenizer)
-    folder = cache / _compute_cache_key(fingerprint, source.task, tokenizer)
+    header = describe_data(source, tokenizer)
+    folder = cache / _compute_cache_key(header["fingerprint"], source.task, tokenizer)
     store = _load_cached_store(folder)
     if store is None:
-        _build_store(folder, source, tokenizer, fingerprint, on_progress)
+        num = num_processes or choose_num_processes(source)
+        _build_store(folder, source, tokenizer, header, num, on_progress)
         store = TokenStore(folder)
     store.summary["source"] = list(source.paths)  # the cached store may have been built from a copy elsewhere
-    bad = store.summary["first_bad"]
-    if bad and source.on_bad_record == "fail":  # built while data.on_bad_record was skip
-        raise DataError(describe_bad_record(bad["where"], bad["reason"]))
+    refuse_skipped_records(store.summary, source.on_bad_record)
     return store
+
+
+def refuse_skipped_records(summary: JsonTable, on_bad_record: str) -> None:
+    """Raise DataError if the data was built while data.on_bad_record was skip, and now it is fail."""
+    bad = summary["first_bad"]
+    if bad and on_bad_record == "fail":
+        raise DataError(describe_bad_record(bad["where"], bad["reason"]))
+
+
+def choose_num_processes(source: Source) -> int:
+    """Return the number of processes that convert a source: one per core if it is large."""
+    sizes = (file.stat().st_size for path in source.paths for file in list_source_files(path))
+    if sum(sizes) < LARGE_BYTES:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_cached_store(folder: Path) -> TokenStore | None:
@@ -144,7 +259,7 @@ def _load_cached_store(folder: Path) -> TokenStore | None:
     try:
         return TokenStore(folder)
     except DamagedStoreError:
-        with _translate_disk_errors(folder.parent):
+        with translate_disk_errors(folder.parent):
             shutil.rmtree(folder)
         return None
 
@@ -155,14 +270,9 @@ def get_cache_folder(configured: str | None) -> Path:
     return Path(configured) if configured else Path(root) / "fivetune"
 
 
-def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the hash of a run's data: content, tokenizer, task and template, limits. Resuming requires the same.
-
-    `on_bad_record` is not part of it: without bad records the store is the same for both values, and
-    `load_or_build_store` refuses a store with bad records for "fail".
-    """
-    digest = blake2b(digest_size=16)
-    settings = {
+def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTable:
+    """Return the settings, the tokenizer and the fingerprint of prepared data: the header of its index."""
+    settings: JsonTable = {
         "version": ENCODING_VERSION,
         "task": [source.task.plugin_name(), source.task.version, source.task.model_dump(mode="json")],
         "limits": asdict(source.limits),
@@ -173,7 +283,25 @@ def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> s
     }
     if source.split:
         settings["split"] = {**asdict(source.split), "version": SPLIT_VERSION}
-    digest.update(json.dumps(settings, sort_keys=True).encode())
+    return {
+        "fingerprint": _compute_hash(settings, source),
+        "settings": settings,
+        "tokenizer": {"num_pieces": len(tokenizer), "name": Path(str(tokenizer.name_or_path)).name},
+        "dtype": np.dtype(choose_dtype(tokenizer)).name,
+    }
+
+
+def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the hash of a run's data: content, tokenizer, task and template, limits. Resuming requires the same.
+
+    `on_bad_record` is not part of it: without bad records the store is the same for both values, and
+    `load_or_build_store` refuses a store with bad records for "fail".
+    """
+    return describe_data(source, tokenizer)["fingerprint"]
+
+
+def _compute_hash(settings: JsonTable, source: Source) -> str:
+    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     for path in source.paths:
         for file in list_source_files(path):
             with file.open("rb") as stream:
@@ -206,17 +334,17 @@ def _build_store(
     folder: Path,
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
-    fingerprint: str,
+    header: JsonTable,
+    num_processes: int,
     on_progress: BuildProgressCallback,
 ) -> None:
-    with _translate_disk_errors(folder.parent):
+    with translate_disk_errors(folder.parent):
         staging, lock = _make_staging_folder(folder)
     try:
-        summary = {"fingerprint": fingerprint, **_write_examples(staging, source, tokenizer, on_progress)}
-        with _translate_disk_errors(folder.parent):
-            with replace_file(staging / "summary.json") as file:
-                file.write(json.dumps(summary, ensure_ascii=False, indent=1).encode())
-            remove_progress(staging)
+        converter = Converter(source, tokenizer, split_source(source))
+        with translate_disk_errors(folder.parent):
+            build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
+            (staging / LOCK).unlink(missing_ok=True)
             fsync_folder(staging)
             if folder.exists():
                 shutil.rmtree(staging, ignore_errors=True)
@@ -224,7 +352,7 @@ def _build_store(
                 staging.rename(folder)
                 fsync_folder(folder.parent)
     except KeyboardInterrupt:
-        if not (staging / PROGRESS).is_file():
+        if not (staging / name_progress(0)).is_file():
             shutil.rmtree(staging, ignore_errors=True)
         raise
     except BaseException:
@@ -249,175 +377,11 @@ def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:
 
 
 @contextmanager
-def _translate_disk_errors(cache: Path) -> Iterator[None]:
-    """Convert a failed write into a FiveTuneEnvironmentError that names data.cache_dir."""
+def translate_disk_errors(cache: Path, setting: str = "data.cache_dir") -> Generator[None]:
+    """Convert a failed write into a FiveTuneEnvironmentError that names the setting of the folder."""
     try:
         yield
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Free space, or choose another data.cache_dir" if is_full else "Choose another data.cache_dir"
+        advice = f"Free space, or choose another {setting}" if is_full else f"Choose another {setting}"
         raise FiveTuneEnvironmentError(f"{cache}: cannot be written: {error.strerror}. {advice}.") from None
-
-
-def _make_column() -> array[int]:
-    return array("i")
-
-
-@dataclass(slots=True)
-class _RowFacts:
-    """Columns over all rows while a store is built, 4 bytes per value: lengths before clipping, and FACTS."""
-
-    input: array[int] = field(default_factory=_make_column)
-    target: array[int] = field(default_factory=_make_column)
-    group: array[int] = field(default_factory=_make_column)
-    clipped: array[int] = field(default_factory=_make_column)
-    lost: array[int] = field(default_factory=_make_column)
-    num_groups: int = 0
-    _named: dict[int, int] = field(default_factory=dict)  # 8-byte hash of a group's id -> its number
-
-    def add(self, tokens: TokenExample, group: str) -> None:
-        self.input.append(len(tokens.input_ids) + tokens.num_clipped_inputs)
-        self.target.append(len(tokens.labels) + tokens.num_clipped_targets)
-        self.clipped.append(tokens.num_clipped_inputs)
-        self.lost.append(tokens.answer_clipped)
-        number = self._named.setdefault(hash_text(group), self.num_groups) if group else self.num_groups
-        self.num_groups = max(self.num_groups, number + 1)
-        self.group.append(number)
-
-    def as_arrays(self) -> dict[str, NDArray[np.generic]]:
-        """Return the complete state, from which `from_arrays` resumes."""
-        return {
-            "columns": np.array([self.input, self.target, self.group, self.clipped, self.lost], dtype=np.int32),
-            "names": np.fromiter(self._named, np.uint64),
-            "numbers": np.fromiter(self._named.values(), np.int32),
-        }
-
-    @classmethod
-    def from_arrays(
-        cls, columns: NDArray[np.int32], names: NDArray[np.uint64], numbers: NDArray[np.int32]
-    ) -> _RowFacts:
-        groups = int(columns[2].max(initial=-1)) + 1  # there may be no row yet
-        named = dict(zip(names.tolist(), numbers.tolist(), strict=True))
-        read, target, group, clipped, lost = (array("i", column.tobytes()) for column in columns)
-        return cls(read, target, group, clipped, lost, groups, named)
-
-    def save(self, folder: Path) -> None:
-        with replace_file(folder / FACTS) as file:
-            np.save(file, np.array([self.group, self.clipped, self.lost], dtype=np.int32))
-
-
-class _StoreWriter:
-    """Writes the arrays of a store; raises FiveTuneEnvironmentError for disk errors."""
-
-    def __init__(self, folder: Path, dtype: type[np.generic], num_rows: int) -> None:
-        self._cache = folder.parent
-        kinds = (("inputs", dtype), ("labels", dtype), ("ids", np.uint8), ("texts", np.uint8))
-        with _translate_disk_errors(self._cache):
-            self._writers = [RaggedWriter(folder, name, kind, num_rows) for name, kind in kinds]
-
-    def append(self, rows: Iterable[tuple[Sequence[int] | bytes, ...]]) -> None:
-        with _translate_disk_errors(self._cache):
-            for row in rows:
-                for writer, part in zip(self._writers, row, strict=True):
-                    writer.append(part)
-
-    def sync(self) -> None:
-        with _translate_disk_errors(self._cache):
-            for writer in self._writers:
-                writer.sync()
-
-    def close(self) -> None:
-        with _translate_disk_errors(self._cache), ExitStack() as stack:  # all are closed, even if one fails
-            for writer in self._writers:
-                stack.callback(writer.close)
-
-
-def _write_examples(
-    folder: Path, source: Source, tokenizer: PreTrainedTokenizerBase, on_progress: BuildProgressCallback
-) -> JsonTable:
-    dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max else np.uint32
-    counts, kept, num_chunks, paths = ReadCounts(), _RowFacts(), 0, ", ".join(source.paths)
-    if noted := load_progress(folder):
-        facts, arrays = noted
-        num_chunks, kept = facts["num_chunks"], _RowFacts.from_arrays(**arrays)
-        vars(counts).update(facts["counts"])
-    files, examples = _StoreWriter(folder, dtype, len(kept.input)), iter_examples(source, counts)
-    try:
-        # Records that are tokenised already are read again, because reading counts records and reports bad ones.
-        for number, _ in enumerate(islice(examples, num_chunks * CHUNK), start=1):
-            if number % CHUNK == 0:
-                on_progress(f"resuming {paths}", number)
-        while chunk := list(islice(examples, CHUNK)):
-            _write_chunk(chunk, source, tokenizer, files, counts, kept)
-            num_chunks += 1
-            if num_chunks % SHARD == 0 and kept.input:
-                files.sync()
-                with _translate_disk_errors(folder.parent):
-                    facts = {"num_chunks": num_chunks, "counts": counts.of_tokenising}
-                    save_progress(folder, facts, **kept.as_arrays())
-            on_progress(f"tokenising {paths}", counts.num_kept)
-        files.sync()
-    finally:
-        files.close()
-    if not kept.input:
-        raise DataError(describe_empty_store(source, counts))
-    with _translate_disk_errors(folder.parent):
-        kept.save(folder)
-    return {**_summarise_lengths(folder, dtype, source.limits, kept), **vars(counts), "source": list(source.paths)}
-
-
-def _write_chunk(
-    chunk: list[TextExample],
-    source: Source,
-    tokenizer: PreTrainedTokenizerBase,
-    files: _StoreWriter,
-    counts: ReadCounts,
-    kept: _RowFacts,
-) -> None:
-    counts.num_kept += len(chunk)
-    if source.limits.overlong == "windows":
-        chunk = split_into_windows(tokenizer, chunk, source.limits)
-        counts.add_windows(chunk)
-    taught = [select_window_targets(source.task, e) if source.for_training else (e.targets,) for e in chunk]
-    counts.num_not_learnt += sum(not targets for targets in taught)
-    pairs = [(example, target) for example, targets in zip(chunk, taught, strict=True) for target in targets]
-    if not pairs:
-        return
-    examples, targets = [e for e, _ in pairs], [t for _, t in pairs]
-    task = source.task
-    encoded = encode(tokenizer, examples, targets, limits=source.limits, head=head_of(task), extractive=task.extractive)
-
-    def convert_rows() -> Iterator[tuple[Sequence[int] | bytes, ...]]:
-        for (example, target), tokens in zip(pairs, encoded, strict=True):
-            text = {
-                "id": example.id,
-                "inputs": example.inputs,
-                "targets": target,
-                "references": example.references,
-                "clippable": example.clippable,
-                "meta": dict(example.meta),
-                "group": example.group,
-            }
-            counts.add(tokens, cast("int | None", tokenizer.unk_token_id))
-            kept.add(tokens, example.group)
-            yield tokens.input_ids, tokens.labels, example.id.encode(), json.dumps(text, ensure_ascii=False).encode()
-
-    files.append(convert_rows())
-
-
-def _summarise_lengths(folder: Path, dtype: type[np.generic], limits: LengthLimits, kept: _RowFacts) -> JsonTable:
-    """Return sum and p99 of clipped lengths (p99 sets the generation cap), histogram and maximum before clipping."""
-    facts: JsonTable = {"dtype": np.dtype(dtype).name}
-    for name, key, limit, before in (
-        ("inputs", "input", limits.max_input_tokens, np.asarray(kept.input)),
-        ("labels", "target", limits.max_target_tokens, np.asarray(kept.target)),
-    ):
-        lengths = Ragged(folder, name, dtype).lengths
-        counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
-        facts[f"num_{key}_tokens"] = int(lengths.sum())
-        facts[f"{key}_p99"] = int(np.quantile(lengths, 0.99, method="higher"))
-        facts[f"max_{key}_tokens"] = limit
-        facts[f"longest_{key}"] = int(before.max())
-        facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
-    facts |= {"num_examples": len(lengths), "num_groups": kept.num_groups}
-    return facts

@@ -1,9 +1,10 @@
 """The training order: the examples of each optimizer step, as a function of (seed, step) alone.
 
-An epoch is a seeded permutation. Pools of `bucket_pool` global batches are sorted by length and split into global
-batches, which are shuffled; each is split into micro-batches of similar lengths. So a batch is a random sample of
-examples of similar length, every example occurs once per epoch, and the position in the data is the step number:
-resuming needs no other state.
+An epoch is a seeded permutation; with a window, the shards are in a seeded order, and rows are permuted among a few
+shards that follow one another, so that few are on the disk at once. Pools of `bucket_pool` global batches are sorted
+by length and split into global batches, which are shuffled; each is split into micro-batches of similar lengths. So a
+batch is a random sample of examples of similar length, every example occurs once per epoch, and the position in the
+data is the step number: resuming needs no other state.
 
 All ranks compute the same global batches. Of K copies of the model, each takes every K-th example in order of length,
 so that their work is about equal; a copy without examples for a micro-batch runs a filler batch with zero loss weight,
@@ -37,12 +38,19 @@ class BatchPlan:
         batch_size: examples per forward pass (micro-batch).
         bucket_pool: global batches sorted by length together.
         seed: of the permutations.
+        window_shards: the most shards on the disk at once; None: all.
     """
 
     examples_per_step: int
     batch_size: int
     bucket_pool: int
     seed: int
+    window_shards: int | None = None
+
+    @property
+    def shards_together(self) -> int | None:
+        """Number of shards whose rows are shuffled together; as many are made ready for the steps that follow."""
+        return None if self.window_shards is None else max(1, self.window_shards // 2)
 
     def count_steps_per_epoch(self, num_examples: int) -> int:
         return -(-num_examples // self.examples_per_step)
@@ -72,6 +80,7 @@ class TrainingStream:
         self._lengths = store.inputs.lengths + store.labels.lengths
         self._epoch = lru_cache(maxsize=2)(self._make_epoch_batches)
         self._seen = lru_cache(maxsize=2)(self._count_seen)
+        self._pool: tuple[int, int] | None = None  # epoch and number of the pool that is read
 
     @property
     def steps_per_epoch(self) -> int:
@@ -90,7 +99,8 @@ class TrainingStream:
     def get_lengths(self, step: int) -> tuple[Rows, Rows]:
         """Return the lengths of inputs and targets of a 0-based optimizer step, over all ranks, in tokens: [B], [B]."""
         rows = self._select_global_rows(step)
-        return self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
+        inputs, labels = self.store.inputs.lengths[rows], self.store.labels.lengths[rows]
+        return inputs.astype(np.int64), labels.astype(np.int64)
 
     def count_examples_before(self, step: int) -> int:
         """Return the number of examples before a 0-based step, over all ranks."""
@@ -110,12 +120,32 @@ class TrainingStream:
 
     def build_micro_batches(self, step: int) -> list[Batch]:
         """Assemble this rank's micro-batches of a 0-based optimizer step."""
+        if self.plan.shards_together is not None:
+            self._keep_shards(step, self.plan.shards_together)
         return [self._build_batch(rows, step) for rows in self.select_rows(step)]
 
     def _build_batch(self, rows: Rows, step: int) -> Batch:
         if len(rows):
             return collate(self.store, rows.tolist())
         return replace(collate(self.store, self._select_global_rows(step)[:1].tolist()), is_filler=True)
+
+    def _keep_shards(self, step: int, together: int) -> None:
+        """Keep the shards of a step's pool on the disk, and have those copied that follow; the others may go."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        pool = index // self.plan.bucket_pool
+        if self._pool == (epoch, pool):
+            return
+        self._pool = epoch, pool
+        first = pool * self.plan.bucket_pool
+        rows = np.concatenate(self._epoch(epoch)[first : first + self.plan.bucket_pool])
+        ends = self.store.shard_ends
+        walk = draw_shard_order(self.plan, epoch, len(ends))
+        places = np.argsort(walk)[np.unique(np.searchsorted(ends, rows, side="right"))]
+        low, high = int(places.min()) // together * together, (int(places.max()) // together + 1) * together
+        following = walk[high : high + together]
+        if not len(following):
+            following = draw_shard_order(self.plan, epoch + 1, len(ends))[:together]
+        self.store.shards.keep(frozenset(walk[low:high].tolist()), frozenset(following.tolist()))
 
     def _select_global_rows(self, step: int) -> Rows:
         epoch, index = divmod(step, self.steps_per_epoch)
@@ -126,20 +156,48 @@ class TrainingStream:
         return np.cumsum([0, *map(len, self._epoch(epoch))])
 
     def _make_epoch_batches(self, epoch: int) -> list[Rows]:
-        return make_length_bucketed_batches(self._lengths, self.plan, epoch, self._sampler and self._sampler(epoch))
+        if self.plan.shards_together is None:
+            rows = self._sampler and self._sampler(epoch)
+            return make_length_bucketed_batches(self._lengths, self.plan, epoch, rows)
+        order = draw_window_order(self.plan, epoch, self.store.shard_ends, self.plan.shards_together)
+        return make_length_bucketed_batches(self._lengths, self.plan, epoch, order=order)
+
+
+def draw_shard_order(plan: BatchPlan, epoch: int, num_shards: int) -> Rows:
+    """Return the seeded order in which an epoch reads the shards."""
+    return np.random.default_rng([plan.seed, epoch, num_shards]).permutation(num_shards)
+
+
+def draw_window_order(plan: BatchPlan, epoch: int, shard_ends: NDArray[np.int64], together: int) -> Rows:
+    """Return all rows in the order of an epoch: shard by shard, permuted among `together` shards.
+
+    >>> draw_window_order(BatchPlan(2, 2, 9, seed=0, window_shards=2), 0, np.array([3, 5, 8]), 1).tolist()
+    [2, 0, 1, 4, 3, 5, 7, 6]
+    """
+    random = np.random.default_rng([plan.seed, epoch])
+    walk = draw_shard_order(plan, epoch, len(shard_ends))
+    edges: list[int] = [0, *shard_ends.tolist()]
+    pieces: list[Rows] = []
+    for first in range(0, len(walk), together):
+        rows = [np.arange(edges[shard], edges[shard + 1]) for shard in walk[first : first + together].tolist()]
+        pieces.append(random.permutation(np.concatenate(rows)))
+    return np.concatenate(pieces)
 
 
 def make_length_bucketed_batches(
-    lengths: NDArray[np.int64], plan: BatchPlan, epoch: int, rows: Rows | None = None
+    lengths: NDArray[np.int64], plan: BatchPlan, epoch: int, rows: Rows | None = None, *, order: Rows | None = None
 ) -> list[Rows]:
     """Return the global batches of an epoch over `rows` (None: all), each sorted by length.
+
+    Args:
+        order: the rows in the order of the epoch; None: `rows` are permuted.
 
     >>> [rows.tolist() for rows in make_length_bucketed_batches(np.array([5, 1, 4, 2, 3]), BatchPlan(2, 2, 9, seed=0),
     ...     epoch=0)]
     [[0], [1, 3], [4, 2]]
     """
     random = np.random.default_rng([plan.seed, epoch])
-    permutation = random.permutation(len(lengths) if rows is None else rows)
+    permutation = random.permutation(len(lengths) if rows is None else rows) if order is None else order
     pool_size = plan.examples_per_step * plan.bucket_pool
     batches: list[Rows] = []
     for start in range(0, len(permutation), pool_size):

@@ -35,7 +35,8 @@ def split_into_windows(
     if limits.max_input_tokens is None:
         return list(examples)
     found = []
-    for example, pieces in zip(examples, tokenize_inputs(tokenizer, examples), strict=True):
+    tokenized = tokenize_inputs(tokenizer, examples, max_tokens=limits.max_input_tokens)
+    for example, pieces in zip(examples, tokenized, strict=True):
         found += _split_example(example, pieces, limits.max_input_tokens - 1, limits.window_overlap)
     return found
 

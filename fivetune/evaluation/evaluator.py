@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -124,7 +125,9 @@ class Evaluator:
             return
         rows = select_rows(self.store, questions, world)
         question_of = dict(zip(rows.tolist(), self.store.groups[rows].tolist(), strict=True))
-        passages = answer_passages(self, model, rows.tolist(), loss, world)
+        passages = chain.from_iterable(
+            answer_passages(self, model, near.tolist(), loss, world) for near in self.store.iter_windows(rows)
+        )
         merged = merge_questions(passages, question_of, ranked=self.task.merging == "ranked")
         for done, (question, prediction) in enumerate(merged, start=1):
             if prediction is not None:

@@ -18,14 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import psutil
 import torch
 
 from fivetune.data.batch import PaddedBatch, collate, pad
 from fivetune.data.characters import find_lossy_characters
 from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
+from fivetune.data.prepared import is_prepared
 from fivetune.data.records import is_hub_name, list_source_files
-from fivetune.data.store import list_given_ids
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size
 from fivetune.evaluation.evaluator import select_subset
@@ -187,17 +188,25 @@ def _check_leakage(setup: Setup) -> Outcome:
         return "warn", (
             f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
         )
-    train_ids, eval_ids = (list_given_ids(store) for _, store in setup.data.stores)
-    if shared := train_ids & eval_ids:
+    (_, train), (_, evaluation) = setup.data.stores
+    ids, rows = np.unique(evaluation.given_ids, return_index=True)
+    is_shared = np.isin(ids, train.given_ids) & (ids != 0)
+    if num := int(is_shared.sum()):
+        example = evaluation.read_example(int(rows[is_shared].min()))
         return "warn", (
-            f"{len(shared):,} of {len(eval_ids):,} ids of data.eval are in data.train, such as {min(shared)}: the same "
-            "questions, perhaps in another language"
+            f"{num:,} of {(ids != 0).sum():,} ids of data.eval are in data.train, such as "
+            f"{example.group or example.id}: the same questions, perhaps in another language"
         )
     return "pass", "no file and no id is in data.train and in data.eval"
 
 
 def _list_local_files(sources: Sequence[str]) -> list[Path]:
-    return [file for source in sources if not is_hub_name(source) for file in list_source_files(source)]
+    return [
+        file
+        for source in sources
+        if not is_prepared(source) and not is_hub_name(source)
+        for file in list_source_files(source)
+    ]
 
 
 def _check_model(setup: Setup) -> Outcome:
@@ -216,8 +225,9 @@ def _check_characters(setup: Setup) -> Outcome:
     """
     parts, state, num_probed, spaces = [], "pass", 0, ""
     for name, store in setup.data.stores:
-        step = max(1, len(store) // NUM_PROBED)
-        texts = [e.inputs + " " + e.targets for e in map(store.read_example, range(0, len(store), step))]
+        num = store.count_near_rows()
+        step = max(1, num // NUM_PROBED)
+        texts = [e.inputs + " " + e.targets for e in map(store.read_example, range(0, num, step))]
         num_probed += len(texts)
         found = find_lossy_characters(setup.loaded.tokenizer, "".join(texts))
         lossy = {character for character, becomes in found.items() if not character.isspace() or becomes != " "}

@@ -34,7 +34,8 @@ COMPARED = ("device", "num_threads", "versions")  # facts compared between two p
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
     "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "data.cache_dir",
-    "data.eval", "data.max_eval_examples", "train.capture", "train.log_every_steps", "train.num_threads",
+    "data.eval", "data.max_eval_examples",
+    "data.num_processes", "train.capture", "train.log_every_steps", "train.num_threads",
     "train.num_steps", "train.num_epochs", "train.early_stopping",
 )  # fmt: skip
 

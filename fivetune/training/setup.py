@@ -18,6 +18,7 @@ from fivetune.config.paths import find_typed_path
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.mixture import ConcatStore
+from fivetune.data.prepared import is_prepared, open_prepared
 from fivetune.data.split import EvalSplit
 from fivetune.data.store import TokenStore, get_cache_folder, load_or_build_store
 from fivetune.data.stream import BatchPlan, TrainingStream
@@ -233,8 +234,6 @@ def prepare_split(
     labelled: bool = True,
 ) -> TokenStore | None:
     """Load or build the store of the "train" or "eval" data; None if the config has no such data."""
-    data = config.data
-    training = split == "train"
     if isinstance(config.task, Mixture):
         parts = build_part_configs(config)
         return join_stores(
@@ -244,6 +243,34 @@ def prepare_split(
             },
             split,
         )
+    source = describe_split(config, split, labelled=labelled)
+    if source is None:
+        return None
+    data, cache = config.data, get_cache_folder(config.data.cache_dir)
+    prepared = [path for path in source.paths if is_prepared(path)]
+    if not prepared:
+        return load_or_build_store(
+            source, tokenizer, cache=cache, num_processes=data.num_processes, on_progress=on_progress
+        )
+    if len(source.paths) > 1:
+        raise ConfigError(
+            f"data.{split}: {prepared[0]} is prepared data, and there are {len(source.paths)} sources. Allowed is one "
+            "folder or URL of prepared data alone. Prepare all files together."
+        )
+    if source.split:
+        raise ConfigError(
+            f"data.eval_share {source.split.share:g}: {prepared[0]} is prepared data, which is split when it is "
+            "prepared. Give its two folders: data.train URL/train, data.eval URL/eval, data.eval_share null."
+        )
+    return open_prepared(
+        prepared[0], source, tokenizer, cache=cache, window_shards=data.window_shards, on_progress=on_progress
+    )
+
+
+def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> Source | None:
+    """Describe the "train" or "eval" data of a task that is no mixture; None if the config has no such data."""
+    data = config.data
+    training = split == "train"
     share = data.eval_share if labelled and not data.eval else None
     paths = find_sources(config, "train" if training or share is not None else "eval")
     if not paths:
@@ -253,7 +280,7 @@ def prepare_split(
     if share is not None:
         side = "train" if training else "eval"
         division = EvalSplit(side, share, data.eval_seed, data.group_column, data.max_train_examples)
-    source = Source(
+    return Source(
         paths=paths,
         task=config.task,
         columns=data.columns,
@@ -264,7 +291,6 @@ def prepare_split(
         for_training=training,
         labelled=labelled,
     )
-    return load_or_build_store(source, tokenizer, cache=get_cache_folder(data.cache_dir), on_progress=on_progress)
 
 
 def build_length_limits(config: RunConfig) -> LengthLimits:
@@ -371,4 +397,6 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
 
 def _build_batch_plan(config: RunConfig) -> BatchPlan:
     size = config.train.batch_size if config.train.batch_size != "auto" else PROVISIONAL_BATCH_SIZE
-    return BatchPlan(config.train.examples_per_step, size, config.data.bucket_pool, config.run.seed)
+    return BatchPlan(
+        config.train.examples_per_step, size, config.data.bucket_pool, config.run.seed, config.data.window_shards
+    )

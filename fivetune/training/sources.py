@@ -8,6 +8,7 @@ from __future__ import annotations
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
 from fivetune.data.labels import read_label_set
+from fivetune.data.prepared import is_prepared, read_prepared_index
 from fivetune.data.records import check_source
 from fivetune.nano.reading import write_missing_corpus
 from fivetune.tasks.classification import Classification
@@ -31,7 +32,10 @@ def check_sources(config: RunConfig) -> None:
     for part in parts:
         for source in (*find_sources(part, "train"), *find_sources(part, "eval")):
             write_missing_corpus(source)
-            check_source(source)
+            if is_prepared(source):
+                read_prepared_index(source)
+            else:
+                check_source(source)
 
 
 def with_data_labels(config: RunConfig) -> RunConfig:
@@ -49,5 +53,8 @@ def with_data_labels(config: RunConfig) -> RunConfig:
     sources = find_sources(config, "train") or find_sources(config, "eval")
     if not isinstance(task, Classification) or task.labels or not sources:
         return config
+    if is_prepared(sources[0]):
+        labels = read_prepared_index(sources[0])["settings"]["task"][2]["labels"]
+        return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
     labels = read_label_set(task, sources, data.columns, max_records=data.max_train_examples)
     return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fivetune.data.arrays import map_arrays, write_arrays
 from fivetune.data.batch import IGNORE_INDEX, collate, pad
-from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.data.ragged import Ragged
 from fivetune.types import Batch
 
 SEQUENCES = st.lists(
@@ -27,18 +28,10 @@ class Rows:
     """What `collate` needs of a store."""
 
     def __init__(self, folder: Path, inputs: list[list[int]], labels: list[list[int]]) -> None:
-        self.inputs, self.labels = ragged(folder, "inputs", inputs), ragged(folder, "labels", labels)
+        self.inputs, self.labels = Ragged.from_rows(inputs, np.uint16), Ragged.from_rows(labels, np.uint16)
 
     def get_id(self, row: int) -> str:
         return f"q{row}"
-
-
-def ragged(folder: Path, name: str, rows: list[list[int]]) -> Ragged:
-    writer = RaggedWriter(folder, name, np.uint16)
-    for row in rows:
-        writer.append(row)
-    writer.close()
-    return Ragged(folder, name, np.uint16)
 
 
 def flat(sequences: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +66,10 @@ def _interleaved(inputs, labels):
 
 @pytest.mark.parametrize("rows", [[[7, 8], [9]], [[]], [[], [1], []], [[65535]]])
 def test_ragged_rows_read_back(tmp_path, rows):
-    read = ragged(tmp_path, "x", rows)
+    write_arrays(
+        tmp_path / "x", {"values": (made := Ragged.from_rows(rows, np.uint16)).values, "offsets": made.offsets}
+    )
+    arrays = map_arrays(tmp_path / "x")
+    read = Ragged(arrays["values"], arrays["offsets"])
     assert [row.tolist() for row in map(read.__getitem__, range(len(read)))] == rows
     assert read.lengths.tolist() == [len(row) for row in rows]

@@ -530,7 +530,7 @@ def test_flaws_inside_documents_are_confined_to_their_record(put):
 
 
 def test_gigantic_lines_are_never_loaded(put, monkeypatch):
-    for module in (source_files, records.read_jsonl_records.__globals__, table_records):
+    for module in (source_files, records.read_jsonl_lines.__globals__, table_records):
         patch = monkeypatch.setitem if isinstance(module, dict) else monkeypatch.setattr
         patch(module, "MAX_RECORD_BYTES", 2**20)
     long = "x" * 5 * 2**20

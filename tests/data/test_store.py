@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from fivetune.data import encode
+from fivetune.data import arrays, build, convert, encode
 from fivetune.data import store as store_module
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import MAX_SKIPS_KEPT, Source
 from fivetune.data.store import TokenStore, compute_fingerprint, get_cache_folder, load_or_build_store
 from fivetune.errors import DataError, FiveTuneEnvironmentError
+from fivetune.rundir import replace_file, storage
 from fivetune.tasks.bioasq_factoid import BioASQFactoid
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2
@@ -61,15 +62,18 @@ def test_examples_come_back_in_ids_and_words(tokenizer, squad, tmp_path):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_data(tokenizer, squad, tmp_path, monkeypatch):
     store = load_or_build_store(squad, tokenizer, cache=tmp_path / "cache")
-    for ragged in (store.inputs, store.labels, store._ids, store._texts):
-        assert isinstance(ragged._values, np.memmap)
-        assert np.shares_memory(ragged[0], ragged._values)
+    for ragged in store._open_shard(0).values():
+        base: Any = ragged[0]
+        while base.base is not None and not isinstance(base, np.memmap):
+            base = base.base
+        assert isinstance(base, np.memmap)
     assert store.inputs[0].dtype == np.uint16
     peaks = []
     for num in (20, 200):  # texts of 6 kB, several chunks
         lines = [pair(i, "red hat " * 800) for i in range(num)]
         source = pairs(tmp_path, *lines)
-        monkeypatch.setattr(store_module, "CHUNK", 10)
+        monkeypatch.setattr(build, "BLOCK", 10)
+        monkeypatch.setattr(build, "SHARD_ROWS", 10)
         tracemalloc.start()
         load_or_build_store(source, tokenizer, cache=tmp_path / str(num))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -146,10 +150,12 @@ def test_only_the_first_so_many(tokenizer, squad, tmp_path):
 
 def test_chunks_make_no_difference(tokenizer, squad, tmp_path, monkeypatch):
     whole = load_or_build_store(squad, tokenizer, cache=tmp_path / "one")
-    monkeypatch.setattr(store_module, "CHUNK", 7)
+    monkeypatch.setattr(build, "BLOCK", 7)
     seen: list[int] = []
-    cut = load_or_build_store(squad, tokenizer, cache=tmp_path / "two", on_progress=lambda what, n: seen.append(n))
-    assert (seen, cut.summary) == ([7, 14, 21, 24], whole.summary)
+    cut = load_or_build_store(
+        squad, tokenizer, cache=tmp_path / "two", on_progress=lambda what, n, total=None: seen.append(n)
+    )
+    assert (seen, cut.summary) == ([0, 7, 14, 21, 24], whole.summary)
     assert [cut.inputs[i].tolist() for i in range(24)] == [whole.inputs[i].tolist() for i in range(24)]
 
 
@@ -165,7 +171,8 @@ def test_a_cached_store_is_used_again(tokenizer, squad, tmp_path, monkeypatch):
 
 
 def test_what_holds_no_answer_is_counted_not_learnt(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "CHUNK", 1)
+    monkeypatch.setattr(build, "BLOCK", 1)
+    monkeypatch.setattr(convert, "CHUNK", 1)
     asked = {"question": "Who?", "answers": ["Ann"]}
     lines = [{**asked, "id": "q1", "context": "A hat."}, {**asked, "id": "q2", "context": "ann"}]
     source = pairs(tmp_path, *lines, for_training=True)
@@ -179,12 +186,12 @@ def test_what_holds_no_answer_is_counted_not_learnt(tokenizer, tmp_path, monkeyp
 def test_empty_facts_are_a_damaged_store(tokenizer, squad, tmp_path):
     load_or_build_store(squad, tokenizer, cache=tmp_path / "cache")
     (folder,) = (tmp_path / "cache").iterdir()
-    (folder / store_module.FACTS).write_bytes(b"")
+    (folder / build.ROWS).write_bytes(b"")
     with pytest.raises(store_module.DamagedStoreError, match=r"damaged tokenised data"):
         TokenStore(folder)
 
 
-@pytest.mark.parametrize("name", ["inputs.values", "texts.offsets", "summary.json", "ids.values"])
+@pytest.mark.parametrize("name", ["shard-00000.safetensors", "rows.safetensors", "index.json"])
 def test_a_damaged_store_is_built_again(tokenizer, squad, tmp_path, name):
     built = load_or_build_store(squad, tokenizer, cache=tmp_path / "cache")
     (folder,) = (tmp_path / "cache").iterdir()
@@ -196,12 +203,15 @@ def test_a_damaged_store_is_built_again(tokenizer, squad, tmp_path, name):
     assert (again.summary, (folder / name).read_bytes()) == (built.summary, whole)
 
 
-@pytest.mark.parametrize("step", ["append", "sync"])
-def test_a_full_disk_names_the_cache(tokenizer, squad, tmp_path, monkeypatch, step):
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("name", ["shard-00000", "rows", "progress-00000", "index"])
+def test_a_full_disk_names_the_cache(tokenizer, squad, tmp_path, monkeypatch, name):
+    def fill(path: Path) -> Any:
+        if path.name.startswith(name):
+            raise OSError(28, "No space left on device")
+        return replace_file(path)
 
-    monkeypatch.setattr(store_module.RaggedWriter, step, full)
+    monkeypatch.setattr(arrays, "replace_file", fill)
+    monkeypatch.setattr(storage, "replace_file", fill)
     with pytest.raises(
         FiveTuneEnvironmentError, match=r"cache: cannot be written: No space left.*another data\.cache_dir"
     ):
@@ -227,7 +237,7 @@ def test_a_tokenizer_that_splits_otherwise_builds_anew(tokenizer, squad, tmp_pat
 
 
 def test_an_interrupted_build_leaves_nothing(tokenizer, squad, tmp_path):
-    def stop(what: str, done: int) -> None:
+    def stop(what: str, done: int, total: int | None = None) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivetune.data.batch import pad
-from fivetune.data.ragged import Ragged, RaggedWriter
+from fivetune.data.ragged import Ragged
 from fivetune.data.stream import BatchPlan, TrainingStream, make_length_bucketed_batches
 from fivetune.distributed.world import World
 
@@ -30,13 +30,8 @@ class Lengths:
     """What a stream needs of a store, for rows of these lengths: row i holds the id i + 1 that often."""
 
     def __init__(self, folder: Path, lengths: Sequence[int]) -> None:
-        for name in ("inputs", "labels"):
-            writer = RaggedWriter(folder, name, np.uint16)
-            for row, length in enumerate(lengths):
-                writer.append([row + 1] * (length if name == "inputs" else 1))
-            writer.close()
-        self.inputs = Ragged(folder, "inputs", np.uint16)
-        self.labels = Ragged(folder, "labels", np.uint16)
+        self.inputs = Ragged.from_rows([[row + 1] * length for row, length in enumerate(lengths)], np.uint16)
+        self.labels = Ragged.from_rows([[row + 1] for row in range(len(lengths))], np.uint16)
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -1,0 +1,310 @@
+"""Build prepared data: shards of token ids, and an index that is written last.
+
+In: a Source, a tokenizer and a target, a local folder or a URL. Out: these files in the target:
+
+    shard-00000.safetensors ...   values and offsets of inputs, labels, ids and texts of consecutive rows
+    rows.safetensors              facts of every row: lengths, group, clipped tokens
+    index.json                    settings, counts, and size and CRC-32 of the files above
+
+The files are the same for every number of processes. An interrupted build continues after the last shard that was
+written; progress-*.npz, one per shard, are deleted at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivetune.data.arrays import write_arrays
+from fivetune.data.blocks import BlockReader, SeenIds
+from fivetune.data.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, RecordBlock
+from fivetune.data.encode import LengthLimits
+from fivetune.data.examples import ReadCounts, Source, describe_empty_store
+from fivetune.data.partial import load_progress, name_progress, remove_progress, save_progress
+from fivetune.data.worker import open_pool
+from fivetune.errors import DataError
+from fivetune.rundir.storage import is_url, join_location, list_objects, put_file, put_object
+from fivetune.types import JsonTable
+
+FORMAT, FORMAT_VERSION = "fivetune prepared data", 1
+INDEX, ROWS = "index.json", "rows.safetensors"
+BLOCK = 1_000  # records converted at once
+SHARD_ROWS, SHARD_BYTES = 50_000, 32 * 2**20  # a shard ends with the block that reaches one of them
+NUM_BINS = 30
+
+
+class BuildProgressCallback(Protocol):
+    """Called with what is done, the number of examples so far, and about how many there will be, if that is known."""
+
+    def __call__(self, what: str, done: int, total: int | None = None) -> None: ...
+
+
+Columns = dict[str, NDArray[Any]]
+
+
+def name_shard(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{number:05d}.safetensors"
+
+
+@dataclass(slots=True)
+class _State:
+    """What a build knows of the rows so far, of finished shards also after a restart.
+
+    Args:
+        num_items: records taken from the source.
+        num_usable: of these, with an id of their own.
+        facts: columns of each finished shard, by FACT_DTYPES and the names in rows.safetensors.
+    """
+
+    counts: ReadCounts = field(default_factory=ReadCounts)
+    num_items: int = 0
+    num_usable: int = 0
+    shards: list[JsonTable] = field(default_factory=list[JsonTable])
+    facts: list[Columns] = field(default_factory=list[Columns])
+    seen: SeenIds = field(default_factory=SeenIds)
+    num_groups: int = 0
+    group_numbers: dict[int, int] = field(default_factory=dict[int, int])
+
+    def assign_groups(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Return the number of each row's group, in order of first appearance."""
+        if not hashes.any():  # each row is a group of its own
+            first, self.num_groups = self.num_groups, self.num_groups + len(hashes)
+            return np.arange(first, self.num_groups, dtype=np.int32)
+        numbers: list[int] = []
+        for key in hashes.tolist():
+            number = self.group_numbers.setdefault(key, self.num_groups) if key else self.num_groups
+            self.num_groups = max(self.num_groups, number + 1)
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int32)
+
+    def continue_after(self, facts: JsonTable, columns: Columns) -> None:
+        """Add a shard of an interrupted build."""
+        self.counts = ReadCounts.from_dict(facts["counts"], facts["left_out"])
+        self.num_items, self.num_usable = facts["num_items"], facts["num_usable"]
+        self.shards.append(facts["shard"])
+        self.seen.find_and_add(columns.pop("record_hashes"))
+        pairs = zip(columns["group_hashes"].tolist(), columns["groups"].tolist(), strict=True)
+        self.group_numbers.update({key: number for key, number in pairs if key})
+        self.num_groups = max(self.num_groups, int(columns["groups"].max(initial=-1)) + 1)
+        self.facts.append(columns)
+
+
+class _ShardWriter:
+    """Gathers converted rows into shards, and writes them, to a URL while the next rows are converted.
+
+    Args:
+        header: settings and tokenizer for the index.
+    """
+
+    def __init__(self, target: str, header: JsonTable, state: _State) -> None:
+        self._target, self._header, self._state = target, header, state
+        self._waiting: list[ConvertedRows] = []
+        self._groups: list[NDArray[np.int32]] = []
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="upload") if is_url(target) else None
+        self._sending: Future[None] | None = None
+
+    def add(self, rows: ConvertedRows) -> None:
+        """Add the rows of the next block, and write a shard if it is full."""
+        self._waiting.append(rows)
+        for hashes in rows.arrays["group_hashes"]:
+            self._groups.append(self._state.assign_groups(hashes))
+        if (
+            sum(one.num_rows for one in self._waiting) >= SHARD_ROWS
+            or sum(one.num_bytes for one in self._waiting) >= SHARD_BYTES
+        ):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows since the last shard, if there are any."""
+        state, number = self._state, len(self._state.shards)
+        if not any(one.num_rows for one in self._waiting):
+            return
+        columns: Columns = {
+            name: np.concatenate([piece for one in self._waiting for piece in one.arrays[name]])
+            for name in self._waiting[0].arrays
+        }
+        facts: Columns = {name: columns[name] for name in FACT_DTYPES}
+        facts |= {
+            "input_lengths": columns["inputs_lengths"],
+            "label_lengths": columns["labels_lengths"],
+            "groups": np.concatenate(self._groups),
+        }
+        hashes = np.concatenate([one.record_hashes for one in self._waiting])
+        arrays: Columns = {}
+        for kind in KINDS:
+            arrays[f"{kind}.values"] = columns[kind]
+            arrays[f"{kind}.offsets"] = np.concatenate([[0], np.cumsum(columns[f"{kind}_lengths"], dtype=np.int64)])
+        self._waiting, self._groups = [], []
+        entry: JsonTable = {"file": name_shard(number), "num_rows": len(facts["groups"])}
+        state.shards.append(entry)
+        state.facts.append(facts)
+        noted: JsonTable = {
+            "fingerprint": self._header["fingerprint"],
+            "num_items": state.num_items,
+            "num_usable": state.num_usable,
+            "counts": state.counts.as_dict(),
+            "left_out": state.counts.left_out,
+            "shard": entry,
+        }
+        noted = json.loads(json.dumps(noted))  # a copy: the counts go on while the shard is written
+
+        def send() -> None:
+            entry.update(_write_to(self._target, entry["file"], arrays))
+            noted["shard"] = entry
+            save_progress(self._target, number, noted, {**facts, "record_hashes": hashes})
+
+        self.wait()
+        if self._sender is None:
+            send()
+        else:
+            self._sending = self._sender.submit(send)
+
+    def wait(self) -> None:
+        """Wait until the last shard is written. Raises the errors of writing."""
+        if self._sending is not None:
+            self._sending.result()
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.shutdown()
+
+
+def _write_to(target: str, name: str, arrays: Columns) -> JsonTable:
+    """Write a file of arrays to a folder or URL; returns its size and checksum."""
+    if not is_url(target):
+        return write_arrays(Path(target, name), arrays)
+    with tempfile.TemporaryDirectory(prefix="fivetune-shard-") as folder:
+        path = Path(folder, name)
+        entry = write_arrays(path, arrays)
+        put_file(path, join_location(target, name))
+    return entry
+
+
+def build_prepared_data(
+    target: str,
+    converter: Converter,
+    header: JsonTable,
+    *,
+    num_processes: int = 1,
+    on_progress: BuildProgressCallback = lambda what, done, total=None: None,
+) -> None:
+    """Convert a source into shards, then write the index. Raises DataError; OSError or StorageError of the target.
+
+    Args:
+        header: {"fingerprint", "settings", "tokenizer"}, copied into the index.
+    """
+    source, state = converter.source, _load_state(target, header["fingerprint"])
+    named = ", ".join(source.paths)
+    on_progress(f"resuming {named}" if state.shards else f"reading {named}", state.num_items)
+    writer = _ShardWriter(target, header, state)
+    try:
+        with open_pool(converter, num_processes) as pool:
+            reader = BlockReader(source, state.num_items)
+            pending: deque[tuple[RecordBlock, Future[ConvertedRows]]] = deque()
+            while True:
+                while len(pending) < pool.num_ahead:
+                    size = min(BLOCK, _count_room(source, state, sum(len(block.items) for block, _ in pending)))
+                    block = reader.read(size) if size > 0 else None
+                    if block is None:
+                        break
+                    pending.append((block, pool.begin(block)))
+                if not pending:
+                    break
+                block, future = pending.popleft()
+                rows = _exclude_duplicates(block, future.result(), converter, state)
+                state.num_items += len(block.items)
+                state.counts.merge(rows.counts)
+                writer.add(rows)
+                on_progress(f"tokenising {named}", state.counts.num_kept, reader.estimate_total(state.counts.num_kept))
+        writer.flush()
+        writer.wait()
+    finally:
+        writer.close()
+    if not state.shards:
+        raise DataError(describe_empty_store(source, state.counts))
+    if converter.divided and source.split:
+        state.counts.split = converter.divided.as_dict(source.split)
+    _write_index(target, source, header, state)
+
+
+def _load_state(target: str, fingerprint: str) -> _State:
+    """Return the state after the last complete shard of an interrupted build of the same data."""
+    state, names = _State(), set(list_objects(target))
+    while {name_progress(len(state.shards)), name_shard(len(state.shards))} <= names:
+        facts, columns = load_progress(target, len(state.shards))
+        if facts["fingerprint"] != fingerprint:
+            raise DataError(
+                f"{target}: holds an unfinished preparation of other data or settings. Delete its files, or give "
+                "another folder."
+            )
+        state.continue_after(facts, columns)
+    return state
+
+
+def _count_room(source: Source, state: _State, num_pending: int) -> int:
+    """Return the number of records that may be read without passing a limit, whichever of the pending are used."""
+    limit = source.split.max_records if source.split else source.max_examples
+    room = BLOCK if limit is None else limit - state.num_usable - num_pending
+    if source.split and source.max_examples is not None:
+        room = min(room, source.max_examples - state.counts.num_records_kept - num_pending)
+    return room
+
+
+def _exclude_duplicates(block: RecordBlock, rows: ConvertedRows, converter: Converter, state: _State) -> ConvertedRows:
+    """Return the rows of a block without records whose id an earlier one has; these count as bad."""
+    duplicates = {} if block.is_normalized else state.seen.find_and_add(rows.record_hashes)
+    if duplicates:
+        rows = converter.convert(block, duplicates)
+    state.num_usable += len(rows.record_hashes) - len(duplicates)
+    return rows
+
+
+def _write_index(target: str, source: Source, header: JsonTable, state: _State) -> None:
+    columns = {name: np.concatenate([facts[name] for facts in state.facts]) for name in state.facts[0]}
+    kept = ("input_lengths", "label_lengths", "groups", "num_clipped", "answer_clipped", "given_ids")
+    summary = {
+        "fingerprint": header["fingerprint"],
+        "dtype": header["dtype"],
+        **_summarise_lengths(columns, source.limits),
+        "num_examples": len(columns["groups"]),
+        "num_groups": state.num_groups,
+        **state.counts.as_dict(),
+        "source": list(source.paths),
+    }
+    index = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **header,
+        "summary": summary,
+        "rows": {"file": ROWS, **_write_to(target, ROWS, {name: columns[name] for name in kept})},
+        "shards": state.shards,
+    }
+    put_object(join_location(target, INDEX), json.dumps(index, ensure_ascii=False, indent=1).encode())
+    remove_progress(target, len(state.shards))
+
+
+def _summarise_lengths(columns: Columns, limits: LengthLimits) -> JsonTable:
+    """Return sum and p99 of clipped lengths (p99 sets the generation cap), histogram and maximum before clipping."""
+    facts: JsonTable = {}
+    for name, key, limit in (
+        ("inputs", "input", limits.max_input_tokens),
+        ("labels", "target", limits.max_target_tokens),
+    ):
+        lengths = columns["input_lengths" if key == "input" else "label_lengths"]
+        before = columns[f"whole_{name}"]
+        counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
+        facts[f"num_{key}_tokens"] = int(lengths.sum(dtype=np.int64))
+        facts[f"{key}_p99"] = int(np.quantile(lengths, 0.99, method="higher"))
+        facts[f"max_{key}_tokens"] = limit
+        facts[f"longest_{key}"] = int(before.max())
+        facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}
+    return facts
