@@ -122,7 +122,7 @@ def _squad_lengths() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     )
     store = prepare_split(config, load_tokenizer(None, SQUAD_TOKENIZER), "train", on_progress=ignore_progress)
     assert store is not None
-    return store.inputs.lengths, store.labels.lengths
+    return store.inputs.lengths.astype(np.int64), store.labels.lengths.astype(np.int64)
 
 
 def make_model(name: str, folder: Path, *, seed: int = 0) -> Path:

@@ -88,7 +88,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
 
         def prepare(on_progress: Any, split: str = split) -> tuple[JsonTable | None, None]:
             store = prepare_split(config, tokenizer, split, on_progress=on_progress)
-            return store and store.summary, None
+            return None if store is None else store.summary, None
 
         if facts := _measure_build(split, prepare, progress):
             found[split] = facts

@@ -207,6 +207,11 @@ def _format_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _describe_fault(copy: Path, entry: Mapping[str, Any]) -> str | None:
+    fault = find_fault(copy, entry)
+    return fault and f"{fault}, also when it was copied again. {PREPARE_AGAIN}"
+
+
 class CheckedShardFolder:
     """The shards in a folder that this machine did not build: each is compared with its checksum when it is opened."""
 
@@ -219,7 +224,7 @@ class CheckedShardFolder:
         path = self._folder / entry["file"]
         if number not in self._checked:
             if fault := find_fault(path, entry):
-                raise DataError(f"{path}: {fault}. Copy the folder again, or prepare the data again.")
+                raise DataError(f"{path}: {fault}. {PREPARE_AGAIN}, or copy this one again.")
             self._checked.add(number)
         return path
 
@@ -303,7 +308,7 @@ class ShardCache:
                 return
             try:
                 fetch_file(
-                    join_location(self._location, entry["file"]), path, check=lambda copy: find_fault(copy, entry)
+                    join_location(self._location, entry["file"]), path, check=lambda copy: _describe_fault(copy, entry)
                 )
             except MissingObjectError as error:
                 raise StorageError(f"{error} {INDEX} lists it: {PREPARE_AGAIN}.") from None

@@ -143,7 +143,9 @@ class TrainingStream:
         places = np.argsort(walk)[np.unique(np.searchsorted(ends, rows, side="right"))]
         low, high = int(places.min()) // together * together, (int(places.max()) // together + 1) * together
         following = walk[high : high + together]
-        if not len(following):
+        if high - low > together:  # these shards were made ready, and with others there would be too many
+            following = walk[:0]
+        elif high >= len(walk):
             following = draw_shard_order(self.plan, epoch + 1, len(ends))[:together]
         self.store.shards.keep(frozenset(walk[low:high].tolist()), frozenset(following.tolist()))
 

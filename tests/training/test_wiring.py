@@ -42,6 +42,7 @@ ELSEWHERE = {
     "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
+    "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
     "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "telemetry.every_seconds",
     "report.title", "report.beside", "report.expected", "report.expected_model", "report.expected_examples",
