@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from fivetune import rundir
-from fivetune.config.sections import NO_SPLIT
+from fivetune.config.data import NO_SPLIT
 from fivetune.diagnosis.stats import RunStats, collect_run_stats
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.jobs import Job

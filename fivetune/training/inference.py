@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES
-from fivetune.config.sections import NO_SPLIT
+from fivetune.config.data import NO_SPLIT
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store

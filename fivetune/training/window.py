@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from fivetune.config import RunConfig
-from fivetune.config.sections import NO_SPLIT
+from fivetune.config.data import NO_SPLIT
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.profiling.chrome import RANGE_PREFIX
 from fivetune.progress import ProgressCallback, ignore_progress

@@ -18,7 +18,7 @@ from functools import partial
 
 from fivetune import plugins
 from fivetune.config import RunConfig
-from fivetune.config.sections import NO_SPLIT
+from fivetune.config.data import NO_SPLIT
 from fivetune.data.stream import TrainingStream
 from fivetune.errors import ConfigError, NumericError
 from fivetune.progress import ProgressCallback, ignore_progress
