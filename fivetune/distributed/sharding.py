@@ -47,6 +47,26 @@ def get_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def compute_shard_slices(tensor: Tensor) -> tuple[slice, ...]:
+    """Compute which part of the full tensor this rank's shard is: one slice per dimension.
+
+    The last dimension of a mesh divides first: with tensor parallelism inside FSDP2, a rank's shard is a part of its
+    share of heads. Parts are those of torch.chunk.
+    """
+    ranges = [(0, length) for length in tensor.shape]
+    if is_sharded(tensor):
+        mesh = tensor.device_mesh
+        for number in reversed(range(mesh.ndim)):
+            placement = tensor.placements[number]
+            if not placement.is_replicate():
+                dim: int = placement.dim  # type: ignore[attr-defined]
+                start, length = ranges[dim]
+                part = -(-length // mesh.size(number))
+                first = min(part * mesh.get_local_rank(number), length)
+                ranges[dim] = (start + first, min(part, length - first))
+    return tuple(slice(start, start + length) for start, length in ranges)
+
+
 def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
     """Shard a full tensor as `other` of the same shape is sharded; if `other` is not, return the tensor unchanged."""
     if not is_sharded(other) or tensor.shape != other.shape:

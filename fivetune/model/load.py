@@ -17,6 +17,7 @@ from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
 from fivetune.model.family import find_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
+from fivetune.model.shards import find_tensors, is_untied
 from fivetune.model.tokenizer import load_tokenizer, refuse_other_vocabulary, suppress_output
 from fivetune.rundir.checksums import MANIFEST, verify_checksums
 
@@ -29,11 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model in fp32 on the CPU, its tokenizer, and warnings for the user."""
+    """A model in fp32 on the CPU, its tokenizer, and warnings for the user.
+
+    Args:
+        files: the model is on torch's meta device, and `model.shards.load_shards` reads its values from these files.
+    """
 
     model: T5Model
     tokenizer: PreTrainedTokenizerBase
     warnings: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
 
 
 def load_model_and_tokenizer(
@@ -45,6 +51,7 @@ def load_model_and_tokenizer(
     revision: str | None = None,
     dropout: float | None = None,
     head: str = "generate",
+    on_meta: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
@@ -52,6 +59,7 @@ def load_model_and_tokenizer(
         path: folder, hub name or t5-nano. config: folder or config.json of a model with random weights.
         tokenizer: folder or hub name, if it is not in the model's folder.
         head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
+        on_meta: leave the weights of a pre-trained generative model in their files, unless its vocabulary must grow.
 
     Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError if the folder is
     damaged, belongs to another family, has another vocabulary than `tokenizer`, or if the loaded weights differ from
@@ -70,6 +78,9 @@ def load_model_and_tokenizer(
     if init == "pretrained" and has_span_head(raw):
         span_head.refuse_other_head(head, source)
         return LoadedModel(span_head.load_span_model(source, settings), words)
+    if on_meta and init == "pretrained" and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
+        files = find_weight_files(source)
+        return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
     if init == "pretrained":
         loaded = LoadedModel(_load_pretrained(source, settings, raw), words)
     else:
@@ -172,10 +183,28 @@ def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
     return model
 
 
+def _build_on_meta(folder: Path, settings: T5Settings, raw: JsonTable, files: list[Path]) -> T5Model:
+    """Build the model without values; whether its head is tied is read from the files, as for a whole model."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    untied = is_untied(find_tensors(files), own_head=has_own_head(raw))
+    selfcheck.verify_variant(settings, raw, untied=untied, where=str(folder))
+    with suppress_output(), torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
+    if untied:
+        model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
+    return _set_generation_ids(model, settings)
+
+
+def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of rows that an embedding needs for all ids of a tokenizer."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
     """Grow the embedding to a multiple of 128 rows if the tokenizer has more ids than it has rows; never shrink it."""
     rows = loaded.model.get_input_embeddings().weight.shape[0]
-    needed = max(loaded.tokenizer.get_vocab().values()) + 1
+    needed = count_ids(loaded.tokenizer)
     if needed <= rows:
         return
     grown = -(-needed // 128) * 128

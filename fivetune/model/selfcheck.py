@@ -8,8 +8,9 @@ the decoder's output is scaled although the variant (`family.py`) is not, or the
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from fivetune.errors import ModelError
 from fivetune.model.family import EMBEDDING_COPIES, HEAD, LEFTOVER_WEIGHTS, SHARED, has_own_head, infer_output_scale
 from fivetune.model.files import iter_tensors
+from fivetune.model.tokenizer import suppress_output
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
+    from fivetune.model.modules import T5Model, T5Settings
     from fivetune.types import JsonTable
 
 TOLERANCE = 1e-4  # relative, of the probe's logits
@@ -37,6 +39,27 @@ def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: st
         model.config.tie_word_embeddings = scale
     _probe(model, embedding if head is None else head, scale, where)
     return model
+
+
+def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where: str) -> None:
+    """`verify_model` for a model that is loaded in shards: probes a small model with random weights and its settings.
+
+    Args:
+        untied: whether the files hold an output head of their own.
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    scale = infer_output_scale(raw, untied=untied, where=where)
+    if raw["model_type"] == "umt5":  # as in `verify_model`
+        settings.tie_word_embeddings = scale
+    small: Any = deepcopy(settings)
+    small.update({"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1})
+    small.vocab_size = max(64, settings.decoder_start_token_id + 1)
+    with torch.random.fork_rng(devices=[]), suppress_output():
+        model = AutoModelForSeq2SeqLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
+        if untied:
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+    _probe(model, model.lm_head.weight, scale, where)
 
 
 def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:

@@ -18,7 +18,12 @@ from fivetune.types import ModelT
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["ModelT", "StrategyOptions"]
+__all__ = ["ModelT", "StrategyOptions", "is_on_meta"]
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether the weights have no values yet: they are loaded in shards after `StrategyOptions.wrap`."""
+    return next(model.parameters()).is_meta
 
 
 class StrategyOptions(Options):
@@ -47,10 +52,16 @@ class StrategyOptions(Options):
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
         """Place the model on its device with the weights of rank 0. Collective: all ranks call it.
 
+        A model on torch's meta device is sharded there; `fivetune.model.shards.load_shards` gives it values.
+
         Args:
             precision: of the matrix products; gathered weights need no more.
         """
         return model.to(device)
+
+    def get_weight_device(self, device: str) -> str:
+        """The device of weights that are loaded in shards, for computations on `device`."""
+        return device
 
     @contextmanager
     def suppress_warnings(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, StrategyOptions
+from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
 from fivetune.strategies._fully_shard import shard_fully
 
 if TYPE_CHECKING:
@@ -56,12 +56,16 @@ class FSDP(StrategyOptions):
             )
         return ""
 
+    def get_weight_device(self, device: str) -> str:
+        return "cpu" if self.offload else device
+
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
         if world.size == 1:
             return model.to(device)
         from torch.distributed.device_mesh import init_device_mesh
 
-        world.broadcast(list(model.parameters()))
+        if not is_on_meta(model):
+            world.broadcast(list(model.parameters()))
         hybrid = self.replicas > 1
         shape = (self.replicas, world.size // self.replicas) if hybrid else (world.size,)
         names = ("replica", "shard") if hybrid else ("shard",)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, StrategyOptions
+from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
 from fivetune.strategies._fully_shard import shard_fully
 from fivetune.strategies._tensor import split_heads
 
@@ -50,10 +50,14 @@ class FSDPTensor(StrategyOptions):
             )
         return ""
 
+    def get_weight_device(self, device: str) -> str:
+        return "cpu" if self.offload else device
+
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
         if world.mesh is None:
             return model.to(device)
-        world.broadcast(list(model.parameters()))
+        if not is_on_meta(model):
+            world.broadcast(list(model.parameters()))
         split_heads(model, world.mesh["model"])
         shard_fully(model, world.mesh["data"], precision=precision, offload=self.offload)
         return model

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, StrategyOptions
+from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
 from fivetune.strategies._buckets import all_reduce_gradients
 from fivetune.strategies._tensor import split_heads
 
@@ -44,9 +44,10 @@ class Tensor(StrategyOptions):
     def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
         if world.mesh is None:
             return model.to(device)
-        world.broadcast(list(model.parameters()))
+        if not is_on_meta(model):
+            world.broadcast(list(model.parameters()))
         split_heads(model, world.mesh["model"])
-        return model.to(device)
+        return model if is_on_meta(model) else model.to(device)
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
         if world.data_size > 1:

@@ -28,6 +28,7 @@ from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.backend import Forward
 from fivetune.model.load import LoadedModel, count_parameters, load_model_and_tokenizer
+from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.plan import Plan
@@ -116,10 +117,13 @@ def set_up(
     with world.run_rank_zero_first("data"):
         check_sources(config)
         config = with_data_labels(config)
-    loaded = load_configured_model(config)
+    loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
     with translate_oom_errors():
         model = config.strategy.wrap(loaded.model, compute.device, world, precision=compute.precision)
+        if loaded.files:
+            place = config.strategy.get_weight_device(compute.device)
+            load_shards(model, loaded.files, place, where=str(config.model.path))
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
@@ -209,7 +213,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def load_configured_model(config: RunConfig) -> LoadedModel:
+def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> LoadedModel:
     section = config.model
     path, model_config, tokenizer = (
         name and find_typed_path(name, config.run.dir) for name in (section.path, section.config, section.tokenizer)
@@ -222,6 +226,7 @@ def load_configured_model(config: RunConfig) -> LoadedModel:
         revision=section.revision,
         dropout=section.dropout,
         head=head_of(config.task),
+        on_meta=on_meta,
     )
 
 
