@@ -18,8 +18,10 @@ from fivetune.config import load_config
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
+from fivetune.model.backend import Forward
 from fivetune.training import loop, train
 from fivetune.training.setup import set_up
+from fivetune.types import Batch
 
 
 def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -45,16 +47,33 @@ def stopped(recipe: dict[str, Any]) -> str:
     """A run whose second process gets SIGTERM in its second step."""
     step = loop.run_step
 
-    def hit(training: loop.Training, groups: Any) -> None:
+    def hit(training: loop.Training, groups: Any) -> bool:
         if training.setup.learner.world.rank == 1 and training.state.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        step(training, groups)
+        return step(training, groups)
 
     loop.run_step = hit
     try:
         return failing(lambda: train(recipe, preflight=False, quiet=True))
     finally:
         loop.run_step = step
+
+
+def out_of_memory(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """`gradients`, where the second process runs out of memory with two examples in the last micro-batch."""
+    compute = Forward.compute_losses
+
+    def fail(self: Forward, model: Any, batch: Batch, **options: Any) -> Any:
+        found = compute(self, model, batch, **options)
+        if World.from_environment().rank == 1 and len(batch.ids) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return found
+
+    Forward.compute_losses = fail  # type: ignore[method-assign]
+    try:
+        return gradients(recipe)
+    finally:
+        Forward.compute_losses = compute  # type: ignore[method-assign]
 
 
 def told(message: str) -> str:
@@ -109,6 +128,8 @@ def run_rank(folder: Path) -> None:
     for name, recipe in recipes.items():
         if name.startswith("gradients"):
             seen[name] = gradients(recipe)
+        elif name.startswith("memory"):
+            seen[name] = out_of_memory(recipe)
         elif name.startswith("stopped"):
             seen[name] = stopped(recipe)
         else:

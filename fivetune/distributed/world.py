@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from fivetune.errors import (
     ConfigError,
@@ -25,7 +25,7 @@ from fivetune.errors import (
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store
+    from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
 
 T = TypeVar("T")
 PEER_ERROR_WAIT_SECONDS = 2.0  # for the message of a lost rank; a killed rank gives none
@@ -37,7 +37,13 @@ class _Collectives(Protocol):
 
     def rendezvous(self, url: str, *, timeout: timedelta) -> Iterator[tuple[Store, int, int]]: ...
     def all_gather_object(self, object_list: list[T], obj: T) -> None: ...
-    def all_reduce(self, tensor: Tensor, op: ReduceOp.RedOpType = ..., group: ProcessGroup | None = None) -> object: ...
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: ReduceOp.RedOpType = ...,
+        group: ProcessGroup | None = None,
+        async_op: bool = ...,
+    ) -> object: ...
 
 
 def import_collectives() -> _Collectives:
@@ -161,10 +167,14 @@ class World:
         return held[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
-        """All-reduce (sum) a tensor in place over the copies of the model."""
-        if self.data_size > 1:
-            group = self.mesh.get_group("data") if self.mesh else None
-            import_collectives().all_reduce(tensor, group=group)
+        """All-reduce (sum) a tensor in place."""
+        if self.size > 1:
+            import_collectives().all_reduce(tensor)
+
+    def start_all_reduce_sum(self, tensor: Tensor) -> Work:
+        """Start an all-reduce (sum) of a tensor in place over the copies of the model; `wait` of the result ends it."""
+        group = self.mesh.get_group("data") if self.mesh else None
+        return cast("Work", import_collectives().all_reduce(tensor, group=group, async_op=True))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast the tensors of rank 0 in place."""

@@ -76,7 +76,7 @@ class StrategyOptions(Options):
         for name, parameter in model.named_parameters():
             yield name, gather_tensor(parameter.detach())
 
-    def prepare_backward(self, model: nn.Module, *, is_last: bool) -> None:
+    def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
         """Called before the forward pass of every micro-batch.
 
         Args:
@@ -84,7 +84,10 @@ class StrategyOptions(Options):
         """
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
-        """All-reduce (sum) the gradients, unless backward already has."""
+        """Sum the gradients over the copies of the model, as far as the backward pass has not.
+
+        Collective: a rank whose backward pass failed calls it too, and its gradients count as 0.
+        """
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before."""

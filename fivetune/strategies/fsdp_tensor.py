@@ -68,7 +68,7 @@ class FSDPTensor(StrategyOptions):
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # never changed in place
             yield
 
-    def prepare_backward(self, model: nn.Module, *, is_last: bool) -> None:
+    def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
         sharded: Any = model
         if hasattr(sharded, "set_requires_gradient_sync"):  # not with one rank
             sharded.set_requires_gradient_sync(is_last or not self.reduce_once)

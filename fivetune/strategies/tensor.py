@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
-from fivetune.strategies._buckets import all_reduce_gradients
+from fivetune.strategies._buckets import get_reducer
 from fivetune.strategies._tensor import split_heads
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Tensor(StrategyOptions):
         split_heads(model, world.mesh["model"])
         return model if is_on_meta(model) else model.to(device)
 
+    def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
+        if is_last and world.data_size > 1:
+            get_reducer(model, world).start()
+
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
         if world.data_size > 1:
-            all_reduce_gradients(model, world)
+            get_reducer(model, world).finish()

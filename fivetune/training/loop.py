@@ -117,8 +117,8 @@ def run_training_loop(training: Training) -> None:
     groups = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
     saved = state.step
     with stop.defer_signals():
+        stopping = _is_stop_requested(training)
         while True:
-            stopping = _is_stop_requested(training)
             if is_evaluation_due(training) and not stopping:
                 with measure_phase(training, "evaluate"), suppress(EvaluationStoppedError):
                     evaluate_model(training)
@@ -134,7 +134,7 @@ def run_training_loop(training: Training) -> None:
             if state.step == plan.num_steps or is_stopped_early(training):
                 return
             with measure_phase(training, "train"):
-                run_step(training, groups)
+                stopping = run_step(training, groups)
 
 
 def _is_stop_requested(training: Training) -> bool:
@@ -144,8 +144,11 @@ def _is_stop_requested(training: Training) -> bool:
     return signum > 0
 
 
-def run_step(training: Training, groups: Iterator[list[Batch]]) -> None:
-    """Run one optimizer step. Its record is written when the device has finished, on a CPU at once."""
+def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
+    """Run one optimizer step. Its record is written when the device has finished, on a CPU at once.
+
+    Returns: whether any rank received a signal before its gradients were summed; all ranks get the same answer.
+    """
     setup, learner, stream = training.setup, training.setup.learner, training.setup.data.stream
     state, meter = training.state, training.meter
     training.sampler.step = state.step + 1
@@ -168,6 +171,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> None:
             num_scored_tokens=num_targets,
             timer=meter.enter,
             nonfinite_flag=training.nonfinite_flag,
+            get_signum=lambda: training.stop.signum or 0,
         )
     state.step += 1
     if update.batch_size < training.plan.batch_size:
@@ -197,6 +201,9 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> None:
         PendingStep(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record)
     )
     write_steps(training, wait=logged or is_evaluation_due(training) or is_checkpoint_due(training))
+    agreed = update.signum if learner.world.size > 1 else training.stop.signum
+    training.stop.signum = agreed or training.stop.signum
+    return bool(agreed)
 
 
 def _reduce_micro_batch(training: Training, batch_size: int) -> None:

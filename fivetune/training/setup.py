@@ -119,11 +119,7 @@ def set_up(
         config = with_data_labels(config)
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
-    with translate_oom_errors():
-        model = config.strategy.wrap(loaded.model, compute.device, world, precision=compute.precision)
-        if loaded.files:
-            place = config.strategy.get_weight_device(compute.device)
-            load_shards(model, loaded.files, place, where=str(config.model.path))
+    model = _place_model(config, loaded, compute, world)
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
@@ -159,6 +155,16 @@ def set_up(
         max_new_tokens=data.evaluator.decoding.max_new_tokens if data.evaluator else None,
     )
     return Setup(config, loaded, learner, data, plan, fit)
+
+
+def _place_model(config: RunConfig, loaded: LoadedModel, compute: ComputeConfig, world: World) -> T5Model:
+    """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
+    strategy = config.strategy
+    with translate_oom_errors():
+        model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision)
+        if loaded.files:
+            load_shards(model, loaded.files, strategy.get_weight_device(compute.device), where=str(config.model.path))
+    return model
 
 
 def _prepare_data(

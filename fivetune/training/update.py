@@ -34,10 +34,12 @@ class Update:
         values: [3] fp32 on the host: mean loss per token (nats), gradient norm before clipping, positions computed.
             If the host did not wait for the step, they are valid once the device has finished it.
         batch_size: examples per forward pass; less than requested if memory ran out.
+        signum: signal that a rank received until its gradients were summed; 0 if none. Equal on all ranks.
     """
 
     values: Tensor
     batch_size: int
+    signum: int = 0
 
     @property
     def loss(self) -> float:
@@ -77,6 +79,7 @@ def train_step(
     num_scored_tokens: int | None = None,
     timer: PhaseTimer = ignore_phase,
     nonfinite_flag: Tensor | None = None,
+    get_signum: Callable[[], int] = lambda: 0,
 ) -> Update:
     """Run one optimizer step over the micro-batches of this rank's group and of the other ranks' groups.
 
@@ -88,19 +91,20 @@ def train_step(
         num_scored_tokens: on all ranks; default: world.data_size times the target tokens of this group.
         nonfinite_flag: lets the host run ahead of the device; the reader of the values must call `refuse_nonfinite`.
             Without it a NumericError is raised before the weights change.
+        get_signum: returns the signal that this rank has received, 0 if none.
     """
     model, compute, strategy, world = learner.model, learner.compute, learner.strategy, learner.world
     batch_size = batch_size or max(len(batch.ids) for batch in group)
     num_scored_tokens = num_scored_tokens or world.data_size * sum(batch.num_target_tokens for batch in group)
     if learner.graphs is not None:
-        return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer)
+        return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer, get_signum=get_signum)
 
     def compute_gradients(micro_batches: list[Batch]) -> Tensor:
         model.train()
         sums = torch.zeros(2, device=compute.device)  # of the loss, of the positions computed
         for batch in micro_batches:
             timer("host")
-            strategy.prepare_backward(model, is_last=batch is micro_batches[-1])
+            strategy.prepare_backward(model, world, is_last=batch is micro_batches[-1])
             with compute.make_autocast():
                 losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
                 weight = 0 if batch.is_filler else 1  # another rank trains on a filler's example
@@ -111,12 +115,9 @@ def train_step(
             sums[1] += num_positions
         return sums
 
-    sums, batch_size = _run_with_oom_retry(learner, group, batch_size, compute_gradients)
-    if world.size > 1:
-        if not strategy.sharded:  # sharded gradients are reduced in the backward pass
-            timer("exchange")
-        strategy.reduce_gradients(model, world)
-        world.all_reduce_sum(sums)
+    sums, batch_size, signum = _run_with_oom_retry(
+        learner, group, batch_size, compute_gradients, timer=timer, get_signum=get_signum
+    )
     timer("optimizer")
     learner.scaler.unscale_(learner.optimizer)  # before clipping: max_grad_norm bounds the true gradient
     norm = strategy.clip(model, learner.max_grad_norm)
@@ -126,7 +127,7 @@ def train_step(
         refuse_nonfinite(learner, group, step, *values[:2].tolist())
     values = _apply_gradients(learner, values, lr, nonfinite_flag)
     timer("host")
-    return Update(values, batch_size)
+    return Update(values, batch_size, signum)
 
 
 def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfinite_flag: Tensor | None) -> Tensor:
@@ -156,29 +157,44 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
 
 
 def _replay_graphs(
-    learner: Learner, group: list[Batch], *, lr: float | None, batch_size: int, timer: PhaseTimer
+    learner: Learner,
+    group: list[Batch],
+    *,
+    lr: float | None,
+    batch_size: int,
+    timer: PhaseTimer,
+    get_signum: Callable[[], int],
 ) -> Update:
     """Run the step by CUDA graphs. One launch contains all phases, so its time counts as forward."""
     assert lr is not None and learner.graphs is not None
     graphs = learner.graphs
     _set_lr(learner.optimizer, lr)
     timer("forward")
-    values, batch_size = _run_with_oom_retry(learner, group, batch_size, lambda parts: graphs.update(parts, lr=lr))
+    values, batch_size, signum = _run_with_oom_retry(
+        learner, group, batch_size, lambda parts: graphs.update(parts, lr=lr), timer=timer, get_signum=get_signum
+    )
     timer("host")
-    return Update(values, batch_size)
+    return Update(values, batch_size, signum)
 
 
 def _run_with_oom_retry(
-    learner: Learner, group: list[Batch], batch_size: int, run: Callable[[list[Batch]], Tensor]
-) -> tuple[Tensor, int]:
-    """Run `run` on the group in micro-batches of `batch_size`; on OOM halve that on all ranks and retry.
+    learner: Learner,
+    group: list[Batch],
+    batch_size: int,
+    run: Callable[[list[Batch]], Tensor],
+    *,
+    timer: PhaseTimer,
+    get_signum: Callable[[], int],
+) -> tuple[Tensor, int, int]:
+    """Run `run` on the group in micro-batches of `batch_size`, and sum over the ranks; on OOM halve that and retry.
 
     `run` must change nothing but gradients. Gradients and random states are reset before a retry, so that the result
-    equals that of the smaller size from the start. Returns: the result, and the batch size.
+    equals that of the smaller size from the start. Returns: the summed result, the batch size, and a signal or 0.
     """
     before = checkpoint.get_random_states()
     if learner.strategy.sharded and learner.world.size > 1:  # no retry: the other ranks wait inside their forward pass
-        return run(group), batch_size
+        result, _, signum = _sum_over_ranks(learner, run(group), 0, get_signum(), timer)
+        return result, batch_size, signum
     while True:
         while any(len(batch.ids) > batch_size for batch in group):
             group = [half for batch in group for half in _split_if_larger(batch, batch_size)]
@@ -189,9 +205,10 @@ def _run_with_oom_retry(
             if not is_out_of_memory(error):
                 raise
             failed, too_many = error, max(len(batch.ids) for batch in group)
-        too_many = learner.world.all_reduce_max(too_many)
-        if result is not None and not too_many:
-            return result, batch_size
+            learner.optimizer.zero_grad(set_to_none=True)  # makes room for sending zeros
+        result, too_many, signum = _sum_over_ranks(learner, result, too_many, get_signum(), timer)
+        if not too_many:
+            return result, batch_size, signum
         if too_many == 1:
             raise failed or MemoryError("another rank ran out of memory with one example.")
         batch_size = -(-too_many // 2)
@@ -199,6 +216,38 @@ def _run_with_oom_retry(
         if learner.graphs is not None:
             learner.graphs.forget()
         checkpoint.set_random_states(before)
+
+
+def _sum_over_ranks(
+    learner: Learner, sums: Tensor | None, too_many: int, signum: int, timer: PhaseTimer
+) -> tuple[Tensor, int, int]:
+    """Sum the gradients and `sums` over the ranks, and agree on what stops the step or the run.
+
+    Args:
+        sums: [2]; None if this rank ran out of memory.
+        too_many: examples of this rank's batch that did; 0 if none.
+        signum: signal that this rank received; 0 if none.
+
+    Returns: the sums, and the largest `too_many` and `signum` of all ranks.
+    """
+    world, device = learner.world, learner.compute.device
+    sums = torch.zeros(2, device=device) if sums is None else sums
+    if world.size == 1:
+        return sums, too_many, signum
+    if not learner.strategy.sharded:  # sharded gradients are reduced in the backward pass
+        timer("exchange")
+    learner.strategy.reduce_gradients(learner.model, world)
+    if world.model_rank:  # the first rank of each copy of the model has computed the same
+        sums = torch.zeros_like(sums)
+    if device != "cpu":  # the flags take the way over the hosts, which do not wait for the device
+        world.all_reduce_sum(sums)
+        return sums, world.all_reduce_max(too_many), world.all_reduce_max(signum)
+    message = torch.zeros(2 + 2 * world.size)
+    message[:2] = sums
+    message[2 + 2 * world.rank :][:2] = torch.tensor([too_many, signum])
+    world.all_reduce_sum(message)
+    flags = message[2:].view(world.size, 2).amax(0).tolist()
+    return message[:2], int(flags[0]), int(flags[1])
 
 
 def _split_if_larger(batch: Batch, size: int) -> tuple[Batch, ...]:

@@ -23,7 +23,7 @@ from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
 from fivetune.rundir.records import Run, StrategyFacts
-from fivetune.strategies._buckets import BUCKET_BYTES, iter_gradient_buckets
+from fivetune.strategies._buckets import BUCKET_BYTES, iter_buckets
 from fivetune.training import train
 
 STRATEGIES = plugins.list_plugins("strategies")
@@ -91,7 +91,7 @@ def test_alone_nothing_is_sent():
 
 def test_small_gradients_travel_together():
     small, large = torch.zeros(3), torch.empty(BUCKET_BYTES // 4 + 1)
-    found = list(iter_gradient_buckets([small, small, large, small, small.double()]))
+    found = list(iter_buckets([small, small, large, small, small.double()]))
     assert [[t.numel() for t in bucket] for bucket in found] == [[3, 3], [large.numel()], [3], [3]]
 
 
@@ -226,6 +226,8 @@ def together(tmp_path_factory, family_folders) -> Together:
         (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
         table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
         (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
+    table = recipe(folder, family_folders["t5"], "memory", "ddp", 2)
+    (folder / "memory.yaml").write_text(yaml.safe_dump(table))
     stderr = run_ranks(folder, 2)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
@@ -272,6 +274,13 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
         assert found.keys() == expected.keys()
         worst = max((found[name] - expected[name]).abs().max().item() for name in expected)
         assert worst < 1e-6
+
+
+@pytest.mark.slow
+def test_when_one_process_runs_out_of_memory_all_repeat_the_step_with_less(together):
+    expected = together.alone["gradients-t5"]
+    for seen in together.seen:
+        assert max((seen["memory"][key] - expected[key]).abs().max().item() for key in expected) < 1e-6
 
 
 @pytest.mark.slow
