@@ -119,7 +119,7 @@ def set_up(
         config = with_data_labels(config)
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
-    model = _place_model(config, loaded, compute, world)
+    model = _wrap_model(config, loaded, compute, world)
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
@@ -157,7 +157,7 @@ def set_up(
     return Setup(config, loaded, learner, data, plan, fit)
 
 
-def _place_model(config: RunConfig, loaded: LoadedModel, compute: ComputeConfig, world: World) -> T5Model:
+def _wrap_model(config: RunConfig, loaded: LoadedModel, compute: ComputeConfig, world: World) -> T5Model:
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
     with translate_oom_errors():
