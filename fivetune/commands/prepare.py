@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         place = args.output
         print(f"output  {place}")
-        command = ["fivetune", "train", args.recipe, *args.settings, *_list_settings(found, config)]
+        settings = _list_settings(found, config)
+        command = ["fivetune", "train", args.recipe, *_drop_settings(args.settings, settings), *settings]
     print(f"The run reads it from there: {shlex.join(command)}")
     if args.json:
         print_json({"cache" if args.output is None else "output": place, **found})
@@ -163,6 +164,22 @@ def _list_settings(found: Prepared, config: Any) -> list[str]:
     if config.data.eval_share is not None:
         settings += ["--data.eval_share", "null"]
     return settings
+
+
+def _drop_settings(given: list[str], replaced: list[str]) -> list[str]:
+    """Return the flags given on the command line without those that others replace.
+
+    >>> _drop_settings(["--data.train", "a.json", "--run.seed=1"], ["--data.train", "s3://b/train"])
+    ['--run.seed=1']
+    """
+    kept: list[str] = []
+    is_kept = True
+    for word in given:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in replaced
+        if is_kept:
+            kept.append(word)
+    return kept
 
 
 def _format_split(split: str, facts: dict[str, Any]) -> str:
