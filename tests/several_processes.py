@@ -5,14 +5,17 @@ In: a folder with recipes by name. Out: in it, run directories, and what each pr
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fivetune.config import load_config
 from fivetune.distributed.sharding import gather_tensor
@@ -76,6 +79,23 @@ def out_of_memory(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
         Forward.compute_losses = compute  # type: ignore[method-assign]
 
 
+def full(recipe: dict[str, Any]) -> str:
+    """A run with a checkpoint after each step; the disk of the second process is full once, and later for good."""
+    write, calls = FileSystemWriter.write_data, []
+
+    def refuse(*args: Any) -> Any:
+        calls.append(0)
+        if len(calls) != 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.time, "sleep", lambda seconds: None)
+        if World.from_environment().rank == 1:
+            patch.setattr(FileSystemWriter, "write_data", refuse)
+        return failing(lambda: train(recipe, preflight=False, quiet=True))
+
+
 def told(message: str) -> str:
     """Both processes fail, with these words."""
 
@@ -132,8 +152,11 @@ def run_rank(folder: Path) -> None:
             seen[name] = out_of_memory(recipe)
         elif name.startswith("stopped"):
             seen[name] = stopped(recipe)
+        elif name.startswith("full"):
+            seen[name] = full(recipe)
         else:
-            train(recipe, preflight=name.endswith("checked"), resume=name.startswith("resumed"), quiet=True)
+            resume = name.startswith(("resumed", "switched"))  # what was stopped goes on as "switched"
+            train(recipe, preflight=name.endswith("checked"), resume=resume, quiet=True)
     if World.from_environment().size == 2:
         seen |= {"same": told("bad file"), "different": told("bad file {rank}"), "lost": lost(), "alike": alike()}
     seen["filters"] = [str(message) for _, message, *_ in warnings.filters]

@@ -49,7 +49,7 @@ WITHOUT_TORCH = (
     "commands",
     "cli",
 )
-WITH_TORCH = ("fivetune.distributed.tensor_parallel",)  # modules that strategies import when they place a model
+WITH_TORCH = ("fivetune.distributed.tensor_parallel", "fivetune.distributed.shards")  # imported when a model is placed
 BANNED = {"utils", "util", "common", "helpers", "helper", "manager", "managers", "misc"}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fivetune.errors import (
     ConfigError,
@@ -36,7 +36,7 @@ class _Collectives(Protocol):
     """Functions of torch.distributed, with the types that torch leaves out."""
 
     def rendezvous(self, url: str, *, timeout: timedelta) -> Iterator[tuple[Store, int, int]]: ...
-    def all_gather_object(self, object_list: list[T], obj: T) -> None: ...
+    def all_gather_object(self, object_list: list[T], obj: T, group: ProcessGroup | None = None) -> None: ...
     def all_reduce(
         self,
         tensor: Tensor,
@@ -66,6 +66,7 @@ class World:
     Args:
         local_rank: rank among the processes of this machine; the number of its device.
         mesh: [data, model], the ranks by copy of the model and by place in it; None if every rank is a copy.
+        group: the process group of `gather`, `broadcast_object`, `barrier` and `run_on_all`; None: the default one.
     """
 
     rank: int = 0
@@ -73,6 +74,7 @@ class World:
     local_rank: int = 0
     model_size: int = 1
     mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
+    group: ProcessGroup | None = field(default=None, repr=False, compare=False)
     _store: PrefixStore | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -121,6 +123,15 @@ class World:
         mesh = init_device_mesh(device.partition(":")[0], shape, mesh_dim_names=("data", "model"))
         return replace(self, model_size=model_size, mesh=mesh)
 
+    def separate(self) -> World:
+        """This world with a process group of its own, for another thread. Collective: all ranks call it."""
+        if self.size == 1:
+            return self
+        from torch import distributed
+
+        group: Any = distributed.new_group(backend="gloo")  # pyright: ignore[reportUnknownMemberType]
+        return replace(self, group=group)
+
     @contextmanager
     def connect(self, *, cuda: bool, timeout_minutes: float) -> Generator[World]:
         """Join the process group inside the block.
@@ -153,7 +164,7 @@ class World:
         if self.size == 1:
             return [value]
         found: list[T] = [value] * self.size
-        import_collectives().all_gather_object(found, value)
+        import_collectives().all_gather_object(found, value, group=self.group)
         return found
 
     def broadcast_object(self, value: T) -> T:
@@ -163,7 +174,7 @@ class World:
         from torch import distributed
 
         held: list[T] = [value]
-        distributed.broadcast_object_list(held, src=0)
+        distributed.broadcast_object_list(held, src=0, group=self.group)
         return held[0]
 
     def all_reduce_sum(self, tensor: Tensor) -> None:

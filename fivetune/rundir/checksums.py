@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 from fivetune.errors import RunDirError
 from fivetune.rundir import fsync_folder, write_json
@@ -22,22 +23,36 @@ MANIFEST_VERSION = 1
 EDITABLE_FILES = ("README.md",)  # not checked: users edit model cards
 
 
-def write_checksums(folder: Path, *, run_id: str | None = None) -> None:
+class Checksum(TypedDict):
+    """Size and CRC-32 of a file, an entry of manifest.json."""
+
+    size: int
+    crc32: int
+
+
+def compute_checksum(path: Path) -> Checksum:
+    """Make a file durable; returns its size and CRC-32. Raises OSError if the disk refuses."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"size": path.stat().st_size, "crc32": _compute_crc32(path)}
+
+
+def write_checksums(folder: Path, *, run_id: str | None = None, known: Mapping[str, Checksum] | None = None) -> None:
     """Make every file of a folder durable, then write manifest.json with the size and CRC-32 of each.
 
     Args:
         run_id: id of the run that the folder belongs to.
+        known: checksums by file name that other processes computed of the files that they wrote.
 
     Raises RunDirError or OSError if the disk refuses a write.
     """
-    files = {}
+    files = dict(known or {})
     for path in sorted(folder.iterdir()):
-        if not path.is_file() or path.name == MANIFEST:
+        if not path.is_file() or path.name == MANIFEST or path.name in files:
             continue
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        checksum = compute_checksum(path)
         if path.name not in EDITABLE_FILES:
-            files[path.name] = {"size": path.stat().st_size, "crc32": _compute_crc32(path)}
+            files[path.name] = checksum
     write_json(folder / MANIFEST, {"format_version": MANIFEST_VERSION, "run_id": run_id, "files": files})
     fsync_folder(folder)
 

@@ -334,6 +334,9 @@ class NullRunDir(RunDir):
     def append(self, name: str, record: JsonTable) -> None:
         """No-op: only rank 0 writes."""
 
+    def refuse_moved(self) -> None:
+        """No-op: only rank 0 writes."""
+
     def truncate_after(self, step: int) -> list[str]:
         """No-op: only rank 0 writes."""
         return []

@@ -48,7 +48,7 @@ from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.card import build_model_card
-from fivetune.training.checkpoint import WEIGHTS, CheckpointOwner, TrainingProgress
+from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
 from fivetune.training.loop import (
     Training,
     describe_early_stop,
@@ -396,9 +396,7 @@ def _export_model(training: Training) -> str | None:
     with measure_phase(training, "checkpoint"):
         if state.best and state.best.step != state.step:
             path = run.path / "checkpoints" / str(state.best.step)
-            if reason := world.broadcast_object(
-                checkpoint.find_damage(path, names=[WEIGHTS]) if world.is_first else None
-            ):
+            if reason := world.broadcast_object(checkpoint.find_weights_damage(path) if world.is_first else None):
                 incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
                 warn_once(training, incomplete)
                 state.best = None

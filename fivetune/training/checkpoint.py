@@ -1,11 +1,12 @@
 """Checkpoints: the complete state of a run at a step boundary, written atomically.
 
     checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
+    of a sharded model:  __<rank>_0.distcp  .metadata  state.pt (without tensors of the optimizer)  and the same two
 
 A checkpoint is written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only
 then are older ones removed. Reading takes the newest whole checkpoint; a damaged one is renamed and never used.
 state.json also records the owner of the checkpoint: the run's id, its settings and its data. Weights and optimizer
-state are unsharded, so that any number of processes can resume from them.
+state are stored by the names of weights, so that any number of processes under any strategy can resume from both forms.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ import json
 import math
 import os
 import pickle
-import random
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivetune.distributed.sharding import gather_tensor, release_gathered, shard_like
+from fivetune.distributed.sharding import get_local, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError, format_size
 from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
-from fivetune.rundir.checksums import find_damage, write_checksums
+from fivetune.rundir.checksums import Checksum, compute_checksum, find_damage, write_checksums
 from fivetune.rundir.records import BestEval
+from fivetune.training.snapshot import ShardedSnapshot, Snapshot, load_optimizer, map_tensors, set_random_states
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable, TorchState
 
-WEIGHTS = "model.safetensors"  # the only file of a checkpoint that the export needs
+WEIGHTS = "model.safetensors"
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError, RunDirError)  # of a disk that refuses a write
 
 
 @dataclass(slots=True)
@@ -95,64 +96,6 @@ class CheckpointOwner:
 NO_OWNER = CheckpointOwner()
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state on the host: weights by name, and the content of state.pt.
-
-    Tensors that are on the host already are not copied: a snapshot of a CPU run is written before the next step.
-    """
-
-    weights: dict[str, Tensor]
-    state: TorchState
-
-
-def take_snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World = SINGLE_PROCESS
-) -> Snapshot:
-    """Gather the current state on the host. Collective: all ranks call it; the snapshot is complete on rank 0."""
-
-    def taken(tensor: Tensor) -> Tensor:
-        full = gather_tensor(tensor.detach())
-        return full.cpu().contiguous() if world.is_first else full.new_empty(0)
-
-    states = world.gather(get_random_states())
-    return Snapshot(
-        {name: taken(parameter) for name, parameter in model.named_parameters()},
-        {
-            "optimizer": _map_tensors(_collect_states(model, optimizer), taken),
-            "scaler": scaler.state_dict(),
-            "random": states[0],
-            "random_of_others": states[1:],
-        },
-    )
-
-
-def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
-    """The optimizer's state, by the names of weights; its groups hold settings only, and differ by strategy."""
-    name_of, parameters = _map_names(model), _list_parameters(optimizer)
-    taken = optimizer.state_dict()
-    del taken["param_groups"]
-    return {**taken, "state": {name_of[parameters[number]]: state for number, state in taken["state"].items()}}
-
-
-def _map_names(model: nn.Module) -> dict[Tensor, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
-
-
-def _list_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The optimizer's parameters in the order of its state_dict."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _map_tensors(tree: Any, change: Callable[[Tensor], object]) -> Any:
-    """Apply `change` to every tensor in a tree of dicts and lists."""
-    if isinstance(tree, dict):
-        return {key: _map_tensors(value, change) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_map_tensors(value, change) for value in tree]
-    return change(tree) if isinstance(tree, Tensor) else tree
-
-
 def write_checkpoint(
     folder: Path, taken: Snapshot, progress: TrainingProgress, owner: CheckpointOwner = NO_OWNER
 ) -> Path:
@@ -160,31 +103,81 @@ def write_checkpoint(
     target = folder / str(progress.step)
     staging = folder / f".staging-{progress.step}"
     try:
-        _remove(staging)
-        staging.mkdir(parents=True)
+        _write_facts(staging, taken.state, progress, owner)
         save_file(taken.weights, staging / WEIGHTS)
-        torch.save(taken.state, staging / "state.pt")
-        write_json(staging / "state.json", {**asdict(progress), "owner": asdict(owner)})
-        write_checksums(staging)
-        apply_umask(staging)
-        replace_folder(staging, target)
-    except (OSError, RuntimeError, SafetensorError, RunDirError) as error:
-        kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
-        raise RunDirError(
-            f"{target}: the checkpoint cannot be written: {_get_first_line(error)}.{_describe_space(folder, taken)} "
-            f"Free disk space. {kept}"
-        ) from None
+        _finish_folder(staging, target)
+    except WRITE_ERRORS as error:
+        raise _build_write_error(target, error, _count_bytes([taken.weights, taken.state])) from None
     finally:
         with suppress(OSError):
             _remove(staging)
     return target
 
 
-def _describe_space(folder: Path, taken: Snapshot) -> str:
+def write_shards(
+    folder: Path, taken: ShardedSnapshot, progress: TrainingProgress, owner: CheckpointOwner, world: World
+) -> Path:
+    """Write checkpoints/<step> of a sharded model; returns its path. Collective: all ranks call it.
+
+    Each rank writes what it holds, and rank 0 renames the folder when all have finished. If a rank fails, all raise
+    its error as a RunDirError with the same text; no partial checkpoint stays.
+    """
+    from fivetune.distributed.shards import write_tensors
+
+    def run_first(work: Callable[[], object]) -> None:
+        world.run_on_all(work if world.is_first else lambda: None)
+
+    def write_own() -> dict[str, Checksum]:
+        written = write_tensors(staging, taken.tensors, world)
+        return {path.name: compute_checksum(path) for path in written}
+
+    target = folder / str(progress.step)
+    staging = folder / f".staging-{progress.step}"
+    try:
+        run_first(lambda: _write_facts(staging, taken.state, progress, owner))
+        checksums = {name: one for each in world.run_on_all(write_own) for name, one in each.items()}
+        run_first(lambda: _finish_folder(staging, target, checksums))
+    except WRITE_ERRORS as error:
+        needed = sum(world.gather(_count_bytes([get_local(tensor) for tensor in taken.tensors.values()])))
+        raise world.broadcast_object(_build_write_error(target, error, needed)) from None
+    finally:
+        if world.is_first:
+            with suppress(OSError):
+                _remove(staging)
+    return target
+
+
+def _write_facts(staging: Path, state: TorchState, progress: TrainingProgress, owner: CheckpointOwner) -> None:
+    """Write state.pt and state.json into an empty staging folder."""
+    _remove(staging)
+    staging.mkdir(parents=True)
+    torch.save(state, staging / "state.pt")
+    write_json(staging / "state.json", {**asdict(progress), "owner": asdict(owner)})
+
+
+def _finish_folder(staging: Path, target: Path, checksums: dict[str, Checksum] | None = None) -> None:
+    write_checksums(staging, known=checksums)
+    apply_umask(staging)
+    replace_folder(staging, target)
+
+
+def _build_write_error(target: Path, error: Exception, num_bytes: int) -> RunDirError:
+    folder = target.parent
+    kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
+    return RunDirError(
+        f"{target}: the checkpoint cannot be written: {_get_first_line(error)}.{_describe_space(folder, num_bytes)} "
+        f"Free disk space. {kept}"
+    )
+
+
+def _count_bytes(tree: object) -> int:
+    tensors: list[Tensor] = []
+    map_tensors(tree, tensors.append)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _describe_space(folder: Path, needed: int) -> str:
     """A sentence with the needed and the free disk space; empty if the free space is unknown."""
-    tensors = [*taken.weights.values()]
-    _map_tensors(taken.state, tensors.append)
-    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -282,18 +275,30 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
+def find_weights_damage(path: Path) -> str | None:
+    """Describe damage of the files from which `load_weights` reads; None if they are whole."""
+    return find_damage(path, names=None if is_sharded_checkpoint(path) else [WEIGHTS])
+
+
+def is_sharded_checkpoint(path: Path) -> bool:
+    """Whether a checkpoint has one file per rank, as those of sharded models."""
+    return (path / ".metadata").exists()
+
+
 def load_weights(path: Path, model: nn.Module) -> None:
     """Copy the weights of a checkpoint into the model, sharded as the model is.
 
     Raises RunDirError if they cannot be read or belong to another model.
     """
+    if is_sharded_checkpoint(path):
+        _read_shards(path, {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()})
+        release_gathered(model)
+        return
     file = path / WEIGHTS
     try:
         weights = load_file(file)
     except (OSError, MemoryError, RuntimeError, SafetensorError) as error:
-        raise RunDirError(
-            f"{file}: cannot be loaded: {_get_first_line(error)}. Free memory and resume; the checkpoint stays."
-        ) from None
+        raise _build_load_error(file, error) from None
     try:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -301,6 +306,56 @@ def load_weights(path: Path, model: nn.Module) -> None:
         release_gathered(model)
     except (KeyError, RuntimeError) as error:
         raise _build_mismatch_error(path, error) from None
+
+
+def _read_shards(path: Path, into: dict[str, Tensor]) -> None:
+    """Read tensors of a sharded checkpoint in place. Raises RunDirError."""
+    from fivetune.distributed.shards import read_tensors
+
+    try:
+        read_tensors(path, into)
+    except (OSError, MemoryError) as error:
+        raise _build_load_error(path, error) from None
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise _build_mismatch_error(path, error) from None
+    except pickle.UnpicklingError:
+        raise _build_foreign_error(path / ".metadata") from None
+
+
+def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict[str, dict[str, Tensor]]:
+    """Read the tensors of the optimizer by weight and field, those of the model's shape sharded as the weight is.
+
+    Args:
+        whole: whether every rank needs the full tensors.
+    """
+    from fivetune.distributed.shards import read_shapes
+
+    own, found = dict(model.named_parameters()), defaultdict[str, dict[str, Tensor]](dict)
+    try:
+        shapes = read_shapes(path)
+    except pickle.UnpicklingError:
+        raise _build_foreign_error(path / ".metadata") from None
+    for key, (shape, dtype) in shapes.items():
+        kind, name, *rest = key.split("/")
+        if kind == "optimizer" and (parameter := own.get(name)) is not None:
+            is_like = shape == parameter.shape and not whole
+            place = torch.empty_like(parameter.detach(), dtype=dtype) if is_like else torch.empty(shape, dtype=dtype)
+            found[name]["/".join(rest)] = place
+    _read_shards(path, {f"optimizer/{name}/{key}": t for name, state in found.items() for key, t in state.items()})
+    return found
+
+
+def _build_load_error(file: Path, error: Exception) -> RunDirError:
+    return RunDirError(
+        f"{file}: cannot be loaded: {_get_first_line(error)}. Free memory and resume; the checkpoint stays."
+    )
+
+
+def _build_foreign_error(file: Path) -> RunDirError:
+    return RunDirError(
+        f"{file}: holds objects other than tensors and plain values, which FiveTune never writes and "
+        "does not load. Remove the folder and resume from an earlier checkpoint."
+    )
 
 
 def _build_mismatch_error(path: Path, error: Exception) -> RunDirError:
@@ -326,16 +381,15 @@ def restore_checkpoint(
     try:
         state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
     except pickle.UnpicklingError:
-        raise RunDirError(
-            f"{path}/state.pt: holds objects other than tensors and plain values, which FiveTune never writes and "
-            "does not load. Remove the folder and resume from an earlier checkpoint."
-        ) from None
+        raise _build_foreign_error(path / "state.pt") from None
     except (OSError, MemoryError, EOFError) as error:
         raise RunDirError(f"{path}/state.pt: cannot be loaded: {_get_first_line(error)}. Free memory.") from None
     except RuntimeError as error:
         raise _build_mismatch_error(path, error) from None
+    whole = getattr(optimizer, "keeps_whole_state", False)
+    shards = _read_optimizer_shards(path, model, whole=whole) if is_sharded_checkpoint(path) else None
     try:
-        _load_optimizer(model, optimizer, state["optimizer"])
+        load_optimizer(model, optimizer, state["optimizer"], shards, world)
         scaler.load_state_dict(state["scaler"])
         states = [state["random"], *state.get("random_of_others", ())]
         if world.rank < len(states):
@@ -343,25 +397,6 @@ def restore_checkpoint(
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise _build_mismatch_error(path, error) from None
     return progress
-
-
-def _load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: TorchState) -> None:
-    """Load an unsharded optimizer state; each rank keeps the shard that belongs to its weights."""
-    parameters, name_of = _list_parameters(optimizer), _map_names(model)
-    if saved["state"].keys() - {name_of[parameter] for parameter in parameters}:
-        raise ValueError("its optimizer has other weights")
-    place = _keep_whole if getattr(optimizer, "keeps_whole_state", False) else shard_like
-    states = {
-        number: _map_tensors(saved["state"][name_of[parameter]], partial(place, other=parameter))
-        for number, parameter in enumerate(parameters)
-        if name_of[parameter] in saved["state"]
-    }
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
-
-
-def _keep_whole(tensor: Tensor, other: Tensor) -> Tensor:
-    return tensor
 
 
 def remove_old_checkpoints(
@@ -404,30 +439,6 @@ def _remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def get_random_states() -> TorchState:
-    """States of all random generators, in types that torch loads with weights_only."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
-    }
-
-
-def set_random_states(states: TorchState) -> None:
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    kind, keys, position, has_gauss, gauss = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if states.get("mps") is not None:
-        torch.mps.set_rng_state(states["mps"])
 
 
 def _get_first_line(error: BaseException) -> str:

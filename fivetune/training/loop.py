@@ -45,6 +45,7 @@ from fivetune.training import checkpoint
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
+from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
@@ -320,17 +321,26 @@ def save_checkpoint(training: Training) -> None:
     setup, learner, state = training.setup, training.setup.learner, training.state
     folder = training.run.path / "checkpoints"
     write_steps(training, wait=True)
-    snapshot = checkpoint.take_snapshot(learner.model, learner.optimizer, learner.scaler, learner.world)
-    if not learner.world.is_first:
-        return
-    training.run.refuse_moved()
     owner = replace(training.owner, batch_size=training.plan.batch_size)
+    sharded = setup.config.strategy.sharded and learner.world.size > 1
+    take = take_shards if sharded else take_snapshot
+    taken = take(learner.model, learner.optimizer, learner.scaler, learner.world)
+    learner.world.run_on_all(training.run.refuse_moved)
+
+    def write() -> None:
+        if isinstance(taken, ShardedSnapshot):
+            checkpoint.write_shards(folder, taken, state, owner, learner.world)
+        elif learner.world.is_first:
+            checkpoint.write_checkpoint(folder, taken, state, owner)
+
     try:
-        checkpoint.write_checkpoint(folder, snapshot, state, owner)
+        write()
     except RunDirError as error:
         time.sleep(1)
         training.progress.warn(f"{error} Retrying once.")
-        checkpoint.write_checkpoint(folder, snapshot, state, owner)
+        write()
+    if not learner.world.is_first:
+        return
     warn = partial(warn_once, training)
     best_step = state.best.step if state.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():

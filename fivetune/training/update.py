@@ -18,8 +18,8 @@ from fivetune.data.batch import pad, split_batch
 from fivetune.errors import NumericError
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.model.memory import is_out_of_memory
-from fivetune.training import checkpoint
 from fivetune.training.learner import Learner
+from fivetune.training.snapshot import get_random_states, set_random_states
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _run_with_oom_retry(
     `run` must change nothing but gradients. Gradients and random states are reset before a retry, so that the result
     equals that of the smaller size from the start. Returns: the summed result, the batch size, and a signal or 0.
     """
-    before = checkpoint.get_random_states()
+    before = get_random_states()
     if learner.strategy.sharded and learner.world.size > 1:  # no retry: the other ranks wait inside their forward pass
         result, _, signum = _sum_over_ranks(learner, run(group), 0, get_signum(), timer)
         return result, batch_size, signum
@@ -215,7 +215,7 @@ def _run_with_oom_retry(
         learner.optimizer.zero_grad(set_to_none=True)
         if learner.graphs is not None:
             learner.graphs.forget()
-        checkpoint.set_random_states(before)
+        set_random_states(before)
 
 
 def _sum_over_ranks(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,9 +22,11 @@ from warm import WarmProcess
 
 from fivetune import plugins, rundir
 from fivetune.config import load_config
+from fivetune.distributed import shards
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
+from fivetune.rundir.checksums import find_damage
 from fivetune.rundir.records import Run, StrategyFacts
 from fivetune.strategies._buckets import BUCKET_BYTES, iter_buckets
 from fivetune.training import train
@@ -197,6 +202,13 @@ def stopping_early(folder: Path, model: Path, strategy: str, nproc: int) -> dict
     return table
 
 
+def in_sixes(folder: Path, model: Path, name: str, strategy: str, nproc: int) -> dict[str, Any]:
+    """Six examples a step, for one, two and three processes, with Adafactor."""
+    table = recipe(folder, model, name, strategy, nproc)
+    table["train"]["global_batch_size"] = 6
+    return {**table, "optimizer": {"name": "adafactor"}}
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, family_folders) -> Together:
     """One start of two processes that do everything, because starting is what takes long."""
@@ -228,6 +240,17 @@ def together(tmp_path_factory, family_folders) -> Together:
         (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
     table = recipe(folder, family_folders["t5"], "memory", "ddp", 2)
     (folder / "memory.yaml").write_text(yaml.safe_dump(table))
+    table = recipe(folder, family_folders["t5"], "switched", "fsdp", 2)
+    (folder / "stopped-switched.yaml").write_text(yaml.safe_dump(table))
+    (folder / "switched.yaml").write_text(yaml.safe_dump({**table, "strategy": "tensor"}))
+    for nproc, (name, strategy) in {1: ("alone-six", "single"), 2: ("six", "fsdp")}.items():
+        table = in_sixes(folder, family_folders["t5"], name, strategy, nproc)
+        if nproc == 1:
+            alone["six"] = train(table, preflight=False, quiet=True)
+        else:
+            (folder / "stopped-six.yaml").write_text(yaml.safe_dump(table))
+    table = recipe(folder, family_folders["t5"], "full", "fsdp", 2)
+    (folder / "full.yaml").write_text(yaml.safe_dump({**table, "checkpoint": {"every_steps": 1}}))
     stderr = run_ranks(folder, 2)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
@@ -242,6 +265,10 @@ def four_together(tmp_path_factory, family_folders, together) -> Together:
             (folder / f"gradients-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
             if family == "t5":
                 (folder / f"run-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
+    shutil.copytree(together.folder / "stopped-fsdp", folder / "stopped-fsdp", symlinks=True)
+    table = recipe(together.folder, family_folders["t5"], "stopped-fsdp", "fsdp_tensor", 4)
+    table["run"]["dir"] = str(folder / "stopped-fsdp")
+    (folder / "resumed.yaml").write_text(yaml.safe_dump(table))
     stderr = run_ranks(folder, 4)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in range(4)], together.alone, stderr)
 
@@ -333,16 +360,83 @@ def check_same_run(ours: Run, alone: Run, *, world_size: int) -> None:
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_what_is_saved_is_the_whole_plain_model(together, strategy, family):
     ours, alone = (together.folder / name for name in (f"run-{strategy}-{family}", f"alone-{family}"))
-    for file in ("model/model.safetensors", f"checkpoints/{NUM_STEPS}/model.safetensors"):
-        found, expected = load_file(ours / file), load_file(alone / file)
-        assert found.keys() == expected.keys()
-        for name in expected:
-            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=2e-5)
-    files = [run / f"checkpoints/{NUM_STEPS}/state.pt" for run in (ours, alone)]
-    states = [torch.load(file)["optimizer"]["state"] for file in files]
+    found, expected = (load_file(run / "model/model.safetensors") for run in (ours, alone))
+    assert found.keys() == expected.keys()
+    saved, states = zip(*(read_saved(run / f"checkpoints/{NUM_STEPS}") for run in (ours, alone)), strict=True)
+    assert saved[0].keys() == saved[1].keys()
+    for one, other in ((found, expected), saved):
+        for name in other:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=2e-5)
     assert states[0].keys() == states[1].keys()
     for name, state in states[1].items():
         assert {k: v.shape for k, v in states[0][name].items()} == {k: v.shape for k, v in state.items()}
+
+
+def read_saved(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """The weights and the optimizer's state in a checkpoint of either form."""
+    state = torch.load(checkpoint / "state.pt")["optimizer"]["state"]
+    if (checkpoint / "model.safetensors").exists():
+        return load_file(checkpoint / "model.safetensors"), state
+    tensors = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shards.read_shapes(checkpoint).items()}
+    shards.read_tensors(checkpoint, tensors)
+    for key, tensor in tensors.items():
+        kind, name, *rest = key.split("/")
+        if kind == "optimizer":
+            state[name][rest[0]] = tensor
+    return {key.removeprefix("weights/"): tensors[key] for key in tensors if key.startswith("weights/")}, state
+
+
+@pytest.mark.slow
+def test_each_process_saves_its_own_shards(together):
+    """No process gathers the model: each file has about half of weights and state."""
+    saved = together.folder / f"run-fsdp-t5/checkpoints/{NUM_STEPS}"
+    listed = json.loads((saved / "manifest.json").read_text())["files"]
+    assert set(listed) == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.json", "state.pt"}
+    assert find_damage(saved) is None
+    sizes = [listed[f"__{rank}_0.distcp"]["size"] for rank in (0, 1)]
+    assert max(sizes) < 0.6 * sum(sizes) and listed["state.pt"]["size"] < 0.1 * sum(sizes)
+
+
+@pytest.mark.slow
+def test_two_processes_save_and_others_go_on_under_another_strategy(together, four_together):
+    expected = [step.loss for step in together.alone["t5"].steps]
+    for run, sizes in (
+        (together.folder / "switched", [2] * 5),
+        (four_together.folder / "stopped-fsdp", [2, 2, 4, 4, 4]),
+    ):
+        done = rundir.read_run(run)
+        assert [step.world_size for step in done.steps] == sizes
+        assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
+    assert rundir.read_run(together.folder / "switched").machine.strategy == StrategyFacts("tensor", 2, ("cpu", "cpu"))
+
+
+@pytest.mark.slow
+def test_two_processes_save_and_three_go_on(together, tmp_path, family_folders):
+    """Adafactor, whose state every process holds as a whole."""
+    expected = [step.loss for step in together.alone["six"].steps]
+    for strategy in ("ddp", "fsdp"):
+        run = shutil.copytree(together.folder / "six", tmp_path / strategy, symlinks=True)
+        table = in_sixes(together.folder, family_folders["t5"], "six", strategy, 3)
+        table["run"]["dir"] = str(run)
+        (tmp_path / f"resumed-{strategy}.yaml").write_text(yaml.safe_dump(table))
+    run_ranks(tmp_path, 3)
+    for strategy in ("ddp", "fsdp"):
+        done = rundir.read_run(tmp_path / strategy)
+        assert [step.world_size for step in done.steps] == [2, 2, 3, 3, 3]
+        assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_process_is_tried_again_and_then_told_by_one(together):
+    first, second = (seen["full"] for seen in together.seen)
+    told = {first, second} - {"ReportedByOtherRankError 4: "}
+    assert len({first, second}) == 2 and len(told) == 1
+    words = (
+        r"RunDirError 4: .*checkpoints/2: the checkpoint cannot be written: No space left on device\. .*are whole\.$"
+    )
+    assert re.match(words, told.pop())
+    assert [path.name for path in (together.folder / "full/checkpoints").iterdir()] == ["1"]
+    assert "checkpoints/1: the checkpoint cannot be written" in (together.folder / "full/log.txt").read_text()
 
 
 @pytest.mark.slow
@@ -365,7 +459,7 @@ def test_adafactor_needs_whole_matrices_and_gets_them(together, strategy):
     ours, alone = rundir.read_run(together.folder / f"adafactor-{strategy}"), together.alone["adafactor"]
     assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
     weights = [
-        load_file(together.folder / name / f"checkpoints/{NUM_STEPS}/model.safetensors")
+        read_saved(together.folder / name / f"checkpoints/{NUM_STEPS}")[0]
         for name in (f"adafactor-{strategy}", "alone-adafactor")
     ]
     for name, expected in weights[1].items():

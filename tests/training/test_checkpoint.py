@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -25,6 +26,7 @@ from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.records import BestEval
 from fivetune.training import checkpoint, train
 from fivetune.training.checkpoint import TrainingProgress
+from fivetune.training.snapshot import take_snapshot
 from fivetune.training.update import train_step
 
 FILES = ("model.safetensors", "state.pt", "state.json")
@@ -35,7 +37,7 @@ def _step(setup) -> float:
 
 
 def _save(folder: Path, setup, step: int = 1, **facts) -> Path:
-    taken = checkpoint.take_snapshot(setup.learner.model, setup.learner.optimizer, setup.learner.scaler)
+    taken = take_snapshot(setup.learner.model, setup.learner.optimizer, setup.learner.scaler)
     return checkpoint.write_checkpoint(folder, taken, TrainingProgress(step=step, **facts))
 
 
@@ -263,6 +265,14 @@ def test_a_foreign_pickle_is_not_loaded(tmp_path, setup):
     write_checksums(path)
     with pytest.raises(RunDirError, match=r"state.pt: holds objects other than tensors and plain values, .*Remove"):
         checkpoint.restore_checkpoint(path, setup.learner.model, setup.learner.optimizer, setup.learner.scaler)
+
+
+@pytest.mark.parametrize("thing", [os.system, Path.unlink, checkpoint.TrainingProgress(), OSError], ids=str)
+def test_foreign_metadata_of_shards_are_not_loaded(tmp_path, setup, thing):
+    path = _save(tmp_path / "checkpoints", setup)
+    (path / ".metadata").write_bytes(pickle.dumps(thing))
+    with pytest.raises(RunDirError, match=r"\.metadata: holds objects other than tensors and plain values, .*Remove"):
+        checkpoint.load_weights(path, setup.learner.model)
 
 
 def test_weights_that_do_not_fit_into_memory_are_an_environment_error(tmp_path, setup, monkeypatch):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.model.backend import Forward
-from fivetune.training import checkpoint
 from fivetune.training.learner import Learner
+from fivetune.training.snapshot import get_random_states, set_random_states
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ def restore_weights(saved: SavedWeights, *, reallocate: bool = False) -> None:
 @contextmanager
 def restore_state(model: T5Model, *, keep_gradients: bool = False) -> Iterator[None]:
     """Clear gradients and restore training mode and random states on exit, for trials that change no weight."""
-    random, was_training = checkpoint.get_random_states(), model.training
+    random, was_training = get_random_states(), model.training
     try:
         yield
     finally:
         if not keep_gradients:
             clear_gradients(model)
         model.train(was_training)
-        checkpoint.set_random_states(random)
+        set_random_states(random)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from fivetune.training import checkpoint, train
 from fivetune.training.autotune import graphs as capture
 from fivetune.training.autotune.graphs import decide_graphs, find_graph_obstacle
 from fivetune.training.checkpoint import TrainingProgress
+from fivetune.training.snapshot import take_snapshot
 from fivetune.training.update import refuse_nonfinite, train_step
 
 pytestmark = pytest.mark.slow
@@ -189,7 +190,7 @@ def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeyp
 def test_a_checkpoint_goes_on_exactly_and_in_either_way(tmp_path, model_folder):
     one = captured(tmp_path, model_folder, model__dropout=0.1)
     steps(one, 0, 2)
-    taken = checkpoint.take_snapshot(one.learner.model, one.learner.optimizer, one.learner.scaler)
+    taken = take_snapshot(one.learner.model, one.learner.optimizer, one.learner.scaler)
     path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingProgress(step=2))
     expected = steps(one, 2, 4)
     two = captured(tmp_path, model_folder, model__dropout=0.1)
