@@ -34,7 +34,7 @@ class Kubernetes(Launcher):
     )
     runtime: str = Field(default="torch-distributed", description="the ClusterTrainingRuntime of a TrainJob")
     retries: Annotated[int, Field(ge=0)] = Field(default=6, description="times that a failed job starts again")
-    offline: bool = Field(default=False, description="pods read the hub's cache only")
+    offline: bool = Field(default=False, description="nodes read the hub's cache only")
     env: tuple[Annotated[str, Field(pattern=r"^\w+=")], ...] = Field(
         default=(), description="environment variable, such as HF_HOME=/workspace/hub"
     )
