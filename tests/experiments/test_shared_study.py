@@ -82,7 +82,7 @@ def share(folder: Path, storage: str) -> list[str]:
     arguments = (str(folder), storage, "hyperband", NUM_TRIALS)
     with ExitStack() as stack:
         started = [stack.enter_context(WarmProcess(share_study, *arguments)) for _ in range(NUM_PROCESSES)]
-        done = [process.wait(60) for process in started]
+        done = [process.wait(240) for process in started]
     assert [one.returncode for one in done] == [0] * NUM_PROCESSES, [one.stderr for one in done]
     return [one.stdout for one in done]
 

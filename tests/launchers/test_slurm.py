@@ -46,7 +46,7 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-def wait_until(is_done: Callable[[], Any], folder: Path, *, seconds: float = 90.0) -> None:
+def wait_until(is_done: Callable[[], Any], folder: Path, *, seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not is_done():
         logs = [f"{path.name}: {path.read_text()[-2000:]}" for path in folder.rglob("*.log")]
