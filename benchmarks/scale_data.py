@@ -1,0 +1,209 @@
+"""Data at scale: records prepared per second beside `datasets.map`, and the memory of a million examples.
+
+Both sides read the same JSONL file, tokenise with the same tokenizer on the same cores, and write token ids to disk.
+They alternate A B B A, each window in new processes with an empty cache.
+`datasets.map` gets a process per core, and batches
+of 1,000 and the fast tokenizer; FiveTune also checks the ids, counts, and keeps the texts.
+    python -m benchmarks.scale_data speed
+    python -m benchmarks.scale_data memory
+The second prepares synthetic examples, trains some steps from the shards, and records the largest resident memory of
+all processes together (proportional set size: pages that processes share count once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import yaml
+
+from benchmarks.harness import RESULTS, abba, facts, table, write_result
+from fivetune.nano import CHECKPOINT
+
+TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
+NUM_RECORDS, NUM_WINDOWS = 100_000, 4
+NUM_EXAMPLES, NUM_STEPS = 1_000_000, 200
+SAMPLE_SECONDS = 0.2
+
+THEIRS = """
+import json, sys, time
+from datasets import disable_progress_bars, load_dataset
+from transformers import AutoTokenizer
+source, folder, tokenizer, processes = sys.argv[1:]
+disable_progress_bars()
+tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+
+def convert(batch):
+    found = tokenizer(batch["inputs"], max_length=512, truncation=True)
+    found["labels"] = tokenizer(text_target=batch["targets"], max_length=128, truncation=True)["input_ids"]
+    return found
+
+started = time.perf_counter()
+data = load_dataset("json", data_files=source, split="train", cache_dir=folder)
+data = data.map(convert, batched=True, batch_size=1000, num_proc=int(processes), remove_columns=["inputs", "targets"])
+print(json.dumps({"seconds": time.perf_counter() - started, "num": len(data),
+                  "num_tokens": sum(map(len, data[:2000]["input_ids"]))}))
+"""
+
+OURS = """
+import json, sys, time
+from pathlib import Path
+from fivetune.data.encode import LengthLimits
+from fivetune.data.examples import Source
+from fivetune.data.prepared import open_prepared, write_prepared
+from fivetune.model.tokenizer import load_tokenizer
+from fivetune.tasks.jsonl import JSONL
+source, folder, tokenizer, processes = sys.argv[1:]
+tokenizer = load_tokenizer(None, Path(tokenizer))
+given = Source((source,), JSONL(), LengthLimits(512, 128), for_training=True)
+started = time.perf_counter()
+write_prepared(folder + "/out", given, tokenizer, num_processes=int(processes))
+seconds = time.perf_counter() - started
+store = open_prepared(folder + "/out", given, tokenizer, cache=Path(folder))
+print(json.dumps({"seconds": seconds, "num": len(store), "num_tokens": sum(len(store.inputs[i]) for i in range(2000))}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measure", choices=("speed", "memory"))
+    parser.add_argument("--num", type=int, help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory")
+    parser.add_argument("--windows", type=int, default=NUM_WINDOWS, help="windows of each side")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fivetune-scale-") as folder:
+        if args.measure == "speed":
+            name, result = "scale-data-speed", measure_speed(Path(folder), args.num or NUM_RECORDS, args.windows)
+        else:
+            name, result = "scale-data-memory", measure_memory(Path(folder), args.num or NUM_EXAMPLES)
+    print(f"written to {write_result(name, {**result, 'machine': facts('cpu')}, args.results)}")
+
+
+def measure_speed(folder: Path, num: int, num_windows: int) -> dict[str, Any]:
+    """Prepare the same records by both sides; every window starts from the file."""
+    source = folder / "records.jsonl"
+    write_records(source, num)
+    cores = len(os.sched_getaffinity(0))
+    tokenizer = TOKENIZER if TOKENIZER.is_dir() else CHECKPOINT
+    programs = {"fivetune": OURS, "datasets.map": THEIRS}
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    totals: set[tuple[int, int]] = set()
+    for name in abba(list(programs), num_windows):
+        place = folder / "window"
+        place.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", programs[name], str(source), str(place), str(tokenizer), str(cores)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        seconds[name].append(found["seconds"])
+        totals.add((found["num"], found["num_tokens"]))
+        shutil.rmtree(place)
+    if len(totals) != 1:
+        raise AssertionError(f"the sides made different examples: {totals}")
+    rates = {name: [num / one for one in each] for name, each in seconds.items()}
+    ratios = [theirs / ours for ours, theirs in zip(seconds["fivetune"], seconds["datasets.map"], strict=True)]
+    rows = [["records prepared", "records/s", "(least to most)"]]
+    rows += [[name, f"{median(each):,.0f}", f"{min(each):,.0f} to {max(each):,.0f}"] for name, each in rates.items()]
+    print(table(rows))
+    print(f"fivetune is {median(ratios):.2f} times as fast as datasets.map ({min(ratios):.2f} to {max(ratios):.2f})")
+    return {
+        "num_records": num,
+        "records": "20 to 80 words of docs/*.md and a new name each",
+        "num_processes": cores,
+        "tokenizer": tokenizer.name,
+        "records_per_second": rates,
+        "ratio": {"median": median(ratios), "least": min(ratios), "most": max(ratios)},
+    }
+
+
+def write_records(path: Path, num: int, *, seed: int = 0) -> None:
+    """Write records of words of this project's documents, which repeat as those of other texts do, with new names."""
+    draw = random.Random(seed)
+    documents = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    words = [word for one in documents for word in one.read_text(encoding="utf-8").split() if "<" not in word]
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(num):
+            named = "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)).title()
+            start = draw.randrange(len(words) - 100)
+            text = " ".join([named, *words[start : start + draw.randint(20, 80)]])
+            record = {"id": f"record-{number:09d}", "inputs": text, "targets": f"{named} {words[start]}"}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def measure_memory(folder: Path, num: int) -> dict[str, Any]:
+    """Prepare and train `num` examples from the command line, and watch the memory of all processes."""
+    write_records(folder / "train.jsonl", num)
+    recipe = {
+        "run": {"dir": str(folder / "run")},
+        "model": {"path": "t5-nano"},
+        "task": {"name": "jsonl"},
+        "data": {"train": str(folder / "train.jsonl"), "cache_dir": str(folder / "cache")},
+        "train": {"num_steps": NUM_STEPS, "batch_size": 16},
+        "optimizer": {"name": "adamw", "lr": 1e-4},
+        "device": "cpu",
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "fivetune"]
+    result: dict[str, Any] = {"num_examples": num, "num_steps": NUM_STEPS}
+    steps = {
+        "prepare": ["prepare", str(folder / "recipe.yaml"), "--output", str(folder / "out"), "--quiet"],
+        "train": ["train", str(folder / "recipe.yaml"), "--data.train", str(folder / "out" / "train"), "--quiet"],
+    }
+    rows = [["", "peak memory of all processes", "seconds"]]
+    for name, arguments in steps.items():
+        started = time.perf_counter()
+        with subprocess.Popen([*command, *arguments]) as process, watch_memory(process.pid) as peak:
+            if process.wait():
+                raise AssertionError(f"fivetune {name} failed")
+        seconds = time.perf_counter() - started
+        result[name] = {"peak_bytes": peak[0], "seconds": seconds}
+        rows.append([name, f"{peak[0] / 1e9:.2f} GB", f"{seconds:,.0f}"])
+    result["shard_bytes"] = sum(path.stat().st_size for path in (folder / "out" / "train").iterdir())
+    print(table(rows))
+    return result
+
+
+@contextlib.contextmanager
+def watch_memory(pid: int) -> Iterator[list[int]]:
+    """Record the largest proportional set size of a process and its children; the list's only element."""
+    peak, done = [0], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_SECONDS):
+            total = 0
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(pid)
+                for one in [root, *root.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):
+                        total += one.memory_full_info().pss
+            peak[0] = max(peak[0], total)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
