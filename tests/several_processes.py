@@ -18,6 +18,7 @@ import yaml
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from fivetune.config import load_config
+from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
@@ -35,7 +36,10 @@ def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
         setup = set_up(config, world=world)
 
         def keep(*_: Any) -> None:
-            seen.update({name: gather_tensor(p.grad).clone() for name, p in setup.learner.model.named_parameters()})
+            stage = find_stage(setup.learner.model)
+            for name, p in setup.learner.model.named_parameters():
+                grad = p if p.grad is None else p.grad  # without one on the stages that do not hold the weight
+                seen[name] = (stage.gather_weight(name, grad) if stage else gather_tensor(grad)).detach().clone()
 
         setup.learner.optimizer.register_step_pre_hook(keep)
         scored = int(setup.data.stream.get_lengths(0)[1].sum())

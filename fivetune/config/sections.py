@@ -360,8 +360,9 @@ class RunConfig(_Section):
                 "one. Use ddp, or fsdp if the model does not fit into one device"
             )
         if num % (model_size := self.strategy.get_model_size(num)):
+            key = "strategy.stages" if name == "pipeline" else "strategy.size"
             raise ValueError(
-                f"strategy.size {model_size} does not divide {several}. Every copy of the model has the same "
+                f"{key} {model_size} does not divide {several}. Every copy of the model has the same "
                 "number of processes"
             )
         if self.train.examples_per_step % (copies := num // model_size):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivetune.distributed.pipeline import Stage, find_bias_block
 from fivetune.distributed.sharding import call_gathered
 
 if TYPE_CHECKING:
@@ -52,26 +53,34 @@ def iter_equal_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         row += count
 
 
-def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int], stage: Stage | None = None) -> Tensor:
     """Compute the hidden states of flat inputs; attention batches neighbours of equal length.
 
     Args:
         stack: encoder of a T5, mT5 or umT5 model of transformers.
         ids: [N], the concatenated inputs.
         lengths: tokens of each input; they sum to N.
+        stage: of a pipeline; the states are those of its last block, or those received if it has none.
 
     Returns: [N, d_model].
     """
-    hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
-    longest = max(lengths)
-    bias = None
-    for block in stack.block:
+    if stage and not stage.is_first:
+        (hidden,) = stage.receive((len(ids), stack.embed_tokens.embedding_dim))
+    else:
+        hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
+    numbers = stage.encoder if stage else range(len(stack.block))
+    longest, bias, above = max(lengths), None, find_bias_block(stack, numbers.start) if numbers else 0
+    for number in (above, *numbers) if above not in numbers else numbers:
+        block = stack.block[number]
         attention = block.layer[0].SelfAttention
         if attention.has_relative_attention_bias:
             bias = attention.compute_bias(longest, longest, device=ids.device)
-        assert bias is not None, "the first layer has a table of biases"
-        hidden = call_gathered(block, _run_block, hidden, bias, lengths)
-    return stack.final_layer_norm(hidden)
+        if number in numbers:
+            hidden = call_gathered(block, _run_block, hidden, bias, lengths)
+    hidden = stack.final_layer_norm(hidden) if numbers and numbers.stop == len(stack.block) else hidden
+    if stage and not stage.is_last:
+        stage.send(hidden)
+    return hidden
 
 
 def _run_block(block: T5Block, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivetune.decode.encoder import CPU_TOKENS, encode_flat, iter_equal_runs, iter_row_slices
+from fivetune.distributed.pipeline import find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
@@ -57,13 +58,16 @@ class Decoder:
 
     def __init__(self, model: T5Model, *, num_beams: int, max_steps: int, together: World = SINGLE_PROCESS) -> None:
         self.config = model.config
-        self.device: torch.device = model.decoder.embed_tokens.weight.device
+        stage = self._stage = find_stage(model)
+        self.device: torch.device = stage.device if stage else model.decoder.embed_tokens.weight.device
         self.num_steps = 0
         self._model, self._stack = model, model.decoder
         self._num_beams = num_beams
         self._together = together
         self._scale = compute_output_scale(model.config)
-        self._tables, self._table_of = _compute_bias_tables(model.decoder, max_steps)
+        numbers = stage.decoder if stage else range(len(model.decoder.block))
+        self._blocks = [model.decoder.block[number] for number in numbers]
+        self._tables, self._table_of = _compute_bias_tables(model.decoder, numbers, max_steps, self.device)
         self._cross: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, S, d_kv]
         self._own: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, steps * K, d_kv]
         self._room: list[tuple[Tensor, Tensor]] = []  # flat memory of _cross: the first batch needs the most
@@ -83,8 +87,8 @@ class Decoder:
         max_tokens = CPU_TOKENS if self.device.type == "cpu" and self._together.size == 1 else None
         for first, end in iter_row_slices(lengths, max_tokens):
             size = sum(lengths[first:end])
-            encoded = encode_flat(self._model.encoder, ids[begin : begin + size], lengths[first:end])
-            for (keys, values), block in zip(self._cross, self._stack.block, strict=True):
+            encoded = encode_flat(self._model.encoder, ids[begin : begin + size], lengths[first:end], self._stage)
+            for (keys, values), block in zip(self._cross, self._blocks, strict=True):
                 rows = keys[first:end], values[first:end]
                 call_gathered(block, _fill_cross_cache, encoded, *rows, lengths[first:end])
             begin += size
@@ -139,13 +143,27 @@ class Decoder:
         return self._run_stack(ids, biases, lambda layer, key, value: (key, value))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of all tokens, [..., V] fp32."""
-        return self._model.lm_head(hidden).float()
+        """Scores of all tokens, [..., V] fp32; those of the last pipeline stage on all of them."""
+        head = self._model.lm_head
+        if self._stage is None:
+            return head(hidden).float()
+        shape = (*hidden.shape[:-1], len(head.weight))
+        last = self._stage.is_last
+        return self._stage.broadcast_last(head(hidden).float() if last else torch.empty(shape, device=self.device))
 
     def _run_stack(self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues) -> Tensor:
-        hidden = self._stack.embed_tokens(ids).float()  # gathered weights may be in bf16
-        for i, block in enumerate(self._stack.block):
+        stage, shape = self._stage, (*ids.shape, self._stack.embed_tokens.embedding_dim)
+        if stage and not self._blocks:  # the head of the last stage alone reads the result
+            return torch.empty(shape, device=self.device)
+        if stage and not stage.starts_decoder:
+            (hidden,) = stage.receive(shape)
+        else:
+            hidden = self._stack.embed_tokens(ids).float()  # gathered weights may be in bf16
+        for i, block in enumerate(self._blocks):
             hidden = call_gathered(block, self._run_block, hidden, i, biases[self._table_of[i]], keys_values)
+        if stage and not stage.is_last:
+            stage.send(hidden)
+            return hidden
         return self._stack.final_layer_norm(hidden) * self._scale
 
     def _run_block(self, block: T5Block, hidden: Tensor, number: int, bias: Tensor, keys_values: KeysValues) -> Tensor:
@@ -168,7 +186,8 @@ class Decoder:
             weight = self._stack.embed_tokens.weight
             kind = self.device.type
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-            self._room = [_allocate_pair(weight.new_empty, size, dtype=dtype) for _ in self._stack.block]
+            options = {"dtype": dtype, "device": self.device}
+            self._room = [_allocate_pair(weight.new_empty, size, **options) for _ in self._blocks]
         self._cross = [(keys[:size].view(shape), values[:size].view(shape)) for keys, values in self._room]
         self._own = []
 
@@ -195,20 +214,20 @@ class Decoder:
         return keys, values
 
 
-def _compute_bias_tables(stack: T5Stack, max_steps: int) -> tuple[list[Tensor], list[int]]:
+def _compute_bias_tables(
+    stack: T5Stack, numbers: range, max_steps: int, device: torch.device
+) -> tuple[list[Tensor], list[int]]:
     """Biases of the last of `max_steps` queries, [1, h, 1, max_steps]: entry -1-n belongs to a key n steps back.
 
-    Also the index of each layer's table: T5 and mT5 have one table for all layers, umT5 one per layer.
+    Also the index of the table of each of the blocks `numbers`: T5 and mT5 have one table for all layers, umT5 one per
+    layer.
     """
-    tables: list[Tensor] = []
-    table_of = []
-    for block in stack.block:
-        attention = block.layer[0].SelfAttention
-        if attention.has_relative_attention_bias:
-            device = stack.embed_tokens.weight.device
-            tables.append(attention.compute_bias(1, max_steps, device=device, past_seen_tokens=max_steps - 1))
-        table_of.append(len(tables) - 1)
-    return tables, table_of
+    owners = [find_bias_block(stack, number) for number in numbers]
+    different = sorted(set(owners))
+    attentions = (stack.block[number].layer[0].SelfAttention for number in different)
+    options = {"device": device, "past_seen_tokens": max_steps - 1}
+    tables = [attention.compute_bias(1, max_steps, **options) for attention in attentions]
+    return tables, [different.index(owner) for owner in owners]
 
 
 def _build_history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Tensor:

@@ -5,8 +5,10 @@ In: any tensor. Out: the full tensor, or the shard of this rank. A tensor that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
+
+from fivetune.distributed.pipeline import find_stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -40,6 +42,22 @@ def release_gathered(model: nn.Module) -> None:
 def gather_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor; other tensors are returned unchanged. Collective: all ranks call it."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def iter_held(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield name and parameter of every weight of which this rank holds values; not those of other pipeline stages."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if not parameter.is_meta)
+
+
+def iter_gathered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and value of every weight, gathered one at a time; tied weights once.
+
+    Collective: all ranks iterate to the end.
+    """
+    stage = find_stage(model)
+    for name, parameter in model.named_parameters():
+        value = parameter.detach()
+        yield name, stage.gather_weight(name, value) if stage else gather_tensor(value)
 
 
 def get_local(tensor: Tensor) -> Tensor:

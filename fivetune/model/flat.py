@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fivetune.distributed.pipeline import Stage, find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local
 from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
 from fivetune.model.cuda.dispatch import needs_attention_kernel
@@ -65,9 +66,10 @@ def compute_flat_losses(
         fused: compute norms, dropout and activations by Triton's kernels where these support the device and dtype.
         timer: called with the phase that begins: copy, forward.
 
-    Returns: [N_tgt] fp32, in nats.
+    Returns: [N_tgt] fp32, in nats; of a pipeline stage that is not the last one, [0].
     """
-    device = model.shared.weight.device
+    stage = find_stage(model)
+    device = stage.device if stage else model.shared.weight.device
     if device.type != "cpu":
         timer("copy")
     source = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_src, device, fused=fused)
@@ -100,12 +102,50 @@ def compute_device_losses(
 def _compute_losses(
     model: T5Model, ids: Tensor, labels: Tensor, source: SequenceBounds, target: SequenceBounds, recompute: bool
 ) -> Tensor:
+    if stage := find_stage(model):
+        return _compute_stage(model, stage, ids, labels, source, target, recompute)
     tied_gradient = TiedGradient()
     # Gathered weights may be in bf16; the sums of the residual stream are in fp32.
     embedded = embed(model.shared.weight, ids, tied_gradient).float()
     inputs, outputs = embedded.split([len(ids) - len(labels), len(labels)])
     encoded = run_encoder(model.encoder, inputs, source, recompute=recompute)
     decoded = run_decoder(model.decoder, outputs, target, encoded, source, recompute=recompute)
+    return _compute_head(model, decoded, labels, tied_gradient)
+
+
+def _compute_stage(
+    model: T5Model,
+    stage: Stage,
+    ids: Tensor,
+    labels: Tensor,
+    source: SequenceBounds,
+    target: SequenceBounds,
+    recompute: bool,
+) -> Tensor:
+    """Compute the blocks of a pipeline stage from the activations of the stage before, and send the results.
+
+    Between two stages travel the encoder's tokens; behind the decoder's first block its tokens as well.
+    """
+    inputs, outputs = ids.split([len(ids) - len(labels), len(labels)])
+    shapes = [(len(part), model.config.d_model) for part in (inputs, outputs)]
+    within_decoder = bool(stage.decoder) and not stage.starts_decoder
+    received = [] if stage.is_first else stage.receive(*shapes[: 1 + within_decoder])
+    tied_gradient = TiedGradient()
+    x = embed(model.shared.weight, inputs, TiedGradient()) if stage.is_first else received[0]
+    if stage.encoder:
+        x = run_encoder(model.encoder, x, source, recompute=recompute, numbers=stage.encoder)
+    if not stage.decoder:
+        stage.send(x)
+        return x.new_zeros(0)
+    y = received[1] if within_decoder else embed(model.shared.weight, outputs, tied_gradient)
+    y = run_decoder(model.decoder, y, target, x, source, recompute=recompute, numbers=stage.decoder)
+    if not stage.is_last:
+        stage.send(x, y)
+        return x.new_zeros(0)
+    return _compute_head(model, y, labels, tied_gradient if stage.starts_decoder else None)
+
+
+def _compute_head(model: T5Model, decoded: Tensor, labels: Tensor, tied_gradient: TiedGradient | None) -> Tensor:
     if should_scale_output(model.config):
         decoded = decoded * compute_output_scale(model.config)
     head = model.lm_head.weight
@@ -123,14 +163,15 @@ def shift_right_flat(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Te
     return shifted
 
 
-def run_encoder(stack: T5Stack, x: Tensor, bounds: SequenceBounds, *, recompute: bool = False) -> Tensor:
-    """Run the encoder on embedded tokens: [N, d] -> [N, d]."""
-    x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
-    table = None
-    for block in stack.block:
-        table = _build_bias_table(block.layer[0].SelfAttention, bounds.longest, table)
-        x = _run_block(recompute, _run_encoder_block, block, x, bounds, table)
-    return _apply_final_norm(stack, x, fused=bounds.fused)
+def run_encoder(
+    stack: T5Stack, x: Tensor, bounds: SequenceBounds, *, recompute: bool = False, numbers: range | None = None
+) -> Tensor:
+    """Run the encoder on embedded tokens: [N, d] -> [N, d].
+
+    Args:
+        numbers: of the blocks to run, from the output of the block before; default: all.
+    """
+    return _run_stack(stack, x, bounds, numbers, partial(_run_block, recompute, _run_encoder_block))
 
 
 def run_decoder(
@@ -141,14 +182,34 @@ def run_decoder(
     source: SequenceBounds,
     *,
     recompute: bool = False,
+    numbers: range | None = None,
 ) -> Tensor:
-    """Run the decoder on embedded tokens and the encoder's output: [Nt, d], [Ns, d] -> [Nt, d]."""
-    x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
-    table = None
-    for block in stack.block:
-        table = _build_bias_table(block.layer[0].SelfAttention, bounds.longest, table)
-        x = _run_block(recompute, _run_decoder_block, block, x, bounds, table, memory, source)
-    return _apply_final_norm(stack, x, fused=bounds.fused)
+    """Run the decoder on embedded tokens and the encoder's output: [Nt, d], [Ns, d] -> [Nt, d].
+
+    Args:
+        numbers: of the blocks to run, from the output of the block before; default: all.
+    """
+
+    def run(block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None) -> Tensor:
+        return _run_block(recompute, _run_decoder_block, block, x, bounds, table, memory, source)
+
+    return _run_stack(stack, x, bounds, numbers, run)
+
+
+def _run_stack(
+    stack: T5Stack, x: Tensor, bounds: SequenceBounds, numbers: range | None, run: Callable[..., Tensor]
+) -> Tensor:
+    numbers = range(len(stack.block)) if numbers is None else numbers
+    if numbers.start == 0:
+        x = apply_dropout_(x.clone(), _get_dropout_rate(stack.dropout), fused=bounds.fused)
+    above = find_bias_block(stack, numbers.start)
+    table = _build_bias_table(stack.block[above].layer[0].SelfAttention, bounds.longest, None)
+    for number in numbers:
+        block = stack.block[number]
+        if number > above:
+            table = _build_bias_table(block.layer[0].SelfAttention, bounds.longest, table)
+        x = run(block, x, bounds, table)
+    return _apply_final_norm(stack, x, fused=bounds.fused) if numbers.stop == len(stack.block) else x
 
 
 def _apply_final_norm(stack: T5Stack, x: Tensor, *, fused: bool) -> Tensor:

@@ -67,3 +67,13 @@ def count_train_flops(
     decoder += 12 * layers * width * inner * source.sum()
     decoder += 12 * inner * layers * (target**2 / 2 + source * target).sum()
     return Flops(float(encoder), float(decoder))
+
+
+def list_block_flops(config: T5Settings, source_lengths: ArrayLike, target_lengths: ArrayLike) -> list[float]:
+    """Operations of every block over examples of these lengths, the encoder's first; the last one's with the head."""
+    flops = count_train_flops(config, source_lengths, target_lengths)
+    head = 6.0 * config.d_model * config.vocab_size * float(np.sum(target_lengths))
+    encoder, decoder = config.num_layers, config.num_decoder_layers
+    costs = [flops.encoder / encoder] * encoder + [(flops.decoder - head) / decoder] * decoder
+    costs[-1] += head
+    return costs

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import compute_shard_slices, get_local
 from fivetune.errors import ModelError
 from fivetune.model.family import EMBEDDING_COPIES, HEAD, LEFTOVER_WEIGHTS, SHARED
@@ -63,7 +64,10 @@ def load_shards(model: T5Model, files: list[Path], device: str, *, where: str) -
     known = {name for own in names.values() for name in own}
     if unknown := sorted(file_of.keys() - known - set(LEFTOVER_WEIGHTS)):
         raise ModelError(f"{where}: the model has no tensor {unknown[0]} of the file. Does config.json belong to it?")
+    stage = find_stage(model)
     for parameter, own in names.items():
+        if stage and stage.number not in stage.holders[own[0]]:
+            continue
         name = next((name for name in own if name in file_of), None)
         if name is None:
             raise ModelError(f"{where}: tensor {own[0]} is not in the file. Get the model again.")

@@ -6,17 +6,19 @@ update: `launch.nproc` and `strategy` change speed and memory, not the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from fivetune.distributed.sharding import compute_sharded_norm, gather_tensor, get_local, is_sharded
+from fivetune.distributed.sharding import compute_sharded_norm, get_local, is_sharded, iter_gathered
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.plugins import Options
 from fivetune.types import ModelT
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from fivetune.types import Batch, PhaseTimer
 
 __all__ = ["ModelT", "StrategyOptions", "is_on_meta"]
 
@@ -49,13 +51,26 @@ class StrategyOptions(Options):
         """
         return 1
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+    def get_seed_offset(self, world: World) -> int:
+        """What to add to the seed of this rank's dropout masks: ranks with the same number draw the same masks."""
+        return world.data_rank
+
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
         """Place the model on its device with the weights of rank 0. Collective: all ranks call it.
 
         A model on torch's meta device is sharded there; `fivetune.model.shards.load_shards` gives it values.
 
         Args:
             precision: of the matrix products; gathered weights need no more.
+            costs: of computing every block, the encoder's first, in any unit; () if unknown.
         """
         return model.to(device)
 
@@ -73,8 +88,7 @@ class StrategyOptions(Options):
 
         Collective: all ranks iterate to the end.
         """
-        for name, parameter in model.named_parameters():
-            yield name, gather_tensor(parameter.detach())
+        yield from iter_gathered(model)
 
     def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
         """Called before the forward pass of every micro-batch.
@@ -82,6 +96,30 @@ class StrategyOptions(Options):
         Args:
             is_last: whether it is the last one of the step, after which gradients are reduced.
         """
+
+    def accumulate_gradients(
+        self,
+        model: nn.Module,
+        world: World,
+        batches: Sequence[Batch],
+        compute_loss: Callable[[Batch], Tensor],
+        backward: Callable[[Tensor], object],
+        timer: PhaseTimer,
+    ) -> Tensor:
+        """Add the gradients of all micro-batches of a step to the parameters; returns the sum of their losses, [].
+
+        Args:
+            compute_loss: runs the forward pass of a micro-batch.
+            backward: runs the backward pass of its loss.
+        """
+        total: Tensor | None = None
+        for batch in batches:
+            self.prepare_backward(model, world, is_last=batch is batches[-1])
+            loss = compute_loss(batch)
+            backward(loss)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None, "a step has at least one micro-batch"
+        return total
 
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
         """Sum the gradients over the copies of the model, as far as the backward pass has not.

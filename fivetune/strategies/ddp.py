@@ -6,6 +6,7 @@ forward can be used. What remains after the backward pass is the phase "exchange
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fivetune.distributed.world import SINGLE_PROCESS, World
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 class DDP(StrategyOptions):
     """The whole model on each rank; gradients are summed."""
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
         model = model.to(device)
         world.broadcast(list(model.parameters()))
         return model

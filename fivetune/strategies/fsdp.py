@@ -8,7 +8,7 @@ each (hybrid sharding): weights are gathered inside a group, gradients are also 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -59,7 +59,15 @@ class FSDP(StrategyOptions):
     def get_weight_device(self, device: str) -> str:
         return "cpu" if self.offload else device
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
         if world.size == 1:
             return model.to(device)
         from torch.distributed.device_mesh import init_device_mesh

@@ -7,7 +7,7 @@ afterwards. For models that neither dimension alone can hold: `size` is the numb
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -53,7 +53,15 @@ class FSDPTensor(StrategyOptions):
     def get_weight_device(self, device: str) -> str:
         return "cpu" if self.offload else device
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
         if world.mesh is None:
             return model.to(device)
         if not is_on_meta(model):

@@ -7,6 +7,7 @@ With more ranks than `size`, each group of `size` ranks holds a copy, and gradie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -41,7 +42,15 @@ class Tensor(StrategyOptions):
             return "train.batch_size auto is measured on each rank alone; strategy.name tensor needs all. Set a number"
         return ""
 
-    def wrap(self, model: ModelT, device: str, world: World = SINGLE_PROCESS, *, precision: str = "fp32") -> ModelT:
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
         if world.mesh is None:
             return model.to(device)
         if not is_on_meta(model):

@@ -349,7 +349,7 @@ def _load_progress(
 ) -> TrainingProgress:
     """Restore the newest whole checkpoint if the run is resumed; otherwise start at step 0."""
     learner, world = setup.learner, setup.learner.world
-    seed_everything(setup.config.run.seed + world.data_rank)
+    seed_everything(setup.config.run.seed + setup.config.strategy.get_seed_offset(world))
     state = TrainingProgress()
     found = (
         checkpoint.find_newest_checkpoint(run.path / "checkpoints", on_damage=partial(_warn, run, progress))

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fivetune.distributed.sharding import get_local, release_gathered, shard_like
+from fivetune.distributed.sharding import get_local, iter_held, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError, format_size
 from fivetune.model.save import apply_umask, replace_folder
@@ -291,7 +291,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
     Raises RunDirError if they cannot be read or belong to another model.
     """
     if is_sharded_checkpoint(path):
-        _read_shards(path, {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()})
+        _read_shards(path, {f"weights/{name}": parameter.detach() for name, parameter in iter_held(model)})
         release_gathered(model)
         return
     file = path / WEIGHTS
@@ -301,7 +301,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
         raise _build_load_error(file, error) from None
     try:
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in iter_held(model):
                 parameter.copy_(shard_like(weights[name], parameter))
         release_gathered(model)
     except (KeyError, RuntimeError) as error:
@@ -330,7 +330,7 @@ def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict
     """
     from fivetune.distributed.shards import read_shapes
 
-    own, found = dict(model.named_parameters()), defaultdict[str, dict[str, Tensor]](dict)
+    own, found = dict(iter_held(model)), defaultdict[str, dict[str, Tensor]](dict)
     try:
         shapes = read_shapes(path)
     except pickle.UnpicklingError:

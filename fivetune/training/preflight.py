@@ -296,7 +296,7 @@ def _check_train_step(setup: Setup) -> Outcome:
     """Run one optimizer step on the longest examples, which shows whether memory suffices."""
     learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
     rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
-    probe = next(iter(learner.model.parameters()))
+    probe = next(parameter for parameter in learner.model.parameters() if parameter.requires_grad)
     before = gather_tensor(probe.detach()).clone()
     reset_peak_memory(learner.compute.device)
     started = time.perf_counter()

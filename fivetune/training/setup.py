@@ -27,6 +27,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.backend import Forward
+from fivetune.model.flops import list_block_flops
 from fivetune.model.load import LoadedModel, count_parameters, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
@@ -119,7 +120,7 @@ def set_up(
         config = with_data_labels(config)
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
-    model = _wrap_model(config, loaded, compute, world)
+    model = _wrap_model(config, loaded, data.stream.store, compute, world)
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
@@ -157,11 +158,14 @@ def set_up(
     return Setup(config, loaded, learner, data, plan, fit)
 
 
-def _wrap_model(config: RunConfig, loaded: LoadedModel, compute: ComputeConfig, world: World) -> T5Model:
+def _wrap_model(
+    config: RunConfig, loaded: LoadedModel, train: TokenStore, compute: ComputeConfig, world: World
+) -> T5Model:
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
+    costs = list_block_flops(loaded.model.config, train.inputs.lengths, train.labels.lengths)
     with translate_oom_errors():
-        model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision)
+        model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)
         if loaded.files:
             load_shards(model, loaded.files, strategy.get_weight_device(compute.device), where=str(config.model.path))
     return model

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.distributed.sharding import gather_tensor, iter_held, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def take_shards(
 ) -> ShardedSnapshot:
     """List what this rank holds, without a copy. Collective: all ranks call it."""
     optimizer_state = _collect_states(model, optimizer)
-    tensors = {f"weights/{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {f"weights/{name}": parameter.detach() for name, parameter in iter_held(model)}
     values: TorchState = {}  # of the optimizer, without tensors
     for name, state in optimizer_state["state"].items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items() if isinstance(value, Tensor)}

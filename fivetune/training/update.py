@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fivetune.data.batch import pad, split_batch
+from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import NumericError
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.model.memory import is_out_of_memory
@@ -93,30 +95,15 @@ def train_step(
             Without it a NumericError is raised before the weights change.
         get_signum: returns the signal that this rank has received, 0 if none.
     """
-    model, compute, strategy, world = learner.model, learner.compute, learner.strategy, learner.world
+    model, strategy, world = learner.model, learner.strategy, learner.world
     batch_size = batch_size or max(len(batch.ids) for batch in group)
     num_scored_tokens = num_scored_tokens or world.data_size * sum(batch.num_target_tokens for batch in group)
     if learner.graphs is not None:
         return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer, get_signum=get_signum)
 
-    def compute_gradients(micro_batches: list[Batch]) -> Tensor:
-        model.train()
-        sums = torch.zeros(2, device=compute.device)  # of the loss, of the positions computed
-        for batch in micro_batches:
-            timer("host")
-            strategy.prepare_backward(model, world, is_last=batch is micro_batches[-1])
-            with compute.make_autocast():
-                losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
-                weight = 0 if batch.is_filler else 1  # another rank trains on a filler's example
-                loss = weight * losses.sum() / num_scored_tokens
-            timer("backward")
-            learner.scaler.scale(loss).backward()
-            sums[0] += loss.detach()
-            sums[1] += num_positions
-        return sums
-
+    accumulate = partial(_accumulate_gradients, learner, num_scored_tokens=num_scored_tokens, timer=timer)
     sums, batch_size, signum = _run_with_oom_retry(
-        learner, group, batch_size, compute_gradients, timer=timer, get_signum=get_signum
+        learner, group, batch_size, accumulate, timer=timer, get_signum=get_signum
     )
     timer("optimizer")
     learner.scaler.unscale_(learner.optimizer)  # before clipping: max_grad_norm bounds the true gradient
@@ -128,6 +115,29 @@ def train_step(
     values = _apply_gradients(learner, values, lr, nonfinite_flag)
     timer("host")
     return Update(values, batch_size, signum)
+
+
+def _accumulate_gradients(
+    learner: Learner, micro_batches: list[Batch], *, num_scored_tokens: int, timer: PhaseTimer
+) -> Tensor:
+    """Add the gradients of micro-batches to the parameters. Returns: [2], sums of loss and of computed positions."""
+    model, compute = learner.model.train(), learner.compute
+    positions = torch.zeros((), device=compute.device)
+
+    def compute_loss(batch: Batch) -> Tensor:
+        timer("host")
+        with compute.make_autocast():
+            losses, num_positions = learner.forward.compute_losses(model, batch, device=compute.device, timer=timer)
+            positions.add_(num_positions)
+            weight = 0 if batch.is_filler else 1  # another rank trains on a filler's example
+            return weight * losses.sum() / num_scored_tokens
+
+    def backward(loss: Tensor) -> None:
+        timer("backward")
+        learner.scaler.scale(loss).backward()
+
+    total = learner.strategy.accumulate_gradients(model, learner.world, micro_batches, compute_loss, backward, timer)
+    return torch.stack([total, positions])
 
 
 def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfinite_flag: Tensor | None) -> Tensor:
@@ -275,6 +285,13 @@ def _find_first_nonfinite(learner: Learner, group: list[Batch]) -> tuple[tuple[s
     """
     model = learner.model.eval()
     for batch in group:
+        if find_stage(model):
+            with torch.no_grad(), learner.compute.make_autocast():
+                losses, _ = learner.forward.compute_losses(model, batch, device=learner.compute.device)
+            ids = batch.ids if not losses.isfinite().all() else None
+            if broken := next(filter(None, learner.world.gather(ids)), None):
+                return broken, "a pipeline stage (one process finds the module)"
+            continue
         padded = pad(batch, pad_id=model.config.pad_token_id).to(learner.compute.device)
         with torch.no_grad(), learner.compute.make_autocast():
             broken = not compute_padded_losses(model, padded).isfinite().all()

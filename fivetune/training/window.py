@@ -162,7 +162,8 @@ def _count_state_bytes(setup: Setup) -> dict[str, int]:
 
 
 def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
+    held = {id(one): one for one in tensors if not one.is_meta}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
 
 def _describe_setup(setup: Setup) -> str:

@@ -23,20 +23,27 @@ from warm import WarmProcess
 from fivetune import plugins, rundir
 from fivetune.config import load_config
 from fivetune.distributed import shards
+from fivetune.distributed.pipeline import divide_costs, order_passes
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
 from fivetune.errors import ConfigError
+from fivetune.model.flops import list_block_flops
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.report.run.speed import build_step_time_section
 from fivetune.rundir.checksums import find_damage
 from fivetune.rundir.records import Run, StrategyFacts
+from fivetune.strategies import _stages
 from fivetune.strategies._buckets import BUCKET_BYTES, iter_buckets
 from fivetune.training import train
 
 STRATEGIES = plugins.list_plugins("strategies")
-SEVERAL = ("ddp", "fsdp", "tensor")  # on two processes
+SEVERAL = ("ddp", "fsdp", "pipeline", "tensor")  # on two processes
 FOUR = {  # on four
     "fsdp_tensor": {"name": "fsdp_tensor"},
     "hybrid": {"name": "fsdp", "replicas": 2, "reduce_once": False},
     "two_copies": {"name": "tensor", "size": 2},
+    "four_stages": {"name": "pipeline"},
+    "two_pipelines": {"name": "pipeline", "stages": 2, "schedule": "gpipe", "balance": "memory"},
 }
 FAMILIES = ("t5", "v1_1")  # a head that is tied to the embeddings, and one of its own
 NUM_STEPS = 5
@@ -146,6 +153,10 @@ def test_devices_asked_for_from_python_are_an_error(tmp_path, model_folder):
         ({"strategy": "tensor", "train__precision": "fp16"}, "train.precision fp16"),
         ({"strategy": "tensor", "train__batch_size": "auto"}, "train.batch_size auto"),
         ({"strategy": {"name": "tensor", "size": 3}}, "strategy.size 3 does not divide launch.nproc 2"),
+        ({"strategy": "pipeline", "train__precision": "fp16"}, "train.precision fp16"),
+        ({"strategy": "pipeline", "train__batch_size": "auto"}, "train.batch_size auto"),
+        ({"strategy": "pipeline", "train__forward": "padded"}, "train.forward padded computes the whole model"),
+        ({"strategy": {"name": "pipeline", "stages": 3}}, "strategy.stages 3 does not divide launch.nproc 2"),
         (
             {"strategy": "fsdp_tensor"},
             "needs at least two groups of strategy.size 2 ranks, launch.nproc is 2",
@@ -158,6 +169,65 @@ def test_settings_that_several_processes_cannot_have(tmp_path, model_folder, cha
     table = kit.recipe(tmp_path, model_folder, **{"launch": {"nproc": 2}, "strategy": "ddp", **changes})
     with pytest.raises(ConfigError, match=words):
         load_config(table)
+
+
+@pytest.mark.parametrize("family", kit.FAMILIES)
+def test_a_stage_keeps_the_weights_that_its_blocks_use(family_folders, family):
+    """Three stages: embedding and a block; a block of the encoder and one of the decoder; the last one and the head."""
+    whole = load_model_and_tokenizer(str(family_folders[family])).model
+    kept = []
+    for part in (range(1), range(1, 3), range(3, 4)):
+        model = load_model_and_tokenizer(str(family_folders[family])).model
+        _stages._release_weights(model, set(_stages._iter_weights(model, part, 2)), "cpu")
+        assert model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight is model.shared.weight
+        assert (model.lm_head.weight is model.shared.weight) == (whole.lm_head.weight is whole.shared.weight)
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        assert shapes == {name: p.shape for name, p in whole.named_parameters()}
+        kept.append({name for name, p in model.named_parameters() if not p.is_meta})
+        assert all(p.requires_grad == (name in kept[-1]) for name, p in model.named_parameters())
+    assert set.union(*kept) == {name for name, _ in whole.named_parameters()}
+    tied, own_biases = family == "t5", family == "umt5"
+    bias = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    shared = {"shared.weight"} if tied else set()
+    assert kept[0] & kept[2] == shared
+    assert kept[0] & kept[1] == {"shared.weight"} | (set() if own_biases else {bias.format("encoder")})
+    assert kept[1] & kept[2] == shared | (set() if own_biases else {bias.format("decoder")})
+
+
+def test_models_that_have_no_stages_are_refused(family_folders):
+    model = load_model_and_tokenizer(str(family_folders["t5"])).model
+    with pytest.raises(ConfigError, match=r"^strategy.stages: 8 stages, the model has 4 blocks\. Set"):
+        _stages.assign_stage(model, "cpu", World(size=8, model_size=8), ())
+    del model.lm_head
+    with pytest.raises(ConfigError, match=r"^strategy.name: pipeline has no stages for a model with a span head\. Use"):
+        _stages.assign_stage(model, "cpu", World(size=2, model_size=2), ())
+
+
+def test_stages_have_equal_shares_of_time_or_of_memory(family_folders):
+    """Long inputs with short targets: the encoder computes more, the decoder holds more."""
+    model = load_model_and_tokenizer(str(family_folders["t5"])).model
+    assert divide_costs(list_block_flops(model.config, [400], [4]), 2) == [range(1), range(1, 4)]
+    assert divide_costs(_stages.count_block_weights(model), 2) == [range(2), range(2, 4)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("num_stages", "num_batches"), [(2, 1), (2, 4), (4, 2), (4, 7)])
+def test_a_schedule_runs_every_pass_once_and_no_stage_waits_for_ever(schedule, num_stages, num_batches):
+    """With receives that wait for the neighbour's pass and sends that do not wait."""
+    orders = [order_passes(schedule, number, num_stages, num_batches) for number in range(num_stages)]
+    assert all(order.count("F") == order.count("B") == num_batches for order in orders)
+    done = [{"F": 0, "B": 0} for _ in orders]
+    most_held = 0
+    for _ in range(2 * num_batches * num_stages):
+        for number, order in enumerate(orders):
+            kind = order[sum(done[number].values())] if sum(done[number].values()) < len(order) else ""
+            giver = number + {"F": -1, "B": 1}.get(kind, 0)
+            if kind and (giver not in range(num_stages) or done[giver][kind] > done[number][kind]):
+                assert kind == "F" or done[number]["F"] > done[number]["B"]
+                done[number][kind] += 1
+                most_held = max(most_held, done[number]["F"] - done[number]["B"])
+    assert done == [{"F": num_batches, "B": num_batches}] * num_stages
+    assert most_held == (num_batches if schedule == "gpipe" else min(num_batches, num_stages))
 
 
 # --- two processes ---
@@ -338,6 +408,10 @@ def test_a_run_is_that_of_one_process(together, strategy, family):
     ours = rundir.read_run(together.folder / f"run-{strategy}-{family}")
     check_same_run(ours, together.alone[family], world_size=2)
     assert ours.machine.strategy == StrategyFacts(strategy, 2, ("cpu", "cpu"))
+    waits = [step.phase_seconds.get("bubble", 0.0) > 0 for step in ours.steps]
+    assert waits == [strategy == "pipeline"] * NUM_STEPS
+    table = "".join(str(part) for part in build_step_time_section(ours).parts)
+    assert ("bubble: waiting for another pipeline stage" in table) == (strategy == "pipeline")
 
 
 def check_same_run(ours: Run, alone: Run, *, world_size: int) -> None:

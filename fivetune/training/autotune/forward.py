@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fivetune.data.batch import split_batch
+from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import ConfigError
 from fivetune.model.attention import explain_unsupported_kernel
 from fivetune.model.backend import Forward
@@ -58,6 +59,12 @@ def choose_forward(
     Raises ConfigError if the requested forward cannot run.
     """
     obstacle = explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
+    if find_stage(model):
+        if obstacle:
+            raise ConfigError(
+                f"strategy.name: pipeline computes flat tokens, which cannot run here: {obstacle}. Use fsdp or ddp."
+            )
+        return Forward("flat", "the only one that pipeline stages compute", recompute)
     wanted, kind = resumed_forward.kind if resumed_forward else requested, device.partition(":")[0]
     if wanted == "flat" and obstacle and requested == "flat":
         raise ConfigError(f"train.forward: flat cannot run this model: {obstacle}. Use auto or padded.")

@@ -83,8 +83,9 @@ def clear_gradients(model: T5Model) -> None:
 
 
 def save_weights(model: T5Model) -> SavedWeights:
-    """Copy all weights to the host."""
-    return [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in model.parameters()]
+    """Copy all weights of this rank to the host."""
+    held = (parameter for parameter in model.parameters() if not parameter.is_meta)
+    return [(parameter, parameter.detach().to("cpu", copy=True)) for parameter in held]
 
 
 @torch.no_grad()

@@ -1,0 +1,132 @@
+"""Pipeline parallel: every rank of a copy holds consecutive blocks, a stage, through which the micro-batches pass.
+
+The first stages hold the encoder, the others the decoder; where to cut follows from the blocks' cost, computed from the
+lengths of the data, or from their weights. A weight that several stages use (an embedding that the head shares, a table
+of relative biases) is held by each of them, and its gradients are summed. Micro-batches (train.batch_size) fill the
+pipeline: with m of them and p stages, a stage waits for at least (p - 1) / (m + p - 1) of a step (the bubble).
+
+Sources: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (1F1B, here with a flush after each step).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fivetune.distributed.pipeline import find_stage, order_passes
+from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
+from fivetune.strategies._buckets import get_reducer
+from fivetune.strategies._stages import assign_stage, count_block_weights
+from fivetune.types import ignore_phase
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fivetune.types import Batch, PhaseTimer
+
+
+class Pipeline(StrategyOptions):
+    """Consecutive blocks on each rank; micro-batches pass through all of them."""
+
+    sharded: ClassVar[bool] = True
+
+    stages: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="ranks that share one copy of the model, each with some of its blocks; default: all"
+    )
+    schedule: Literal["gpipe", "1f1b"] = Field(
+        "1f1b",
+        description="order of passes: gpipe, all forward passes first; 1f1b, a backward pass as soon as possible, so "
+        "that a rank keeps the activations of at most `stages` micro-batches",
+    )
+
+    balance: Literal["time", "memory"] = Field(
+        "time",
+        description="what the stages have equal shares of: time, the operations for the data's lengths; memory, the "
+        "weights of the blocks",
+    )
+
+    def get_model_size(self, num_ranks: int) -> int:
+        return self.stages or num_ranks
+
+    def get_seed_offset(self, world: World) -> int:
+        return world.rank  # the stages compute different blocks: their dropout masks are independent
+
+    def explain_incompatibility(
+        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str, num_ranks: int
+    ) -> str:
+        if precision == "fp16":
+            return "train.precision fp16 adapts the loss scale on each rank alone. Use bf16 with strategy.name pipeline"
+        if batch_size == "auto":
+            return (
+                "train.batch_size auto is measured on each rank alone; strategy.name pipeline needs all. Set a number"
+            )
+        if forward not in ("auto", "flat"):
+            return f"train.forward {forward} computes the whole model. Use auto or flat with strategy.name pipeline"
+        return ""
+
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
+        if world.mesh is None:
+            return model.to(device)
+        if not is_on_meta(model):
+            world.broadcast(list(model.parameters()))
+        assign_stage(model, device, world, costs if self.balance == "time" else count_block_weights(model))
+        return model
+
+    def accumulate_gradients(
+        self,
+        model: nn.Module,
+        world: World,
+        batches: Sequence[Batch],
+        compute_loss: Callable[[Batch], Tensor],
+        backward: Callable[[Tensor], object],
+        timer: PhaseTimer,
+    ) -> Tensor:
+        import torch
+
+        stage = find_stage(model)
+        if stage is None:
+            return super().accumulate_gradients(model, world, batches, compute_loss, backward, timer)
+        total, waiting, losses = torch.zeros((), device=stage.device), iter(batches), deque[Any]()
+        stage.timer = timer
+        for kind in order_passes(self.schedule, stage.number, len(stage.ranks), len(batches)):
+            if kind == "F":
+                losses.append(compute_loss(next(waiting)))
+                total += losses[-1].detach()
+            else:
+                stage.run_backward(losses.popleft(), backward)
+        stage.timer = ignore_phase  # generation passes through the stages too
+        timer("exchange")
+        stage.finish_sends()
+        stage.sum_shared_gradients(model)
+        return stage.broadcast_last(total)
+
+    def reduce_gradients(self, model: nn.Module, world: World) -> None:
+        if world.data_size > 1:
+            get_reducer(model, world).finish()
+
+    def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
+        import torch
+
+        stage = find_stage(model)
+        if stage is None:
+            return super().clip(model, max_norm)
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        own = [gradient for name, gradient in gradients.items() if stage.is_owner(name)]
+        norm = stage.sum_over_stages(torch.nn.utils.get_total_norm(own, foreach=True).float().square()).sqrt()
+        if max_norm is not None:
+            scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+            for gradient in gradients.values():
+                gradient.mul_(scale)
+        return norm
