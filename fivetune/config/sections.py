@@ -217,6 +217,10 @@ class CheckpointSection(_Section):
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="number of newest checkpoints kept, in addition to the best"
     )
+    background: bool = Field(
+        default=False,
+        description="write checkpoints while training continues, from a copy of weights and optimizer in host memory",
+    )
 
 
 class TelemetrySection(_Section):

@@ -74,6 +74,7 @@ from fivetune.training.resume import (
     refuse_other_data,
     with_saved_batch_size,
 )
+from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import (
     Setup,
     build_decoding,
@@ -228,13 +229,12 @@ def _prepare(
         warnings.append(FP16_WARNING)
     for message in warnings:
         _warn(run, progress, message)
-    graphs_before = read_graph_decision(run.path) if resume else None
     run.write(DATA, {name: store.summary for name, store in setup.data.stores})
     run.write(PLAN, plan.as_dict())
     if preflight and not resume:
         plan = check_before_training(setup, progress, run)
         run.write(PLAN, plan.as_dict())
-    learner, decision = decide_graphs(setup, resumed_decision=graphs_before)
+    learner, decision = decide_graphs(setup, resumed_decision=read_graph_decision(run.path) if resume else None)
     if decision:
         progress.log(f"steps are {decision}")
     setup = replace(setup, learner=learner)
@@ -256,6 +256,7 @@ def _prepare(
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
         evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
         owner=owner,
+        writer=BackgroundWriter(world, is_parallel=config.checkpoint.background),
     )
 
 
@@ -302,7 +303,10 @@ def _train_and_export(training: Training) -> None:
             sink = plugins.load_plugin("sinks", name)()
             training.sinks.append(sink.open(run.path, setup.config.as_redacted_dict(), first_step=state.step + 1))
         run.update_status(state="running", begun=True)
-        run_training_loop(training)
+        try:
+            run_training_loop(training)
+        finally:
+            training.writer.wait()  # an error of a step does not lose the checkpoint that is being written
         if why := describe_early_stop(training):
             training.progress.log(why)
         incomplete = _export_model(training)

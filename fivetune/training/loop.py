@@ -43,6 +43,7 @@ from fivetune.telemetry.meter import Meter, StepTimes
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
+from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
@@ -83,6 +84,8 @@ class Training:
         pending_steps: steps without a record yet, oldest first.
         losses, grad_norms: finite values of this part of the run, by step.
         evals: evaluations of this part of the run, in order.
+        writer: of checkpoints.
+        saving: the position of the checkpoint that is being written; None if there is none.
     """
 
     setup: Setup
@@ -102,6 +105,8 @@ class Training:
     grad_norms: dict[int, float] = field(default_factory=dict)
     evals: list[EvalRecord] = field(default_factory=list)
     owner: CheckpointOwner = NO_OWNER
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter)
+    saving: TrainingProgress | None = None
 
 
 class EvaluationStoppedError(Exception):
@@ -130,9 +135,13 @@ def run_training_loop(training: Training) -> None:
                     save_checkpoint(training)
                 saved = state.step
                 stopping = _is_stop_requested(training)
+            is_done = state.step == plan.num_steps or is_stopped_early(training)
+            if stopping or is_done:
+                with measure_phase(training, "checkpoint"):
+                    finish_save(training)
             if stopping and (state.step < plan.num_steps or is_evaluation_due(training)):
                 raise InterruptedRunError(_format_stop_message(training), signum=stop.signum or 0)
-            if state.step == plan.num_steps or is_stopped_early(training):
+            if is_done:
                 return
             with measure_phase(training, "train"):
                 stopping = run_step(training, groups)
@@ -317,32 +326,56 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None) -
 
 
 def save_checkpoint(training: Training) -> None:
-    """Write a checkpoint, point `best` at the best one, remove old ones."""
+    """Write a checkpoint, point `best` at the best one, remove old ones.
+
+    With checkpoint.background only the copy of the state is made now; `finish_save` does the rest.
+    """
     setup, learner, state = training.setup, training.setup.learner, training.state
+    finish_save(training)
     folder = training.run.path / "checkpoints"
     write_steps(training, wait=True)
     owner = replace(training.owner, batch_size=training.plan.batch_size)
     sharded = setup.config.strategy.sharded and learner.world.size > 1
     take = take_shards if sharded else take_snapshot
     taken = take(learner.model, learner.optimizer, learner.scaler, learner.world)
+    is_copied = not sharded and learner.compute.device != "cpu"
+    if training.writer.is_parallel and not is_copied:
+        taken = taken.copy()
     learner.world.run_on_all(training.run.refuse_moved)
+    progress = replace(state, seconds=dict(state.seconds))
 
     def write() -> None:
         if isinstance(taken, ShardedSnapshot):
-            checkpoint.write_shards(folder, taken, state, owner, learner.world)
+            checkpoint.write_shards(folder, taken, progress, owner, training.writer.world)
         elif learner.world.is_first:
-            checkpoint.write_checkpoint(folder, taken, state, owner)
+            checkpoint.write_checkpoint(folder, taken, progress, owner)
 
-    try:
-        write()
-    except RunDirError as error:
-        time.sleep(1)
-        training.progress.warn(f"{error} Retrying once.")
-        write()
-    if not learner.world.is_first:
+    def write_or_retry() -> None:
+        try:
+            write()
+        except RunDirError as error:
+            time.sleep(1)
+            training.progress.warn(f"{error} Retrying once.")
+            write()
+
+    training.saving = progress
+    training.writer.start(write_or_retry)
+    if not training.writer.is_parallel:
+        finish_save(training)
+
+
+def finish_save(training: Training) -> None:
+    """Wait for the checkpoint that is being written, if there is one; then update `best`, and remove old ones.
+
+    Raises RunDirError if it could not be written.
+    """
+    saved, training.saving = training.saving, None
+    training.writer.finish()
+    if saved is None or not training.setup.learner.world.is_first:
         return
+    setup, folder = training.setup, training.run.path / "checkpoints"
     warn = partial(warn_once, training)
-    best_step = state.best.step if state.best else None
+    best_step = saved.best.step if saved.best else None
     if best_step is not None and (folder / str(best_step)).is_dir():
         try:
             checkpoint.update_best_link(training.run.path, best_step)
@@ -351,7 +384,7 @@ def save_checkpoint(training: Training) -> None:
     keep = setup.config.checkpoint.keep
     checkpoint.remove_old_checkpoints(folder, keep=keep, best_step=best_step, on_failure=warn)
     training.run.update_status(
-        step=state.step, seconds_by_phase=state.seconds, num_starved_steps=setup.data.stream.num_starved
+        step=saved.step, seconds_by_phase=saved.seconds, num_starved_steps=setup.data.stream.num_starved
     )
 
 

@@ -27,11 +27,16 @@ if TYPE_CHECKING:
 class Snapshot:
     """The state on the host: weights by name, and the content of state.pt.
 
-    Tensors that are on the host already are not copied: a snapshot of a CPU run is written before the next step.
+    Tensors that are on the host already are not copied: a snapshot of a CPU run is written before the next step, or
+    `copy` is.
     """
 
     weights: dict[str, Tensor]
     state: TorchState
+
+    def copy(self) -> Snapshot:
+        """Copy all tensors, so that later steps do not change them."""
+        return Snapshot(_copy_to_host(self.weights), _copy_to_host(self.state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,14 @@ class ShardedSnapshot:
 
     tensors: dict[str, Tensor]
     state: TorchState
+
+    def copy(self) -> ShardedSnapshot:
+        """Copy all tensors to the host, so that later steps do not change them."""
+        return ShardedSnapshot(_copy_to_host(self.tensors), self.state)
+
+
+def _copy_to_host(tree: Any) -> Any:
+    return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def take_shards(

@@ -319,6 +319,9 @@ def together(tmp_path_factory, family_folders) -> Together:
             alone["six"] = train(table, preflight=False, quiet=True)
         else:
             (folder / "stopped-six.yaml").write_text(yaml.safe_dump(table))
+    table = recipe(folder, family_folders["t5"], "background", "fsdp", 2)
+    table["checkpoint"] = {"every_steps": 1, "background": True}
+    (folder / "background.yaml").write_text(yaml.safe_dump(table))
     table = recipe(folder, family_folders["t5"], "full", "fsdp", 2)
     (folder / "full.yaml").write_text(yaml.safe_dump({**table, "checkpoint": {"every_steps": 1}}))
     stderr = run_ranks(folder, 2)
@@ -482,6 +485,19 @@ def test_two_processes_save_and_others_go_on_under_another_strategy(together, fo
         assert [step.world_size for step in done.steps] == sizes
         assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
     assert rundir.read_run(together.folder / "switched").machine.strategy == StrategyFacts("tensor", 2, ("cpu", "cpu"))
+
+
+@pytest.mark.slow
+def test_checkpoints_are_written_while_several_processes_train(together):
+    """The same weights as of a run that waits for each of them."""
+    run = together.folder / "background"
+    assert [step.loss for step in rundir.read_run(run).steps] == pytest.approx(
+        [step.loss for step in together.alone["t5"].steps], rel=1e-6
+    )
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["4", "5"]
+    assert [find_damage(run / "checkpoints" / step) for step in "45"] == [None, None]
+    found, expected = (read_saved(path / "checkpoints/5")[0] for path in (run, together.folder / "run-fsdp-t5"))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 @pytest.mark.slow
