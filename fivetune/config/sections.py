@@ -15,6 +15,7 @@ from fivetune import plugins
 from fivetune.config.data import DataSection
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
 from fivetune.config.search import SearchSection
+from fivetune.config.tpu import explain_unsupported_tpu
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
@@ -301,7 +302,9 @@ class RunConfig(_Section):
     )
     launch: LaunchSection = LaunchSection()
     device: str = Field(
-        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps"
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?|mps|tpu)$",
+        description="auto (never tpu), cpu, cuda, cuda:N, mps, or tpu: all chips of this machine, docs/scale.md",
     )
 
     @model_validator(mode="after")
@@ -384,6 +387,13 @@ class RunConfig(_Section):
             batch_size=self.train.batch_size,
             num_ranks=num,
         )
+        if obstacle:
+            raise ValueError(obstacle)
+        return self
+
+    @model_validator(mode="after")
+    def _check_tpu(self) -> RunConfig:
+        obstacle = explain_unsupported_tpu(self.as_dict()) if self.device == "tpu" else ""
         if obstacle:
             raise ValueError(obstacle)
         return self

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fivetune.data.store import TokenStore
@@ -39,6 +40,14 @@ class PaddedBatch:
     def num_positions(self) -> int:
         """Number of positions that the model computes, padding included."""
         return self.input_ids.numel() + self.labels.numel()
+
+    def extend(self, num_rows: int, *, pad_id: int) -> PaddedBatch:
+        """Append rows without labels up to `num_rows`. They attend to one pad id: attention to nothing is undefined."""
+        missing = (0, 0, 0, num_rows - len(self.labels))
+        mask = F.pad(self.attention_mask, missing)
+        mask[len(self.labels) :, 0] = 1
+        inputs, labels = F.pad(self.input_ids, missing, value=pad_id), F.pad(self.labels, missing, value=IGNORE_INDEX)
+        return PaddedBatch(inputs, mask, labels)
 
 
 def collate(store: TokenStore, rows: Sequence[int]) -> Batch:
@@ -73,6 +82,28 @@ def split_batch(batch: Batch) -> tuple[Batch, Batch]:
         batch.ids[middle:],
     )
     return first, second
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Concatenate batches, the reverse of `split_batch`.
+
+    >>> ids, ends = torch.tensor([7, 8, 1, 9, 1]), torch.tensor([0, 3, 5])
+    >>> halves = split_batch(Batch(ids, ids, ends, ends, ("a", "b")))
+    >>> joined = join_batches(halves)
+    >>> joined.input_ids.tolist(), joined.cu_seqlens_tgt.tolist(), joined.ids
+    ([7, 8, 1, 9, 1], [0, 3, 5], ('a', 'b'))
+    """
+
+    def join_ends(ends: list[Tensor]) -> Tensor:
+        return F.pad(torch.cat([each.diff() for each in ends]).cumsum(0), (1, 0))
+
+    return Batch(
+        torch.cat([batch.input_ids for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        join_ends([batch.cu_seqlens_src for batch in batches]),
+        join_ends([batch.cu_seqlens_tgt for batch in batches]),
+        tuple(id for batch in batches for id in batch.ids),
+    )
 
 
 def pad(batch: Batch, *, pad_id: int, sizes: Sequence[int] | None = None) -> PaddedBatch:

@@ -6,7 +6,7 @@ In: a model and the encoded inputs of a store. Out: one GeneratedAnswer per exam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +29,31 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
-__all__ = ["Decoding", "GeneratedAnswer", "estimate_max_new_tokens", "generate", "group_by_length", "to_text"]
+__all__ = [
+    "Decoding",
+    "GenerateAnswers",
+    "GeneratedAnswer",
+    "estimate_max_new_tokens",
+    "generate",
+    "group_by_length",
+    "to_text",
+]
+
+
+class GenerateAnswers(Protocol):
+    """The signature of `generate`, which a device with decoding of its own has too."""
+
+    def __call__(
+        self,
+        model: T5Model,
+        store: TokenStore,
+        rows: Sequence[int],
+        decoding: Decoding,
+        *,
+        device: str,
+        autocast: Autocast,
+        world: World = SINGLE_PROCESS,
+    ) -> Iterator[GeneratedAnswer]: ...
 
 
 def estimate_max_new_tokens(target_p99: int) -> int:

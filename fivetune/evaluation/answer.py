@@ -15,7 +15,7 @@ import numpy as np
 from fivetune.data.encode import LengthLimits, compute_encoded_offsets
 from fivetune.data.spans import Offsets, extract_span_text, find_context_positions
 from fivetune.data.store import TokenStore
-from fivetune.decode import Decoding, GeneratedAnswer, generate, group_by_length, to_text
+from fivetune.decode import Decoding, GenerateAnswers, GeneratedAnswer, group_by_length, to_text
 from fivetune.decode.span_search import SpanAnswer, extract_spans
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import NumericError
@@ -53,6 +53,8 @@ class AnswerSettings(Protocol):
     def limits(self) -> LengthLimits: ...
     @property
     def autocast(self) -> Autocast: ...
+    @property
+    def generate(self) -> GenerateAnswers: ...
 
 
 def answer_passages(
@@ -81,7 +83,7 @@ def _answer_with_text(
     settings: AnswerSettings, model: T5Model, rows: Sequence[int], loss: TargetLoss, world: World
 ) -> Iterator[tuple[int, Prediction]]:
     store, device, autocast = settings.store, settings.device, settings.autocast
-    for one in generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
+    for one in settings.generate(model, store, rows, settings.decoding, device=device, autocast=autocast, world=world):
         yield one.row, _build_text_prediction(settings, one, loss)
 
 

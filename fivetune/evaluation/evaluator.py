@@ -18,7 +18,7 @@ import numpy as np
 from fivetune.analysis.bootstrap import compute_intervals
 from fivetune.data.encode import LengthLimits
 from fivetune.data.store import TokenStore
-from fivetune.decode import Decoding
+from fivetune.decode import Decoding, GenerateAnswers, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.evaluation.answer import answer_passages
 from fivetune.evaluation.merge import merge_questions
@@ -49,6 +49,7 @@ class Evaluator:
         keep_special: keep <extra_id_N> in the answers if generation writes it.
         limits: the length limits that the store was encoded with.
         autocast: returns a new autocast context.
+        generate: searches for answers: `fivetune.decode.generate`, or the same on another device.
         parts: evaluators of the parts of a mixture, in the order of the store; empty for other tasks.
     """
 
@@ -60,6 +61,7 @@ class Evaluator:
     keep_special: bool = False
     limits: LengthLimits = field(default_factory=LengthLimits)
     autocast: Autocast = field(default=nullcontext)
+    generate: GenerateAnswers = field(default=generate)
     parts: Mapping[str, Evaluator] = field(default_factory=dict[str, "Evaluator"])
 
     @property

@@ -5,7 +5,8 @@ In: an exception. Out: whether an allocation failed.
 
 from __future__ import annotations
 
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # CUDA and MPS; CPU; CPU
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "resource_exhausted")
+"""Texts of CUDA and MPS, the CPU twice, and XLA."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -102,7 +102,7 @@ class BatchedAdafactor(Optimizer):
             if parameter.grad is not None:
                 state = self.state[parameter]
                 if not state:
-                    state.update(_create_state(parameter, group["beta1"]))
+                    state.update(create_adafactor_state(parameter, group["beta1"]))
                 state["step"] += 1
                 alike[parameter.shape, parameter.device, parameter.dtype, state["step"]].append(parameter)
         for (shape, device, _, _), parameters in alike.items():
@@ -129,7 +129,9 @@ def compute_base_rate(group: TorchState, step: int) -> float:
     return min(1e-6 * step if group["warmup_init"] else 1e-2, 1 / math.sqrt(step))
 
 
-def _create_state(parameter: Tensor, beta1: float | None) -> TorchState:
+def create_adafactor_state(parameter: Tensor, beta1: float | None) -> TorchState:
+    """Create the state of a parameter before its first step."""
+
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=parameter.device)
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.memory import is_out_of_memory
 from fivetune.types import JsonTable
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")
 
 PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     # device: (fp32, fp16, bf16)                                        source
@@ -63,6 +64,9 @@ def pick_device(requested: str) -> str:
         if torch.cuda.is_available():
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
+    if requested == "tpu":
+        count_tpu_chips()
+        return requested
     kind, _, index = requested.partition(":")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
     if int(index or 0) >= there:
@@ -72,8 +76,34 @@ def pick_device(requested: str) -> str:
     return requested
 
 
+def count_tpu_chips() -> int:
+    """Count the TPU chips that jax finds; virtual CPU devices stand in for them if JAX_PLATFORMS is cpu.
+
+    Raises FiveTuneEnvironmentError without chips, or without the packages.
+    """
+    if find_spec("jax") is None or find_spec("torchax") is None:
+        raise FiveTuneEnvironmentError(
+            "device: tpu needs torchax and jax, which are not installed. On a TPU machine: "
+            "pip install 'fivetune[tpu]' 'jax[tpu]'. Elsewhere use device auto."
+        )
+    import jax
+
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise FiveTuneEnvironmentError(f"device: tpu cannot start: {str(error).splitlines()[0]}. Use auto.") from None
+    if found != "tpu" and os.environ.get("JAX_PLATFORMS") != "cpu":
+        raise FiveTuneEnvironmentError(
+            f"device: tpu is not available, jax finds {found}. Use auto, install jax[tpu] on a TPU machine, or set "
+            "JAX_PLATFORMS=cpu to try it on virtual devices."
+        )
+    return jax.device_count()
+
+
 def pick_precision(requested: str, device: str) -> str:
     """Pick fp32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32."""
+    if requested == "auto" and device == "tpu":
+        return "fp32" if os.environ.get("JAX_PLATFORMS") == "cpu" else "bf16"
     native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
     if requested == "auto":
         return "bf16" if native else "fp32"

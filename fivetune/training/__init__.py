@@ -431,7 +431,7 @@ def _export_model(training: Training) -> str | None:
 
 def _format_headline(setup: Setup, state: TrainingProgress) -> str:
     config, learner, compute = setup.config, setup.learner, setup.learner.compute
-    devices = compute.device
+    devices = compute.name
     if learner.world.size > 1:
         kind = devices.partition(":")[0]
         devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"

@@ -40,7 +40,7 @@ from fivetune.training import checkpoint
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.resume import with_evaluation
-from fivetune.training.setup import build_length_limits, make_evaluator, prepare_split
+from fivetune.training.setup import build_chips, build_length_limits, make_evaluator, prepare_split
 from fivetune.training.sources import check_sources
 from fivetune.types import Task
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
+    from fivetune.training.tpu import Chips
 
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has set the generation cap
@@ -66,6 +67,7 @@ class TrainedRun:
         folder: the run directory.
         config: the run's config with the overrides and the generation cap of model/.
         step: optimizer step of the weights.
+        chips: answer in place of torch.
     """
 
     folder: Path
@@ -74,6 +76,7 @@ class TrainedRun:
     tokenizer: PreTrainedTokenizerBase
     compute: ComputeConfig
     step: int
+    chips: Chips | None = None
 
     def __repr__(self) -> str:
         return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
@@ -162,7 +165,7 @@ class TrainedRun:
         return [PredictedRow(row, _choose_prediction(row, found)) for row in rows]
 
     def _make_evaluator(self, store: TokenStore) -> Evaluator:
-        return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS)
+        return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, chips=self.chips)
 
 
 def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[str, object] | str]:
@@ -230,13 +233,15 @@ def open_run(
     config = _with_exported_cap(config, folder / "model")
     compute = choose_compute(config)
     loaded = load_model_and_tokenizer(str(folder / "model"), head=head_of(config.task))
+    model = loaded.model.to(compute.device).eval()
     return TrainedRun(
         folder=folder,
         config=config,
-        model=loaded.model.to(compute.device).eval(),
+        model=model,
         tokenizer=loaded.tokenizer,
         compute=compute,
         step=status.best.step if status.best else status.step or _find_exported_step(folder),
+        chips=build_chips(config, model, compute),
     )
 
 

@@ -17,13 +17,20 @@ from fivetune.config import RunConfig
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.backend import Forward
 from fivetune.model.save import save_model
-from fivetune.telemetry.devices import count_cores, pick_device, pick_precision
+from fivetune.telemetry.devices import (
+    count_cores,
+    count_tpu_chips,
+    get_peak_memory_bytes,
+    pick_device,
+    pick_precision,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
+    from fivetune.training.tpu import Chips
     from fivetune.types import Strategy, TorchState
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,10 +38,26 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class ComputeConfig:
-    """Device and autocast precision of a run."""
+    """Device and autocast precision of a run.
+
+    Args:
+        device: torch's device; cpu with TPU chips, where the model is kept between their steps.
+        num_chips: TPU chips that run steps and answers; 0 if torch does.
+    """
 
     device: str
     precision: str
+    num_chips: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that runs steps and answers: cpu, cuda, mps or tpu."""
+        return "tpu" if self.num_chips else self.device.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The device for messages: cuda:1, 4 x tpu."""
+        return f"{self.num_chips} x tpu" if self.num_chips else self.device
 
     def make_autocast(self) -> AbstractContextManager[object]:
         """Make an autocast context: 16-bit matrix products with fp32 weights; no-op in fp32."""
@@ -56,6 +79,7 @@ class Learner:
         max_grad_norm: largest global gradient norm; None disables clipping.
         world: the ranks of the run.
         graphs: replays steps as CUDA graphs; None if each kernel is launched.
+        chips: runs steps on TPU chips; None if torch does.
     """
 
     model: T5Model
@@ -67,9 +91,26 @@ class Learner:
     max_grad_norm: float | None
     world: World = SINGLE_PROCESS
     graphs: GraphedUpdate | None = None
+    chips: Chips | None = None
+
+    def fetch(self) -> None:
+        """Bring the model and the optimizer up to date with TPU chips; no-op on other devices."""
+        if self.chips is not None:
+            self.chips.fetch()
+
+    def fetch_rates(self) -> torch.optim.Optimizer:
+        """Bring what an effective learning rate follows from up to date with TPU chips; returns the optimizer."""
+        if self.chips is not None:
+            self.chips.fetch_small_state()
+        return self.optimizer
+
+    def get_peak_memory_bytes(self) -> int | None:
+        """Peak memory so far, of a TPU chip or as `fivetune.telemetry.devices` reads it; None if unknown."""
+        return self.chips.get_peak_bytes() if self.chips else get_peak_memory_bytes(self.compute.device)
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
         """Save the model as `fivetune.model.save.save_model` does. Collective: all ranks call it, rank 0 writes."""
+        self.fetch()
         weights = self.strategy.iter_weights(self.model)
         if self.world.is_first:
             save_model(self.model, tokenizer, folder, weights=weights, **options)
@@ -87,6 +128,8 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     device = pick_device(config.device)
     if world.size > 1 and device == "cuda":
         device = pick_device(f"cuda:{world.local_rank}")
+    if device == "tpu":
+        return ComputeConfig("cpu", pick_precision(config.train.precision, device), count_tpu_chips())
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     return ComputeConfig(device, pick_precision(config.train.precision, device))
@@ -107,8 +150,8 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
         for (is_norm, _), params in sorted(alike.items(), key=lambda item: item[0])
     ]
     build = config.optimizer.build
-    # Factored gradients can be neither all-reduced nor unscaled by a GradScaler.
-    if not config.strategy.supports_multiple and config.train.precision != "fp16":
+    # Factored gradients can be neither all-reduced, nor unscaled by a GradScaler, nor computed by TPU chips.
+    if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
         build = getattr(config.optimizer, "build_for_tables", build)
     optimizer = build(groups)
     for group in optimizer.param_groups:

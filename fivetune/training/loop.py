@@ -38,7 +38,7 @@ from fivetune.rundir.figures import (
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
+from fivetune.telemetry.devices import reset_peak_memory, translate_oom_errors
 from fivetune.telemetry.meter import Meter, StepTimes
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
@@ -192,7 +192,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
             f"a CUDA graph could not be recorded; steps without one launch each kernel: {learner.graphs.steps.failure}",
         )
     logged = state.step % setup.config.train.log_every_steps == 0
-    effective = setup.config.optimizer.effective_lr(learner.optimizer) if logged or lr is None else None
+    effective = setup.config.optimizer.effective_lr(learner.fetch_rates()) if logged or lr is None else None
     record = partial(
         StepRecord,
         step=state.step,
@@ -201,7 +201,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
         num_input_tokens=num_inputs,
         num_target_tokens=num_targets,
         data_seconds=data_seconds,
-        peak_bytes=get_peak_memory_bytes(learner.compute.device),
+        peak_bytes=learner.get_peak_memory_bytes(),
         world_size=learner.world.size,
         num_examples_seen=stream.count_examples_before(state.step),
         starved=stream.num_starved > num_starved,
@@ -334,6 +334,7 @@ def save_checkpoint(training: Training) -> None:
     finish_save(training)
     folder = training.run.path / "checkpoints"
     write_steps(training, wait=True)
+    learner.fetch()
     owner = replace(training.owner, batch_size=training.plan.batch_size)
     sharded = setup.config.strategy.sharded and learner.world.size > 1
     take = take_shards if sharded else take_snapshot

@@ -33,7 +33,7 @@ SAME_SCORES = ("eval.every_steps", "eval.at_start", "eval.batch_size", "eval.met
 COMPARED = ("device", "num_threads", "versions")  # facts compared between two parts of a run
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
-    "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "data.cache_dir",
+    "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "device", "data.cache_dir",
     "data.eval", "data.max_eval_examples",
     "data.num_processes", "train.capture", "train.log_every_steps", "train.num_threads",
     "train.num_steps", "train.num_epochs", "train.early_stopping",

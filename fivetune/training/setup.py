@@ -22,7 +22,7 @@ from fivetune.data.prepared import is_prepared, open_prepared
 from fivetune.data.split import EvalSplit
 from fivetune.data.store import TokenStore, get_cache_folder, load_or_build_store
 from fivetune.data.stream import BatchPlan, TrainingStream
-from fivetune.decode import Decoding, estimate_max_new_tokens
+from fivetune.decode import Decoding, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
+    from fivetune.training.tpu import Chips
     from fivetune.types import JsonTable
 
 PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size auto is known
@@ -119,13 +120,14 @@ def set_up(
         check_sources(config)
         config = with_data_labels(config)
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
-    data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress)
+    chips = build_chips(config, loaded.model, compute)
+    data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips)
     model = _wrap_model(config, loaded, data.stream.store, compute, world)
     optimizer = build_optimizer(config, model)
     forward = choose_forward(
         config.train.forward,
         model,
-        compute.device,
+        compute.kind if compute.num_chips else compute.device,
         data.stream.build_micro_batches(0)[:2],
         autocast=compute.make_autocast,
         recompute=config.train.recompute,
@@ -147,6 +149,7 @@ def set_up(
         strategy=config.strategy,
         max_grad_norm=config.train.max_grad_norm,
         world=world,
+        chips=chips,
     )
     plan = decide_plan(
         config,
@@ -171,12 +174,30 @@ def _wrap_model(
     return model
 
 
+def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Chips | None:
+    """Build what runs steps and answers on TPU chips; None if torch does."""
+    if not compute.num_chips:
+        return None
+    if head_of(config.task) == "extractive":
+        raise ConfigError("device: tpu has no extractive answers. Set task.head generate, or use device cpu or cuda.")
+    from fivetune.training.tpu import Chips
+
+    return Chips(
+        model,
+        sharded=config.strategy.sharded,
+        precision=compute.precision,
+        max_norm=config.train.max_grad_norm,
+        seed=config.run.seed,
+    )
+
+
 def _prepare_data(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     compute: ComputeConfig,
     world: World,
     on_progress: ProgressCallback,
+    chips: Chips | None,
 ) -> TrainingData:
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
@@ -191,7 +212,9 @@ def _prepare_data(
     if evaluation is None:
         return TrainingData(stream, None)
     # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
-    evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=train.summary["target_p99"])
+    evaluator = make_evaluator(
+        config, tokenizer, evaluation, compute, target_p99=train.summary["target_p99"], chips=chips
+    )
     return TrainingData(stream, evaluator)
 
 
@@ -314,17 +337,24 @@ def build_length_limits(config: RunConfig) -> LengthLimits:
 
 
 def make_evaluator(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, store: TokenStore, compute: ComputeConfig, *, target_p99: int
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    store: TokenStore,
+    compute: ComputeConfig,
+    *,
+    target_p99: int,
+    chips: Chips | None = None,
 ) -> Evaluator:
     """Build the evaluator of a store, for a mixture with one per part.
 
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
+        chips: answer in place of torch.
     """
     parts = {}
     if isinstance(store, ConcatStore):
         parts = {
-            name: make_evaluator(part, tokenizer, store.parts[name], compute, target_p99=target_p99)
+            name: make_evaluator(part, tokenizer, store.parts[name], compute, target_p99=target_p99, chips=chips)
             for name, part in build_part_configs(config).items()
         }
     return Evaluator(
@@ -336,6 +366,7 @@ def make_evaluator(
         keep_special=not config.eval.suppress_sentinels,
         limits=build_length_limits(config),
         autocast=compute.make_autocast,
+        generate=chips.generate if chips else generate,
         parts=parts,
     )
 
@@ -391,7 +422,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
     learner, compute = setup.learner, setup.learner.compute
     return {
-        **collect_machine_info(compute.device),
+        **collect_machine_info(compute.kind if compute.num_chips else compute.device),
         "precision": compute.precision,
         "forward": asdict(learner.forward),
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
@@ -403,7 +434,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "strategy": {
             "name": setup.config.strategy.plugin_name(),
             "world_size": learner.world.size,
-            "devices": learner.world.gather(compute.device),
+            "devices": learner.world.gather(compute.name),
         },
         "command": command,
         "working_directory": os.getcwd(),

@@ -65,7 +65,7 @@ def make_nonfinite_flag(learner: Learner) -> Tensor | None:
     """
     if learner.graphs is not None:
         return learner.graphs.nonfinite_flag
-    device = learner.compute.device
+    device = learner.compute.device  # cpu with TPU chips, whose steps check themselves
     able = getattr(learner.optimizer, "_step_supports_amp_scaling", False) and not learner.strategy.sharded
     waits = not device.startswith("cuda") or learner.scaler.is_enabled()
     return torch.zeros((), device=device) if able and not waits else None
@@ -100,6 +100,8 @@ def train_step(
     num_scored_tokens = num_scored_tokens or world.data_size * sum(batch.num_target_tokens for batch in group)
     if learner.graphs is not None:
         return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer, get_signum=get_signum)
+    if learner.chips is not None:
+        return Update(_run_on_chips(learner, group, step, lr, batch_size, num_scored_tokens), batch_size, get_signum())
 
     accumulate = partial(_accumulate_gradients, learner, num_scored_tokens=num_scored_tokens, timer=timer)
     sums, batch_size, signum = _run_with_oom_retry(
@@ -157,6 +159,7 @@ def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: floa
     """Raise NumericError unless loss and norm are finite; with loss scaling an overflow of the norm is not an error."""
     fp16_overflow = learner.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
     if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
+        learner.fetch()
         raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)
 
 
@@ -164,6 +167,17 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
     if lr is not None:
         for group in optimizer.param_groups:
             group["lr"] = lr
+
+
+def _run_on_chips(
+    learner: Learner, group: list[Batch], step: int, lr: float | None, batch_size: int, num_scored_tokens: int
+) -> Tensor:
+    """Run the step on TPU chips; returns `Update.values`. One program has all phases: its time counts as the host's."""
+    assert learner.chips is not None
+    _set_lr(learner.optimizer, lr)
+    values = learner.chips.update(group, learner.optimizer, batch_size=batch_size, num_scored_tokens=num_scored_tokens)
+    refuse_nonfinite(learner, group, step, *values[:2].tolist())
+    return values
 
 
 def _replay_graphs(

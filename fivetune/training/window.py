@@ -77,6 +77,8 @@ def profile_steps(
             f"strategy: {config.strategy.plugin_name()} uses several processes; a profile records one. "
             "Add --strategy.name single --launch.nproc 1."
         )
+    if config.device == "tpu":
+        raise ConfigError("device: tpu runs a step as one program, of which torch's profiler sees nothing. Use cpu.")
     setup = set_up(
         config.model_copy(update={"data": config.data.model_copy(update={"eval": (), **NO_SPLIT})}),
         on_progress=on_progress,

@@ -14,6 +14,7 @@ import numpy as np
 
 from fivetune.config import RunConfig
 from fivetune.data.batch import collate
+from fivetune.errors import ConfigError
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.finders import BatchTest, Speed
 from fivetune.telemetry.devices import translate_oom_errors
@@ -43,6 +44,8 @@ def find_batch(
 
     Raises FiveTuneEnvironmentError if not even one example fits.
     """
+    if config.device == "tpu":
+        raise ConfigError("device: tpu is not measured by find-batch. Try sizes with train --train.num_steps 20.")
     total = config.train.global_batch_size or largest or DEFAULT_LARGEST_SIZE
     pieces = {"batch_size": 1, "global_batch_size": total}
     config = as_single_process(config).model_copy(update={"train": config.train.model_copy(update=pieces)})

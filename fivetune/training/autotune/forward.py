@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
     from fivetune.types import Autocast
 
-STATIC_DEVICES = ("mps", "xla")  # devices that compile every new shape
+STATIC_DEVICES = ("mps", "xla", "tpu")  # devices that compile every new shape
 NUM_TRIALS = 3
 NUM_COMPARED = 4  # examples
 TOLERANCES = {torch.float32: 1e-2, torch.bfloat16: 0.1}
@@ -58,6 +58,8 @@ def choose_forward(
 
     Raises ConfigError if the requested forward cannot run.
     """
+    if device == "tpu":
+        return Forward("buckets", "tpu compiles every new shape")
     obstacle = explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
     if find_stage(model):
         if obstacle:

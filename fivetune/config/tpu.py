@@ -1,0 +1,34 @@
+"""What device tpu supports. In: the settings of a recipe as a table. Out: the first unsupported one with advice."""
+
+from __future__ import annotations
+
+from fivetune.types import JsonTable
+
+SUPPORTED: dict[str, tuple[object, ...]] = {
+    "launch.nnodes": (1,),
+    "launch.nproc": (1,),  # one process uses all chips of the machine
+    "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips
+    "train.forward": ("auto", "buckets"),
+    "train.precision": ("auto", "bf16", "fp32"),
+    "train.recompute": (False,),
+    "train.capture": ("auto", "off"),
+    "eval.num_beams": (1,),
+    "eval.repetition_penalty": (1.0,),
+}
+
+
+def explain_unsupported_tpu(settings: JsonTable) -> str:
+    """Explain which setting device tpu does not support, beginning with its key; empty if it supports all.
+
+    >>> explain_unsupported_tpu({"eval": {"num_beams": 4}})
+    'eval.num_beams 4 is not supported with device tpu. Use 1'
+    """
+    for key, allowed in SUPPORTED.items():
+        section, name = key.split(".")
+        value = settings.get(section, {}).get(name, allowed[0])
+        if value not in allowed:
+            shown = " or ".join(str(one).lower() for one in allowed)
+            return f"{key} {str(value).lower()} is not supported with device tpu. Use {shown}"
+    if settings.get("train", {}).get("batch_size") == "auto":
+        return "train.batch_size auto is measured by torch, not with device tpu. Set a number"
+    return ""
