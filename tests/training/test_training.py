@@ -17,13 +17,12 @@ from fivetune import cli, rundir
 from fivetune.data.batch import collate
 from fivetune.diagnosis.stats import collect_run_stats
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, NumericError, RunDirError
-from fivetune.evaluation import answer
 from fivetune.metrics.squad_v2 import SQuADV2 as SquadV2Metric
 from fivetune.model.backend import Forward
 from fivetune.progress import Progress
 from fivetune.rundir.records import BestEval, Run
 from fivetune.telemetry.devices import pick_device, pick_precision, translate_oom_errors
-from fivetune.training import loop, train
+from fivetune.training import loop, setup, train
 
 POISONED = "decoder.block.1.layer.2.DenseReluDense.wo"
 
@@ -241,7 +240,7 @@ def test_config_with_overrides_is_refused(tmp_path, model_folder):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ],
 )
-@pytest.mark.parametrize("where", [(Forward, "compute_losses"), (answer, "generate")])
+@pytest.mark.parametrize("where", [(Forward, "compute_losses"), (setup, "generate")])
 def test_out_of_memory_says_what_to_lower(tmp_path, model_folder, monkeypatch, where, error):
     def full(*args, **kwargs):
         raise error
