@@ -44,7 +44,8 @@ ELSEWHERE = {
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
-    "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "telemetry.every_seconds",
+    "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
+    "telemetry.every_seconds",
     "report.title", "report.beside", "report.expected", "report.expected_model", "report.expected_examples",
     "report.sinks", "strategy.name", "launch.nproc", "launch.timeout_minutes", "device",
 }  # fmt: skip
