@@ -47,7 +47,7 @@ ELSEWHERE = {
     "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
     "telemetry.every_seconds",
     "report.title", "report.beside", "report.expected", "report.expected_model", "report.expected_examples",
-    "report.sinks", "strategy.name", "launch.nproc", "launch.timeout_minutes", "device",
+    "report.sinks", "strategy.name", "launch.nproc", "launch.nnodes", "launch.timeout_minutes", "device",
 }  # fmt: skip
 
 
