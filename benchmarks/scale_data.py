@@ -36,7 +36,7 @@ from fivetune.nano import CHECKPOINT
 
 TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
 NUM_RECORDS, NUM_WINDOWS = 100_000, 4
-NUM_EXAMPLES, NUM_STEPS = 1_000_000, 200
+NUM_EXAMPLES, NUM_STEPS = 1_000_000, 50
 SAMPLE_SECONDS = 0.2
 
 THEIRS = """
