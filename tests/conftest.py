@@ -14,6 +14,9 @@ import kit
 import pytest
 import torch
 
+# Programs of test_tpu.py, whose environment has jax.
+collect_ignore = ["tpu_compile.py", "tpu_process.py"]
+
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 

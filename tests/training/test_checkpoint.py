@@ -267,7 +267,11 @@ def test_a_foreign_pickle_is_not_loaded(tmp_path, setup):
         checkpoint.restore_checkpoint(path, setup.learner.model, setup.learner.optimizer, setup.learner.scaler)
 
 
-@pytest.mark.parametrize("thing", [os.system, Path.unlink, checkpoint.TrainingProgress(), OSError], ids=str)
+@pytest.mark.parametrize(
+    "thing",
+    [os.system, Path.unlink, checkpoint.TrainingProgress(), OSError],
+    ids=["function", "method", "record", "class"],
+)
 def test_foreign_metadata_of_shards_are_not_loaded(tmp_path, setup, thing):
     path = _save(tmp_path / "checkpoints", setup)
     (path / ".metadata").write_bytes(pickle.dumps(thing))
