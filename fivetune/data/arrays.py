@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivetune.rundir import replace_file
+from fivetune.rundir.checksums import compute_crc32
 from fivetune.types import JsonTable
 
 Array = NDArray[Any]
@@ -74,10 +75,7 @@ def find_fault(path: Path, entry: Mapping[str, Any], *, whole: bool = True) -> s
             return f"holds {size:,} bytes instead of {entry['size']:,}"
         if not whole:
             return None
-        value = 0
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                value = zlib.crc32(block, value)
+        value = compute_crc32(path)
     except FileNotFoundError:
         return "is missing"
     return None if value == entry["crc32"] else f"has the checksum {value:08x} instead of {entry['crc32']:08x}"

@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,19 @@ INDEX, ROWS = "index.json", "rows.safetensors"
 BLOCK = 1_000  # records converted at once
 SHARD_ROWS, SHARD_BYTES = 50_000, 32 * 2**20  # a shard ends with the block that reaches one of them
 NUM_BINS = 30
+
+
+def is_index(content: object) -> TypeGuard[JsonTable]:
+    """Return whether the content of a JSON file is the index of prepared data, of any format version."""
+    return isinstance(content, dict) and cast(JsonTable, content).get("format") == FORMAT
+
+
+def describe_other_version(index: JsonTable) -> str | None:
+    """Return what is wrong with the format version of an index; None if this version of FiveTune reads it."""
+    version = index["format_version"]
+    if version == FORMAT_VERSION:
+        return None
+    return f"is of format {version}, this version of FiveTune reads {FORMAT_VERSION}"
 
 
 class BuildProgressCallback(Protocol):

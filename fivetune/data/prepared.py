@@ -17,11 +17,19 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from fivetune.data.arrays import find_fault
-from fivetune.data.build import FORMAT, FORMAT_VERSION, INDEX, BuildProgressCallback, build_prepared_data, name_progress
+from fivetune.data.build import (
+    INDEX,
+    BuildProgressCallback,
+    build_prepared_data,
+    describe_other_version,
+    is_index,
+    name_progress,
+)
 from fivetune.data.convert import Converter
 from fivetune.data.examples import Source, split_source
 from fivetune.data.partial import LOCK, lock_build_folder
 from fivetune.data.store import (
+    ShardFolder,
     TokenStore,
     choose_num_processes,
     compute_tokenizer_fingerprint,
@@ -60,7 +68,7 @@ def is_prepared(source: str) -> bool:
         index = json.loads((Path(source).expanduser() / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(index, dict) and index.get("format") == FORMAT
+    return is_index(index)
 
 
 def read_prepared_index(location: str) -> JsonTable:
@@ -80,13 +88,10 @@ def read_prepared_index(location: str) -> JsonTable:
         ) from None
     except ValueError as error:
         raise DataError(f"{name}: damaged: {error}. {PREPARE_AGAIN}.") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    if not is_index(index):
         raise DataError(f"{name}: not the index of prepared data. Name a folder that fivetune prepare wrote.")
-    if index["format_version"] != FORMAT_VERSION:
-        raise DataError(
-            f"{name}: is of format {index['format_version']}, this version of FiveTune reads {FORMAT_VERSION}. "
-            f"{PREPARE_AGAIN}, or use the version of FiveTune that wrote it."
-        )
+    if other := describe_other_version(index):
+        raise DataError(f"{name}: {other}. {PREPARE_AGAIN}, or use the version of FiveTune that wrote it.")
     return index
 
 
@@ -212,24 +217,20 @@ def _describe_fault(copy: Path, entry: Mapping[str, Any]) -> str | None:
     return fault and f"{fault}, also when it was copied again. {PREPARE_AGAIN}"
 
 
-class CheckedShardFolder:
+class CheckedShardFolder(ShardFolder):
     """The shards in a folder that this machine did not build: each is compared with its checksum when it is opened."""
 
     def __init__(self, folder: Path, index: JsonTable) -> None:
-        self._folder, self._index = folder, index
+        super().__init__(folder, index)
         self._checked: set[int] = set()
 
     def locate(self, number: int) -> Path:
-        entry = self._index["shards"][number]
-        path = self._folder / entry["file"]
+        path = super().locate(number)
         if number not in self._checked:
-            if fault := find_fault(path, entry):
+            if fault := find_fault(path, self._index["shards"][number]):
                 raise DataError(f"{path}: {fault}. {PREPARE_AGAIN}, or copy this one again.")
             self._checked.add(number)
         return path
-
-    def keep(self, current: frozenset[int], following: frozenset[int]) -> None:
-        pass
 
 
 class ShardCache:

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from fivetune.data.arrays import Array, find_fault, map_arrays
 from fivetune.data.build import (
-    FORMAT,
-    FORMAT_VERSION,
     INDEX,
     NUM_BINS,
     BuildProgressCallback,
     build_prepared_data,
+    describe_other_version,
+    is_index,
     name_progress,
 )
 from fivetune.data.convert import KINDS, Converter, choose_dtype
@@ -201,12 +201,10 @@ class TokenStore:
 def read_index(folder: Path) -> JsonTable:
     """Read index.json of prepared data. Raises ValueError for another file or a later format, OSError."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    if not is_index(index):
         raise ValueError(f"{INDEX} is not that of prepared data")
-    if index["format_version"] != FORMAT_VERSION:
-        raise ValueError(
-            f"{INDEX} is of format {index['format_version']}, this version of FiveTune reads {FORMAT_VERSION}"
-        )
+    if other := describe_other_version(index):
+        raise ValueError(f"{INDEX} {other}")
     return index
 
 

@@ -34,7 +34,7 @@ def compute_checksum(path: Path) -> Checksum:
     """Make a file durable; returns its size and CRC-32. Raises OSError if the disk refuses."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return {"size": path.stat().st_size, "crc32": _compute_crc32(path)}
+    return {"size": path.stat().st_size, "crc32": compute_crc32(path)}
 
 
 def write_checksums(folder: Path, *, run_id: str | None = None, known: Mapping[str, Checksum] | None = None) -> None:
@@ -74,7 +74,7 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
             if not path.is_file():
                 return f"{name} is missing"
             # The size is compared first: it costs nothing, and finds incomplete copies of large files at once.
-            if path.stat().st_size != size or _compute_crc32(path) != crc32:
+            if path.stat().st_size != size or compute_crc32(path) != crc32:
                 return f"{name} is damaged (its checksum differs)"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
@@ -104,7 +104,8 @@ def read_owner(folder: Path) -> str | None:
     return run_id if isinstance(run_id, str) else None
 
 
-def _compute_crc32(path: Path) -> int:
+def compute_crc32(path: Path) -> int:
+    """Compute the CRC-32 of a file, read in pieces. Raises OSError."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -68,18 +68,8 @@ def take_shards(
     for name, state in optimizer_state["state"].items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items() if isinstance(value, Tensor)}
         values[name] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    of_ranks = world.gather((values, get_random_states()))
-    values = {name: state for of_rank, _ in of_ranks for name, state in of_rank.items()}
-    states = [random_states for _, random_states in of_ranks]
-    return ShardedSnapshot(
-        tensors,
-        {
-            "optimizer": {**optimizer_state, "state": values},
-            "scaler": scaler.state_dict(),
-            "random": states[0],
-            "random_of_others": states[1:],
-        },
-    )
+    values = {name: state for of_rank in world.gather(values) for name, state in of_rank.items()}
+    return ShardedSnapshot(tensors, _build_state({**optimizer_state, "state": values}, scaler, world))
 
 
 def take_snapshot(
@@ -91,16 +81,21 @@ def take_snapshot(
         full = gather_tensor(tensor.detach())
         return full.cpu().contiguous() if world.is_first else full.new_empty(0)
 
-    states = world.gather(get_random_states())
     return Snapshot(
         {name: taken(parameter) for name, parameter in model.named_parameters()},
-        {
-            "optimizer": map_tensors(_collect_states(model, optimizer), taken),
-            "scaler": scaler.state_dict(),
-            "random": states[0],
-            "random_of_others": states[1:],
-        },
+        _build_state(map_tensors(_collect_states(model, optimizer), taken), scaler, world),
     )
+
+
+def _build_state(optimizer_state: TorchState, scaler: torch.amp.GradScaler, world: World) -> TorchState:
+    """Build the content of state.pt. Collective."""
+    states = world.gather(get_random_states())
+    return {
+        "optimizer": optimizer_state,
+        "scaler": scaler.state_dict(),
+        "random": states[0],
+        "random_of_others": states[1:],
+    }
 
 
 def _collect_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> TorchState:
