@@ -31,6 +31,7 @@ from fivetune.model.flat import compute_flat_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.nano import CHECKPOINT
+from fivetune.training.learner import group_weights
 from fivetune.types import Batch
 
 LENGTHS = (128, 16)  # tokens of the inputs and of the targets of the only example
@@ -99,11 +100,7 @@ def measure_rank(name: str, folder: str) -> None:
             if loaded.files:
                 load_shards(model, loaded.files, "cpu", where=folder)
         parameters = list(model.parameters())
-        # The steps of one group cannot mix sharded and other weights.
-        kinds = {str(getattr(parameter, "device_mesh", "")): [] for parameter in parameters}
-        for parameter in parameters:
-            kinds[str(getattr(parameter, "device_mesh", ""))].append(parameter)
-        optimizer = torch.optim.AdamW([{"params": own} for own in kinds.values()], foreach=True)
+        optimizer = torch.optim.AdamW(group_weights(model), foreach=True)
         compute_flat_losses(model, make_batch()).mean().backward()
         optimizer.step()
         states: list[Any] = [value for state in optimizer.state.values() for value in state.values()]

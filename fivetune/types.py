@@ -150,6 +150,17 @@ class Schedule(PluginOptions, Protocol):
     def factor(self, step: int, num_steps: int) -> float: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a strategy must support: names and values of a recipe, and the number of ranks."""
+
+    optimizer: str
+    precision: str
+    forward: str
+    batch_size: int | str
+    num_ranks: int
+
+
 class Strategy(PluginOptions, Protocol):
     """Interface of the options class in every file of fivetune/strategies/; `StrategyOptions` there describes it.
 
@@ -160,9 +171,7 @@ class Strategy(PluginOptions, Protocol):
     sharded: ClassVar[bool]
 
     def get_model_size(self, num_ranks: int) -> int: ...
-    def explain_incompatibility(
-        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str, num_ranks: int
-    ) -> str: ...
+    def explain_incompatibility(self, settings: RunSettings) -> str: ...
     def get_seed_offset(self, world: World) -> int: ...
     def wrap(
         self, model: ModelT, device: str, world: World = ..., *, precision: str = ..., costs: Sequence[float] = ...

@@ -19,7 +19,7 @@ from fivetune.config.tpu import explain_unsupported_tpu
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
-from fivetune.types import JsonTable, Optimizer, Schedule, Strategy, Task
+from fivetune.types import JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
 
 
 def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Any:
@@ -380,14 +380,11 @@ class RunConfig(_Section):
             )
         if self.device == "mps" or ":" in self.device:
             raise ValueError(f"device {self.device} is one device, {several} needs {num}. Use auto, cuda or cpu")
-        obstacle = self.strategy.explain_incompatibility(
-            optimizer=self.optimizer.plugin_name(),
-            precision=self.train.precision,
-            forward=self.train.forward,
-            batch_size=self.train.batch_size,
-            num_ranks=num,
+        train = self.train
+        settings = RunSettings(
+            self.optimizer.plugin_name(), train.precision, train.forward, train.batch_size, num_ranks=num
         )
-        if obstacle:
+        if obstacle := self.strategy.explain_incompatibility(settings):
             raise ValueError(obstacle)
         return self
 

@@ -121,6 +121,14 @@ def compute_sharded_norm(tensors: list[Tensor]) -> Tensor:
     return total.sqrt()
 
 
+def scale_gradients(gradients: list[Tensor], norm: Tensor, max_norm: float | None) -> None:
+    """Scale gradients of the global norm `norm` in place to at most `max_norm`; None: leave them."""
+    if max_norm is not None:
+        scale = (max_norm / (norm + 1e-6)).clamp_max(1)
+        for gradient in gradients:
+            get_local(gradient).mul_(scale)
+
+
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether the tensor is a DTensor. Checks an attribute, because importing DTensor takes time."""
     return hasattr(tensor, "full_tensor")

@@ -7,6 +7,7 @@ the values of its shards. No rank ever holds the whole model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,28 +66,30 @@ def load_shards(model: T5Model, files: list[Path], device: str, *, where: str) -
     if unknown := sorted(file_of.keys() - known - set(LEFTOVER_WEIGHTS)):
         raise ModelError(f"{where}: the model has no tensor {unknown[0]} of the file. Does config.json belong to it?")
     stage = find_stage(model)
-    for parameter, own in names.items():
-        if stage and stage.number not in stage.holders[own[0]]:
-            continue
-        name = next((name for name in own if name in file_of), None)
-        if name is None:
-            raise ModelError(f"{where}: tensor {own[0]} is not in the file. Get the model again.")
-        loaded = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
-        with torch.no_grad():
-            get_local(loaded).copy_(_read_shard(file_of[name], name, loaded, where))
-        for module, attribute in places[parameter]:
-            setattr(module, attribute, loaded)
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {path: stack.enter_context(safe_open(path, "pt")) for path in files}
+        for parameter, own in names.items():
+            if stage and stage.number not in stage.holders[own[0]]:
+                continue
+            name = next((name for name in own if name in file_of), None)
+            if name is None:
+                raise ModelError(f"{where}: tensor {own[0]} is not in the file. Get the model again.")
+            loaded = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+            with torch.no_grad():
+                get_local(loaded).copy_(_read_shard(opened[file_of[name]], name, loaded, where))
+            for module, attribute in places[parameter]:
+                setattr(module, attribute, loaded)
 
 
-def _read_shard(path: Path, name: str, parameter: Tensor, where: str) -> Tensor:
-    with safe_open(path, "pt") as file:
-        stored: Any = file.get_slice(name)
-        if tuple(stored.get_shape()) != tuple(parameter.shape):
-            raise ModelError(
-                f"{where}: the weights do not fit config.json: {name} has shape {tuple(stored.get_shape())} in the "
-                f"file, {tuple(parameter.shape)} in the model."
-            )
-        shard: Tensor = stored[compute_shard_slices(parameter)]
+def _read_shard(file: Any, name: str, parameter: Tensor, where: str) -> Tensor:
+    """Read this rank's shard of a tensor from an open safetensors file."""
+    stored = file.get_slice(name)
+    if tuple(stored.get_shape()) != tuple(parameter.shape):
+        raise ModelError(
+            f"{where}: the weights do not fit config.json: {name} has shape {tuple(stored.get_shape())} in the "
+            f"file, {tuple(parameter.shape)} in the model."
+        )
+    shard: Tensor = stored[compute_shard_slices(parameter)]
     if not shard.isfinite().all():
         raise ModelError(f"{where}: tensor {name} of the file holds values that are not finite. Get the model again.")
     return shard

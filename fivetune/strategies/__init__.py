@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from fivetune.distributed.sharding import compute_sharded_norm, get_local, is_sharded, iter_gathered
+from fivetune.distributed.sharding import compute_sharded_norm, is_sharded, iter_gathered, scale_gradients
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.plugins import Options
+from fivetune.strategies._buckets import finish_reduction, start_reduction
 from fivetune.types import ModelT
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fivetune.types import Batch, PhaseTimer
+    from fivetune.types import Batch, PhaseTimer, RunSettings
 
-__all__ = ["ModelT", "StrategyOptions", "is_on_meta"]
+__all__ = ["ShardedOptions", "StrategyOptions", "is_on_meta"]
 
 
 def is_on_meta(model: nn.Module) -> bool:
@@ -31,15 +32,13 @@ def is_on_meta(model: nn.Module) -> bool:
 class StrategyOptions(Options):
     """Base of all strategies, which describes the contract `fivetune.types.Strategy`.
 
-    The defaults are for an unsharded model.
+    The defaults are for an unsharded model; gradients are summed over its copies, during the last backward pass.
     """
 
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
 
-    def explain_incompatibility(
-        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str, num_ranks: int
-    ) -> str:
+    def explain_incompatibility(self, settings: RunSettings) -> str:
         """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can."""
         return ""
 
@@ -72,7 +71,9 @@ class StrategyOptions(Options):
             precision: of the matrix products; gathered weights need no more.
             costs: of computing every block, the encoder's first, in any unit; () if unknown.
         """
-        return model.to(device)
+        model = model.to(device)
+        world.broadcast(list(model.parameters()))
+        return model
 
     def get_weight_device(self, device: str) -> str:
         """The device of weights that are loaded in shards, for computations on `device`."""
@@ -96,6 +97,8 @@ class StrategyOptions(Options):
         Args:
             is_last: whether it is the last one of the step, after which gradients are reduced.
         """
+        if is_last:
+            start_reduction(model, world)
 
     def accumulate_gradients(
         self,
@@ -126,6 +129,7 @@ class StrategyOptions(Options):
 
         Collective: a rank whose backward pass failed calls it too, and its gradients count as 0.
         """
+        finish_reduction(model, world)
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         """Scale the gradients so that their global norm is at most `max_norm`; returns the norm before."""
@@ -137,13 +141,44 @@ class StrategyOptions(Options):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if any(is_sharded(gradient) for gradient in gradients):
             norm = compute_sharded_norm(gradients)
-            if max_norm is not None:
-                scale = (max_norm / (norm + 1e-6)).clamp_max(1)
-                for gradient in gradients:
-                    get_local(gradient).mul_(scale)
+            scale_gradients(gradients, norm, max_norm)
             return norm
         norm = compute_total_norm(parameters)
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
             scale_tables(parameters, max_norm, norm)
         return norm
+
+
+class ShardedOptions(StrategyOptions):
+    """Base of the strategies under which each rank holds a part of the weights."""
+
+    sharded: ClassVar[bool] = True
+
+    def explain_incompatibility(self, settings: RunSettings) -> str:
+        name = self.plugin_name()
+        if settings.precision == "fp16":
+            return f"train.precision fp16 adapts the loss scale on each rank alone. Use bf16 with strategy.name {name}"
+        if settings.batch_size == "auto":
+            return f"train.batch_size auto is measured on each rank alone; strategy.name {name} needs all. Set a number"
+        return ""
+
+    def wrap(
+        self,
+        model: ModelT,
+        device: str,
+        world: World = SINGLE_PROCESS,
+        *,
+        precision: str = "fp32",
+        costs: Sequence[float] = (),
+    ) -> ModelT:
+        if world.size == 1:
+            return model.to(device)
+        if not is_on_meta(model):
+            world.broadcast(list(model.parameters()))
+        self.shard(model, device, world, precision=precision, costs=costs)
+        return model
+
+    def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
+        """Shard the weights of a model in place; several ranks share it. For the arguments see `wrap`."""
+        raise NotImplementedError

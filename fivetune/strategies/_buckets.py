@@ -72,11 +72,16 @@ class GradientReducer:
         self._sent.append((self._world.start_all_reduce_sum(flat), flat))
 
 
-def get_reducer(model: nn.Module, world: World) -> GradientReducer:
-    """The reducer of a model's gradients, made at the first call."""
-    if "reducer" not in model.__dict__:
-        model.__dict__["reducer"] = GradientReducer(model, world)
-    return model.__dict__["reducer"]
+def start_reduction(model: nn.Module, world: World) -> None:
+    """Sum the gradients over the copies of the model while the next backward pass computes them."""
+    if world.data_size > 1:
+        _get_reducer(model, world).start()
+
+
+def finish_reduction(model: nn.Module, world: World) -> None:
+    """Sum the gradients that have not been summed yet. Collective: all ranks call it."""
+    if world.data_size > 1:
+        _get_reducer(model, world).finish()
 
 
 def iter_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -101,3 +106,10 @@ def _ensure_gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return get_local(parameter.grad)
+
+
+def _get_reducer(model: nn.Module, world: World) -> GradientReducer:
+    """The reducer of a model's gradients, made at the first call."""
+    if "reducer" not in model.__dict__:
+        model.__dict__["reducer"] = GradientReducer(model, world)
+    return model.__dict__["reducer"]

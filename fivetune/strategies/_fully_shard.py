@@ -1,20 +1,65 @@
 """torch's FSDP2 on a model of the T5 family: what `fsdp` and `fsdp_tensor` share.
 
 In: a model and the mesh of the ranks that share it. Out: the same model; each rank holds a shard of every weight.
+Gradients are summed in the backward pass.
 Groups: each table of relative biases (blocks share it), each block, and the rest: embeddings, norms, head.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from fivetune.distributed.sharding import GATHER
+from fivetune.strategies import ShardedOptions
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from fivetune.distributed.world import World
+    from fivetune.types import RunSettings
+
+OPTIMIZERS = ("adafactor", "adamw")  # their update of a shard equals that of the full tensor
+
+
+class FullyShardedOptions(ShardedOptions):
+    """Options and steps of a strategy that shards by FSDP2."""
+
+    offload: bool = Field(False, description="keep weights, gradients and optimizer state in the host's memory")
+    reduce_once: bool = Field(
+        True, description="reduce gradients once per step; false: after every micro-batch, which takes less memory"
+    )
+
+    def explain_incompatibility(self, settings: RunSettings) -> str:
+        if settings.optimizer not in OPTIMIZERS:
+            return (
+                f"optimizer.name {settings.optimizer} may need whole matrices, and strategy.name {self.plugin_name()} "
+                f"shards them. Use optimizer.name {' or '.join(OPTIMIZERS)}, or strategy.name ddp"
+            )
+        return super().explain_incompatibility(settings)
+
+    def get_weight_device(self, device: str) -> str:
+        return "cpu" if self.offload else device
+
+    @contextmanager
+    def suppress_warnings(self) -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module.*returned a view")  # never changed in place
+            yield
+
+    def prepare_backward(self, model: nn.Module, world: World, *, is_last: bool) -> None:
+        if world.size > 1:
+            sharded: Any = model
+            sharded.set_requires_gradient_sync(is_last or not self.reduce_once)
+
+    def reduce_gradients(self, model: nn.Module, world: World) -> None:
+        """No-op: the backward pass has reduced them."""
 
 
 def shard_fully(model: nn.Module, mesh: DeviceMesh, *, precision: str, offload: bool = False) -> None:

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from fivetune.distributed.pipeline import find_stage, order_passes
-from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.strategies import ModelT, StrategyOptions, is_on_meta
-from fivetune.strategies._buckets import get_reducer
+from fivetune.distributed.sharding import scale_gradients
+from fivetune.strategies import ShardedOptions
 from fivetune.strategies._stages import assign_stage, count_block_weights
 from fivetune.types import ignore_phase
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fivetune.types import Batch, PhaseTimer
+    from fivetune.distributed.world import World
+    from fivetune.types import Batch, PhaseTimer, RunSettings
 
 
-class Pipeline(StrategyOptions):
+class Pipeline(ShardedOptions):
     """Consecutive blocks on each rank; micro-batches pass through all of them."""
-
-    sharded: ClassVar[bool] = True
 
     stages: Annotated[int, Field(ge=2)] | None = Field(
         None, description="ranks that share one copy of the model, each with some of its blocks; default: all"
@@ -55,34 +53,16 @@ class Pipeline(StrategyOptions):
     def get_seed_offset(self, world: World) -> int:
         return world.rank  # the stages compute different blocks: their dropout masks are independent
 
-    def explain_incompatibility(
-        self, *, optimizer: str, precision: str, forward: str, batch_size: int | str, num_ranks: int
-    ) -> str:
-        if precision == "fp16":
-            return "train.precision fp16 adapts the loss scale on each rank alone. Use bf16 with strategy.name pipeline"
-        if batch_size == "auto":
+    def explain_incompatibility(self, settings: RunSettings) -> str:
+        if settings.forward not in ("auto", "flat"):
             return (
-                "train.batch_size auto is measured on each rank alone; strategy.name pipeline needs all. Set a number"
+                f"train.forward {settings.forward} computes the whole model. Use auto or flat with strategy.name "
+                "pipeline"
             )
-        if forward not in ("auto", "flat"):
-            return f"train.forward {forward} computes the whole model. Use auto or flat with strategy.name pipeline"
-        return ""
+        return super().explain_incompatibility(settings)
 
-    def wrap(
-        self,
-        model: ModelT,
-        device: str,
-        world: World = SINGLE_PROCESS,
-        *,
-        precision: str = "fp32",
-        costs: Sequence[float] = (),
-    ) -> ModelT:
-        if world.mesh is None:
-            return model.to(device)
-        if not is_on_meta(model):
-            world.broadcast(list(model.parameters()))
+    def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
         assign_stage(model, device, world, costs if self.balance == "time" else count_block_weights(model))
-        return model
 
     def accumulate_gradients(
         self,
@@ -112,10 +92,6 @@ class Pipeline(StrategyOptions):
         stage.sum_shared_gradients(model)
         return stage.broadcast_last(total)
 
-    def reduce_gradients(self, model: nn.Module, world: World) -> None:
-        if world.data_size > 1:
-            get_reducer(model, world).finish()
-
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         import torch
 
@@ -125,8 +101,5 @@ class Pipeline(StrategyOptions):
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         own = [gradient for name, gradient in gradients.items() if stage.is_owner(name)]
         norm = stage.sum_over_stages(torch.nn.utils.get_total_norm(own, foreach=True).float().square()).sqrt()
-        if max_norm is not None:
-            scale = (max_norm / (norm + 1e-6)).clamp_max(1)
-            for gradient in gradients.values():
-                gradient.mul_(scale)
+        scale_gradients(list(gradients.values()), norm, max_norm)
         return norm

@@ -136,19 +136,11 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer over all trainable weights; norms have no weight decay."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    for parameter in trainable:
-        vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
-    # torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
-    alike: dict[tuple[bool, str], list[nn.Parameter]] = {}
-    for parameter in trainable:
-        is_norm = parameter.dim() <= 1
-        alike.setdefault((is_norm, str(getattr(parameter, "device_mesh", ""))), []).append(parameter)
-    groups: list[TorchState] = [
-        {"params": params, **({"weight_decay": 0.0} if is_norm else {})}
-        for (is_norm, _), params in sorted(alike.items(), key=lambda item: item[0])
-    ]
+    """Build the optimizer over all trainable weights."""
+    groups = group_weights(model)
+    for group in groups:
+        for parameter in group["params"]:
+            vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
     build = config.optimizer.build
     # Factored gradients can be neither all-reduced, nor unscaled by a GradScaler, nor computed by TPU chips.
     if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
@@ -157,6 +149,22 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def group_weights(model: nn.Module) -> list[TorchState]:
+    """Divide the trainable weights into an optimizer's groups; norms have no weight decay.
+
+    torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
+    """
+    alike: dict[tuple[bool, str], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            is_norm = parameter.dim() <= 1
+            alike.setdefault((is_norm, str(getattr(parameter, "device_mesh", ""))), []).append(parameter)
+    return [
+        {"params": params, **({"weight_decay": 0.0} if is_norm else {})}
+        for (is_norm, _), params in sorted(alike.items(), key=lambda item: item[0])
+    ]
 
 
 def get_peak_lr(optimizer: torch.optim.Optimizer) -> float | None:
