@@ -31,8 +31,9 @@ from fivetune.compare.measures import (
 )
 from fivetune.compare.records import Comparison, Measure, Variant
 from fivetune.compare.same_work import check_same_work, describe_other_eval_sets, find_disturbed_runs
+from fivetune.compare.scaling import compute_scaling_efficiency, compute_scaling_losses, find_one_device_runs
 from fivetune.compare.spread import clip_interval, compare_to_baseline, summarise_values
-from fivetune.compare.variants import find_differing_settings, get_seed, group_runs, select_work_settings
+from fivetune.compare.variants import find_differing_settings, get_seed, group_runs
 from fivetune.diagnosis.rules import diagnose_run
 from fivetune.errors import RunDirError, suggest_names
 from fivetune.rundir import read_run
@@ -54,9 +55,6 @@ __all__ = [
 ]
 
 Values = dict[str, float | None]
-
-PARALLELISM_KEYS = ("launch.", "strategy.")  # number of devices, and division of the work
-BATCH_KEYS = ("train.batch_size", "train.global_batch_size")  # may grow with the devices
 
 
 def compare(
@@ -89,7 +87,7 @@ def compare(
         read_best_predictions(run, metric)  # of every run, so that the warnings name all damage
     first = next(variant for variant in variants if variant.name == baseline)
     tables = measure_runs(variants, baseline=first, metric=metric, price_per_hour=price_per_hour)
-    measured = [_measure_variant(variant, first, tables, metric) for variant in variants]
+    measured = [_add_scaling_losses(_measure_variant(variant, first, tables, metric), variants) for variant in variants]
     better = is_higher_better((run.config for run in runs), metric)
     disturbed = find_disturbed_runs(variants)
     incomparable = describe_other_eval_sets(variants, metric)
@@ -170,40 +168,13 @@ def measure_runs(
                 table["seconds_to_score"] = None
             else:
                 table["seconds_to_score"] = compute_seconds_to_score(run, metric, target)
-            table["scaling_efficiency"] = _compute_efficiency(variant, table, variants, tables)
+            table["scaling_efficiency"] = compute_scaling_efficiency(run, find_one_device_runs(run, variants))
     return tables
 
 
 def _compute_median(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return statistics.median(found) if found else None
-
-
-def _compute_efficiency(
-    variant: Variant, table: Values, variants: Sequence[Variant], tables: Mapping[str, list[tuple[int | None, Values]]]
-) -> float | None:
-    """Examples per second / (processes x those of one device with the same settings); None for one process.
-
-    One-device runs with another batch size are the reference only if none has the same batch size.
-    """
-    size, rate = table["world_size"], table["examples_per_second"]
-    if not size or size < 2 or rate is None:
-        return None
-    for ignored in (PARALLELISM_KEYS, (*PARALLELISM_KEYS, *BATCH_KEYS)):
-        one = _compute_median(
-            own["examples_per_second"]
-            for other in variants
-            if other.runs and _exclude_settings(ignored, other.runs[0]) == _exclude_settings(ignored, variant.runs[0])
-            for _, own in tables[other.name]
-            if own["world_size"] == 1
-        )
-        if one:
-            return rate / (size * one)
-    return None
-
-
-def _exclude_settings(ignored: tuple[str, ...], run: Run) -> dict[str, object]:
-    return {key: value for key, value in select_work_settings(run).items() if not key.startswith(ignored)}
 
 
 def _measure_variant(
@@ -232,6 +203,14 @@ def _measure_variant(
         over_examples=over_examples,
         verdicts=_select_majority_verdicts(variant.runs),
     )
+
+
+def _add_scaling_losses(variant: Variant, variants: Sequence[Variant]) -> Variant:
+    efficiency = variant.measures["scaling_efficiency"].value
+    if efficiency is None:
+        return variant
+    reference = find_one_device_runs(variant.runs[0], variants)
+    return replace(variant, scaling_losses=compute_scaling_losses(variant.runs, reference, efficiency))
 
 
 def _add_interval(measure: Measure, run: Run, metric: str) -> Measure:

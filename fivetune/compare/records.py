@@ -41,6 +41,7 @@ class Variant:
             shared seeds; None if the evaluations were not of the same examples.
         pareto: whether the variant is on the Pareto front of score and time.
         failures: a sentence for each run that did not finish.
+        scaling_losses: 1 - scaling efficiency by phase of the step, as shares (0-1) of its time; {} if unknown.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Variant:
     pareto: bool = False
     failures: tuple[str, ...] = ()
     over_examples: Measure | None = None
+    scaling_losses: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

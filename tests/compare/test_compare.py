@@ -266,6 +266,23 @@ def test_scaling_is_held_against_the_measured_one_device_run():
     assert found[1].measures["world_size"].value == 2
 
 
+def test_losses_of_scaling_are_divided_by_phase():
+    def with_phases(run: Run, **phases: float) -> Run:
+        steps = [replace(step, data_seconds=0.0, phase_seconds=phases) for step in run.steps]
+        return replace(run, steps=steps)
+
+    one = with_phases(make_run("one", step_seconds=8.0), forward=4.0, backward=2.0, optimizer=1.0)
+    two = make_run("two", step_seconds=5.0, world_size=2, launch__nproc=2, strategy__name="ddp")
+    two = with_phases(two, forward=2.0, backward=1.5, optimizer=1.0, exchange=0.25)
+    (alone, both) = of(one, two).variants
+    assert both.measures["scaling_efficiency"].value == 0.8 and alone.scaling_losses == {}
+    expected = {"forward": 0.0, "backward": 0.1, "optimizer": 0.1, "exchange": 0.05, "data": 0.0, "other": -0.05}
+    assert both.scaling_losses == pytest.approx(expected)
+    assert sum(both.scaling_losses.values()) == pytest.approx(1 - 0.8)
+    without = make_run("two", step_seconds=5.0, world_size=2, launch__nproc=2, strategy__name="ddp")
+    assert of(one, without).variants[1].scaling_losses == {}
+
+
 def test_scaling_is_held_against_the_same_batch_where_it_was_measured():
     def run(name: str, size: int, batch: int, seconds: float) -> Run:
         return make_run(name, step_seconds=seconds, world_size=size, launch__nproc=size, train__batch_size=batch)

@@ -148,6 +148,12 @@ def test_scaling_is_held_against_the_ideal(page: Page) -> None:
     assert (ideal["x"], ideal["y"]) == ([1, 2], [1, 2])
     assert (first["x"], first["y"]) == ([1, 2], [1, pytest.approx(1.4)])
     assert part(page, "Scaling", Table).rows[0] == ("lr 0.001, nproc 2", "2", "224", "70.0 %")
+    losses = part(page, "Scaling", Table, 1)
+    assert losses.rows[0][:3] == ("lr 0.001, nproc 2", "2", "70.0 %")
+    for row in losses.values:
+        assert sum(value or 0 for value in row[2:]) == pytest.approx(1)
+    column = losses.header.index("forward")
+    assert losses.rows[0][column] == "8.3 %"  # 0.3 of the share of the forward pass, as all phases grew alike
 
 
 def test_scaling_beyond_the_ideal_is_not_the_same_work(found: Comparison) -> None:

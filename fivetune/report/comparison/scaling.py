@@ -12,7 +12,8 @@ from fivetune.compare.records import Measure, Variant
 from fivetune.report.comparison.charts import build_scaling_chart
 from fivetune.report.comparison.variants import SPEED, format_measure, format_with_range, get_measure
 from fivetune.report.page.parts import Section, Table, Text
-from fivetune.report.page.wording import format_setting
+from fivetune.report.page.wording import format_percent, format_setting
+from fivetune.report.run.speed import MEANINGS
 
 SIZE, EFFICIENCY = "world_size", "scaling_efficiency"
 PLACEMENT = ("launch.", "strategy", "train.batch_size", "train.global_batch_size")
@@ -35,7 +36,8 @@ def build_scaling_section(variants: Sequence[Variant]) -> Section:
         speed_up = _scale_measure(get_measure(variant, EFFICIENCY), size)
         lines.setdefault(_describe_line(variant), [(1, Measure(1.0))]).append((size, speed_up))
     caption = "Speed-up over the same settings on one device, in examples per second."
-    return Section("Scaling", (build_scaling_chart(lines, caption), _build_efficiency_table(known), *notes))
+    tables = (_build_efficiency_table(known), *_build_losses_table(known))
+    return Section("Scaling", (build_scaling_chart(lines, caption), *tables, *notes))
 
 
 def _scale_measure(one: Measure, factor: float) -> Measure:
@@ -65,4 +67,28 @@ def _build_efficiency_table(known: Sequence[tuple[int, Variant]]) -> Table:
     caption = "Efficiency: examples per second by the number of devices, divided by those of one device."
     return Table(
         caption, ("variant", "devices", "examples per second", "efficiency"), tuple(rows), values=tuple(values)
+    )
+
+
+def _build_losses_table(known: Sequence[tuple[int, Variant]]) -> list[Table]:
+    """Build the table of efficiency and losses by phase; none if no variant has measured phases."""
+    measured = [(size, variant) for size, variant in known if variant.scaling_losses]
+    phases = [phase for phase in MEANINGS if any(phase in variant.scaling_losses for _, variant in measured)]
+    rows: list[tuple[str, ...]] = []
+    values: list[tuple[float | None, ...]] = []
+    for size, variant in measured:
+        losses = [variant.scaling_losses.get(phase) for phase in phases]
+        efficiency = 1 - sum(variant.scaling_losses.values())
+        rows.append((variant.name, str(size), *(format_percent(one) for one in (efficiency, *losses))))
+        values.append((None, float(size), efficiency, *losses))
+    caption = (
+        "Where the rest of the efficiency went, as shares of the step: a phase loses what it takes beyond its time on "
+        "one device divided by the number of devices. Each row adds up to 100 %. Forward and backward lose where "
+        "micro-batches become small, where a strategy communicates inside them, or where the devices share cores, "
+        "memory or power; the optimizer loses where every device updates the whole model."
+    )
+    return (
+        [Table(caption, ("variant", "devices", "efficiency", *phases), tuple(rows), values=tuple(values))]
+        if rows
+        else []
     )
