@@ -1,17 +1,23 @@
-"""A real SLURM of two nodes on this machine, for tests: munged, slurmctld and two slurmd, started and stopped here."""
+"""A real SLURM of two nodes on this machine, for tests: munged, slurmctld and two slurmd, started and stopped here.
+
+At the end all jobs are cancelled and their processes have ended, or the test fails.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+import psutil
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONFIG = """
 ClusterName=ci
 SlurmctldHost={host}(127.0.0.1)
@@ -89,20 +95,57 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
             program = find_program(words[0])
             assert program
             with (folder / "daemons.log").open("ab") as log:
-                running.append(subprocess.Popen([program, *words[1:]], stdout=log, stderr=log, env=environ))
+                running.append(
+                    subprocess.Popen(
+                        [program, *words[1:]], stdout=log, stderr=log, env=environ, preexec_fn=_adopt_orphans
+                    )
+                )
             if words[0] == "munged":
                 _wait_until((folder / "munge.socket").exists, seconds=10)
         _wait_until(lambda: _count_idle_nodes(environ) == 2, seconds=30)
         yield {"SLURM_CONF": str(config), "PET_MASTER_ADDR": "127.0.0.1"}  # n1 and n2 are names in this file only
     finally:
-        for process in reversed(running):
-            process.terminate()
-        for process in running:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        try:
+            subprocess.run(["scancel", "--user=root"], env=environ, check=True)
+            _wait_until(lambda: not _list_children(running[2:]), seconds=40)
+        finally:
+            _stop(running)
+
+
+def _adopt_orphans() -> None:
+    """Keep what a daemon starts in its process tree: slurmd detaches the processes of its jobs."""
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+
+
+def _list_children(daemons: Sequence[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+    """List the running processes that these daemons have started: those of slurmd are jobs."""
+    found = [child for one in daemons if one.poll() is None for child in psutil.Process(one.pid).children(True)]
+    return [child for child in found if _is_running(child)]
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _stop(daemons: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Stop the daemons, then kill what they have left behind. Raises AssertionError if there is something."""
+    children = _list_children(daemons)
+    for daemon in reversed(daemons):
+        daemon.terminate()
+    for daemon in daemons:
+        try:
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+    names = [process.name() for process in children if _is_running(process)]
+    for process in children:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not names, f"processes of the cluster still run: {names}"
 
 
 def _count_idle_nodes(environ: dict[str, str]) -> int:
