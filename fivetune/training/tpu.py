@@ -167,13 +167,14 @@ class Chips:
         Returns: `Update.values` [3]. The host waits for the step.
         """
         self.send(optimizer)
-        groups = [{**group, "params": len(group["params"]), "lr": 0} for group in optimizer.param_groups]
-        program = self._programs.setdefault(repr(groups), self.build_step())  # the next optimizer may be alike
+        described = repr([{**group, "params": len(group["params"]), "lr": 0} for group in optimizer.param_groups])
+        if described not in self._programs:
+            self._programs[described] = self.build_step()  # the next optimizer may be alike
         batch = self.send_batch(join_batches(group), batch_size)
         rates = compute_rates(optimizer, self.num_steps + 1)
         scalars = {"num_tokens": np.float32(num_scored_tokens), **{k: np.float32(v) for k, v in rates.items()}}
         key = jax.random.fold_in(self.key, self.num_steps)
-        self.weights, self.states, values = program(self.weights, self.states, batch, scalars, key)
+        self.weights, self.states, values = self._programs[described](self.weights, self.states, batch, scalars, key)
         self._is_ahead = True
         self.num_steps += 1
         loss, norm = np.asarray(values).tolist()
