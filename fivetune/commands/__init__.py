@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
+    from fivetune.experiments.sweep import Sweep
     from fivetune.launchers import JobPlan, JobTask, Launcher
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
@@ -157,6 +158,42 @@ def build_job(
         version=__version__,
         page=tuple(page),
     )
+
+
+def build_sweep_job(
+    sweep: Sweep, launcher: Launcher, args: Namespace, *, page: Sequence[str] = (), flags: Sequence[str] = ()
+) -> JobPlan | None:
+    """Write the directory of a sweep, and build the job of its unfinished runs and its page; None if all are finished.
+
+    Args:
+        args: of a command with --on, --resume, --overwrite and --dry-run.
+        page: further words of the command that writes the page.
+        flags: of `fivetune train`, beside those that continue a run.
+
+    Raises ConfigError for several runs on a cluster that has no arrays, RunDirError if the directory is in use.
+    """
+    from fivetune.errors import ConfigError
+    from fivetune.experiments.runs import RECIPES, list_unfinished, write_sweep
+    from fivetune.launchers import JobTask
+    from fivetune.rundir import build_sibling_path
+
+    if len(sweep.runs) > 1 and not launcher.supports_arrays:
+        raise ConfigError(
+            f"--on {args.on}: has no arrays, and {sweep.path} has {len(sweep.runs)} runs. Use --on slurm."
+        )
+    if not args.dry_run:
+        write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
+    left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
+    if not left:
+        return None
+    recipes = sweep.folder / RECIPES
+    tasks = [
+        JobTask(run.name, run.config.run.dir, str(recipes / f"{run.name}.yaml"), flags=(*own, *flags))
+        for run, own in left
+    ]
+    folder = build_sibling_path(str(sweep.folder), args.on)
+    words = ["compare", str(sweep.folder), *page]
+    return build_job(sweep.folder.name, tasks, left[0][0].config, folder, page=words)
 
 
 def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:

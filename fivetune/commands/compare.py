@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fivetune.commands import (
     add_launcher_arguments,
     assign_nodes,
-    build_job,
+    build_sweep_job,
     launch_job,
     print_json,
     print_table,
@@ -120,33 +120,20 @@ def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
 def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any]) -> int:
     """Start the runs of a sweep on a cluster: one job per run, and one for the page."""
     from fivetune.errors import ConfigError
-    from fivetune.experiments.runs import RECIPES, list_unfinished, write_sweep
     from fivetune.experiments.sweep import read_sweep
-    from fivetune.launchers import JobTask
-    from fivetune.rundir import build_sibling_path
 
     source = args.sources[0]
     placed, settings = assign_nodes(launcher, settings, lambda given: read_sweep(source, given).runs[0].config)
     sweep = read_sweep(source, settings)
-    if len(sweep.runs) > 1 and not launcher.supports_arrays:
-        raise ConfigError(f"--on {args.on}: has no arrays, and {source} has {len(sweep.runs)} runs. Use --on slurm.")
     nodes = {run.config.launch.nnodes for run in sweep.runs}
     if len(nodes) > 1:
         raise ConfigError(f"{source}: launch.nnodes differs between the runs: one array has one size. Give --nodes.")
     if launcher.gpus is None and placed.gpus:
         placed = placed.model_copy(update={"gpus": max(run.config.launch.nproc for run in sweep.runs)})
-    if not args.dry_run:
-        write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
-    left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
-    if not left:
+    page = ["--output", str(args.output)] if args.output else []
+    plan = build_sweep_job(sweep, placed, args, page=page)
+    if plan is None:
         return _compare_sweep_folder(args, sweep.folder)
-    tasks = [
-        JobTask(run.name, run.config.run.dir, str(sweep.folder / RECIPES / f"{run.name}.yaml"), flags=tuple(flags))
-        for run, flags in left
-    ]
-    page = ["compare", str(sweep.folder), *(["--output", str(args.output)] if args.output else [])]
-    folder = build_sibling_path(str(sweep.folder), args.on)
-    plan = build_job(sweep.folder.name, tasks, left[0][0].config, folder, page=page)
     launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
     return 0
 

@@ -1,7 +1,8 @@
 """Start a run on a cluster: write the job for SLURM, Kubernetes or SkyPilot, submit it, and watch the run.
 
-In: a recipe, and the options of the cluster. Out: the job's files beside the run directory, and its id. The settings
-are checked here, and what the run needs from the hub is downloaded, because the nodes often have no network.
+In: a recipe, and the options of the cluster. Out: the job's files beside the run directory, and its id: of one run, or
+of an array of runs with different seeds. The settings are checked here, and what a run needs from the hub is
+downloaded, because the nodes often have no network.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import (
     add_launcher_arguments,
     assign_nodes,
     build_job,
+    build_sweep_job,
     format_settings,
     launch_job,
+    print_json,
     read_launcher,
 )
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
+    from fivetune.launchers import Launcher
 
 TAKES_SETTINGS = True
 POLL_SECONDS = 2.0
@@ -34,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the job; do not write or submit it")
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
     parser.add_argument("--overwrite", action="store_true", help="move an existing run in run.dir aside")
+    parser.add_argument(
+        "--seeds",
+        metavar="SEED",
+        nargs="+",
+        type=int,
+        help="train the recipe once with each seed, as an array of runs in run.dir with one page",
+    )
     parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
     parser.add_argument("--no-watch", action="store_true", help="do not follow the run in the terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -52,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     given = parse_overrides(args.settings)
     placed, settings = assign_nodes(launcher, given, partial(load_config, args.recipe))
     config = load_config(args.recipe, settings)
+    if args.seeds:
+        return _launch_seeds(args, placed, config, given)
     folder = Path(config.run.dir)
     if launcher.shares_files:
         _refuse_wrong_start(args, folder)
@@ -64,6 +78,26 @@ def run(args: argparse.Namespace) -> int:
     job = launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
     if job is not None and launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
         _watch(folder)
+    return 0
+
+
+def _launch_seeds(args: argparse.Namespace, launcher: Launcher, config: RunConfig, given: Mapping[str, Any]) -> int:
+    """Start the runs of a recipe with several seeds: one job per run, and one for the page."""
+    from fivetune.errors import ConfigError
+    from fivetune.experiments.seeds import build_seed_sweep
+
+    if "run.seed" in given:
+        raise ConfigError(f"--run.seed {given['run.seed']}: --seeds gives each run its seed. Omit one of them.")
+    sweep = build_seed_sweep(args.recipe, config, args.seeds)
+    if launcher.shares_files and not args.dry_run:
+        _fetch_inputs(config)
+    plan = build_sweep_job(sweep, launcher, args, flags=["--no-preflight"] if args.no_preflight else [])
+    if plan is None:
+        print(f"{sweep.folder}: all {len(sweep.runs)} runs are finished. Compare: fivetune compare {sweep.folder}")
+        if args.json:
+            print_json({"job": None, "files": [], "runs": {}})
+        return 0
+    launch_job(launcher, plan, dry_run=args.dry_run, as_json=args.json)
     return 0
 
 

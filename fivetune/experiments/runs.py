@@ -122,7 +122,7 @@ def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
     if not rundir.find_conflict(folder):
         return
     if not is_sweep(folder):
-        raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another `dir:`.")
+        raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another folder.")
     rundir.lock_folder(folder).close()  # report a running sweep before any other error
     if overwrite:
         folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
@@ -169,7 +169,7 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise RunDirError(
             f"{sweep.folder / run.name}: was trained with {key} {before.get(key)!r}, not {now.get(key)!r}{more}. "
-            "Undo the change, add --overwrite to train all runs again, or choose another `dir:`."
+            "Undo the change, add --overwrite to train all runs again, or choose another folder."
         )
 
 

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from fivetune.errors import ConfigError
+from fivetune.launch.nodes import DEFAULT_PORT
 from fivetune.launchers import JobPlan, Launcher, build_start_lines, format_manifest, submit_file
-
-PORT = 29500
 
 
 class Skypilot(Launcher):
@@ -74,6 +73,6 @@ class Skypilot(Launcher):
         meeting = [
             "# Where the nodes meet. torchrun reads these variables.",
             'export PET_MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")',
-            f"export PET_NODE_RANK=$SKYPILOT_NODE_RANK PET_MASTER_PORT={PORT}",
+            f"export PET_NODE_RANK=$SKYPILOT_NODE_RANK PET_MASTER_PORT={DEFAULT_PORT}",
         ]
         return [*(meeting if plan.nnodes > 1 else []), *build_start_lines(plan.tasks[0])]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_run import fake_run, write_run
 
 from fivetune import cli, launchers, plugins
+from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.launchers import JobPlan, JobTask, Launcher, load_launcher
 
@@ -204,6 +206,63 @@ def test_a_sweep_is_submitted_with_its_page_afterwards(capsys, fake_sbatch):
         "lr-0.2-seed0.yaml",
     ]
     assert "fivetune watch runs/s\n" in capsys.readouterr().out
+
+
+SEEDS = ["launch", "quickstart", "--on", "slurm", "--seeds", "1", "2"]
+
+
+def test_several_seeds_are_an_array_with_one_page(capsys, fake_sbatch):
+    assert cli.main([*SEEDS, "--no-preflight", "--train.num_steps", "5"]) == 0
+    assert "job     7: 2 runs of quickstart, each on 1 node with 1 process\n" in capsys.readouterr().out
+    folder = fake_sbatch / "runs" / "quickstart"
+    job = fake_sbatch / "runs" / "quickstart.slurm"
+    assert (fake_sbatch / "words").read_text().splitlines() == [
+        f"--parsable {job}/job.sbatch",
+        f"--parsable --dependency=afterany:7 {job}/page.sbatch",
+    ]
+    names = ["quickstart-seed1", "quickstart-seed2"]
+    configs = [load_config(folder / "recipes" / f"{name}.yaml") for name in names]
+    assert [(one.run.dir, one.run.seed, one.train.num_steps) for one in configs] == [
+        (f"runs/quickstart/{name}", seed, 5) for seed, name in enumerate(names, start=1)
+    ]
+    assert "#SBATCH --array=0-1\n" in (text := (job / "job.sbatch").read_text())
+    assert text.count("flags=(--no-preflight)") == 2
+    assert cli.main(SEEDS) == 4
+    assert "runs/quickstart: holds a sweep already, 0 of 2 runs are finished" in capsys.readouterr().err
+
+    for seed, name in enumerate(names, start=1):
+        (folder / name).mkdir()
+        write_run(folder / name, fake_run(name=name, seed=seed))
+    assert cli.main(["compare", "runs/quickstart", "--json"]) == 0
+    (variant,) = json.loads(capsys.readouterr().out.splitlines()[-1])["variants"]
+    assert variant["runs"] == names and (folder / "comparison.html").is_file()
+
+
+def test_seeds_that_are_finished_are_not_trained_again(capsys, fake_sbatch):
+    assert cli.main([*SEEDS, "--json"]) == 0
+    for seed in (1, 2):
+        place = fake_sbatch / "runs" / "quickstart" / f"quickstart-seed{seed}"
+        place.mkdir()
+        (place / "config.yaml").write_text("x")
+        (place / "status.json").write_text('{"state": "finished"}')
+        capsys.readouterr()
+        assert cli.main([*SEEDS, "--resume", "--json"]) == 0
+        runs = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
+        assert list(runs) == ["quickstart-seed2"][seed - 1 :]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["1", "1"], "--seeds 1 1: give different whole numbers from 0 to 2147483647."),
+        (["-1"], "--seeds -1: give different whole numbers"),
+        (["1", "2", "--run.seed", "3"], "--run.seed 3: --seeds gives each run its seed. Omit one of them."),
+        (["1", "2", "--on", "skypilot"], "--on skypilot: has no arrays, and quickstart has 2 runs. Use --on slurm."),
+    ],
+)
+def test_wrong_seeds_are_refused(capsys, words, message):
+    assert cli.main(["launch", "quickstart", "--on", "slurm", "--dry-run", "--seeds", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_or_refusing_scheduler_is_named(tmp_path, monkeypatch):
