@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if launcher.shares_files:
         _refuse_wrong_start(args, folder)
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
+    if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
+        flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume
     added = {key: value for key, value in settings.items() if key not in given}
     task = JobTask(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
     plan = build_job(folder.name, [task], config, build_sibling_path(str(folder), args.on))

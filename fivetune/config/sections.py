@@ -5,11 +5,12 @@ In: nested plain values. Out: checked settings. A field's description is its doc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 from fivetune import plugins
 from fivetune.config.data import DataSection
@@ -222,6 +223,21 @@ class CheckpointSection(_Section):
         default=False,
         description="write checkpoints while training continues, from a copy of weights and optimizer in host memory",
     )
+    url: str | None = Field(
+        default=None,
+        description="copy checkpoints, records and the model to this URL too (s3://, gs://, ...), and resume from it "
+        "on a machine without them; {run}: the name of run.dir (docs/scale.md)",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*://.", value):
+            raise ValueError(
+                f"{value!r} is not a URL. Checkpoints are always written to run.dir; this is where they are copied to. "
+                "Give s3://bucket/path, gs://bucket/path or file:///path, or remove it"
+            )
+        return value
 
 
 class TelemetrySection(_Section):

@@ -42,12 +42,12 @@ from fivetune.rundir import lock_file
 from fivetune.rundir.storage import (
     MissingObjectError,
     StorageError,
-    delete_object,
     fetch_file,
     get_object,
     has_object,
     is_url,
     join_location,
+    probe_location,
     put_object,
 )
 from fivetune.types import JsonTable
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_FETCHED_AT_ONCE = 4  # shards; one stream rarely fills a network
-WRITE_TEST = "write-test"
 PREPARE_AGAIN = "Prepare the data again, to another folder"
 
 
@@ -119,8 +118,7 @@ def write_prepared(
     converter = Converter(source, tokenizer, split_source(source))
     with ExitStack() as stack:
         if is_url(location):  # before hours of work: may this machine write there?
-            put_object(join_location(location, WRITE_TEST), b"")
-            delete_object(join_location(location, WRITE_TEST))
+            probe_location(location)
         else:
             stack.enter_context(translate_disk_errors(Path(location), "--output"))
             Path(location).mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ ROUNDS = 2
 
 SHORT_RUN_SETTINGS: dict[str, Any] = {
     "train.num_steps": NUM_STEPS, "train.num_epochs": None, "report.sinks": [], "report.beside": [],
-    "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS, "train.early_stopping": None,
+    "eval.at_start": False, "checkpoint.every_steps": NUM_STEPS, "checkpoint.url": None, "train.early_stopping": None,
 }  # fmt: skip
 NO_EVALUATION: dict[str, Any] = {"data.eval": [], **{f"data.{name}": value for name, value in NO_SPLIT.items()}}
 INTERRUPTION_SETTINGS: dict[str, dict[str, Any]] = {

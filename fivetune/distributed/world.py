@@ -238,6 +238,17 @@ class World:
                 raise raised
         return [value for values, _ in found for value in values]
 
+    def publish(self, key: str, text: str) -> None:
+        """Set a text that every rank can find by its key, from any thread. Not collective; no-op with one process."""
+        if self._store:
+            self._store.set(key, text)
+
+    def find_published(self, key: str) -> str | None:
+        """Return the text that a rank has published; None if there is none yet."""
+        if self._store is None or not self._store.check([key]):
+            return None
+        return self._store.get(key).decode()
+
     @contextmanager
     def run_rank_zero_first(self, key: str) -> Generator[None]:
         """Run the block on rank 0 while the others wait without a time limit, then on the others.

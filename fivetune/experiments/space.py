@@ -48,8 +48,13 @@ def load_search(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
 
 def build_trial_config(config: RunConfig, settings: Mapping[str, Any], folder: str | Path) -> RunConfig:
-    """Build the config of a trial that runs in `folder`. Raises ConfigError for settings that exclude each other."""
-    return load_config(config.as_dict(), {**settings, "run.dir": str(folder), "search.over": {}})
+    """Build the config of a trial that runs in `folder`. Raises ConfigError for settings that exclude each other.
+
+    Trials have no copy at checkpoint.url, which would be that of the first one.
+    """
+    return load_config(
+        config.as_dict(), {**settings, "run.dir": str(folder), "checkpoint.url": None, "search.over": {}}
+    )
 
 
 def select_recipe_values(config: RunConfig) -> dict[str, Any]:

@@ -69,18 +69,24 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
         if version > MANIFEST_VERSION:
             return f"written in format {version}, this version reads up to {MANIFEST_VERSION}"
         for name in sorted(listed["files"] if names is None else names):
-            size, crc32 = listed["files"][name]["size"], listed["files"][name]["crc32"]
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            # The size is compared first: it costs nothing, and finds incomplete copies of large files at once.
-            if path.stat().st_size != size or compute_crc32(path) != crc32:
-                return f"{name} is damaged (its checksum differs)"
+            if difference := describe_difference(path, listed["files"][name]):
+                return f"{name} {difference}"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} or a file that it lists cannot be read ({type(error).__name__}: {error})"
     return None
+
+
+def describe_difference(path: Path, listed: Checksum) -> str | None:
+    """Describe that a file differs from its entry in a manifest; None if it does not."""
+    # The size is compared first: it costs nothing, and finds incomplete copies of large files at once.
+    if path.stat().st_size == listed["size"] and compute_crc32(path) == listed["crc32"]:
+        return None
+    return "is damaged (its checksum differs)"
 
 
 def verify_checksums(folder: Path, *, advice: str = "Copy its files again.") -> None:

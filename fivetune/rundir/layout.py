@@ -25,6 +25,7 @@ STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip
 TELEMETRY, TELEMETRY_OF_RANK = "telemetry.jsonl", "telemetry-{rank}.jsonl"
+TELEMETRY_FILES = "telemetry*.jsonl"
 LOG = "log.txt"
 TRACE_FOLDER, TRACE = "trace", "trace/summary.json"
 

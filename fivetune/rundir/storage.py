@@ -43,6 +43,9 @@ SERVER_OPTIONS: dict[str, dict[str, Any]] = {
     }
 }
 SERVER_OPTIONS["s3a"] = SERVER_OPTIONS["s3"]
+SERVER_OPTIONS["file"] = SERVER_OPTIONS["local"] = {"auto_mkdir": True}
+REFUSALS = (401, 403, 407)  # HTTP statuses of a server that knows the request and does not allow it
+WRITE_TEST = ".write-test"
 
 
 class StorageError(FiveTuneEnvironmentError):
@@ -51,6 +54,10 @@ class StorageError(FiveTuneEnvironmentError):
 
 class MissingObjectError(StorageError):
     """A file or bucket does not exist."""
+
+
+class DamagedObjectError(StorageError):
+    """A file differs from its checksum, also when it was copied again."""
 
 
 class FileSystem(Protocol):
@@ -164,7 +171,7 @@ def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | Non
     Args:
         check: describes what is wrong with the copy, None if it is whole. A wrong copy is fetched once more.
 
-    Raises MissingObjectError, StorageError; OSError if the local disk refuses the copy.
+    Raises MissingObjectError, DamagedObjectError, StorageError; OSError if the local disk refuses the copy.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.{time.monotonic_ns()}.tmp")
@@ -179,7 +186,7 @@ def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | Non
                 staging.replace(target)
                 return
             if is_last:
-                raise StorageError(f"{location}: {wrong}.")
+                raise DamagedObjectError(f"{location}: {wrong}.")
     finally:
         with suppress(OSError):
             staging.unlink(missing_ok=True)
@@ -208,6 +215,12 @@ def delete_object(location: str) -> None:
         try_repeatedly(lambda: system.rm_file(path), location, "deleted")
 
 
+def probe_location(location: str, name: str = WRITE_TEST) -> None:
+    """Write a small file to a location and delete it. Raises StorageError if this machine may not, or cannot."""
+    put_object(join_location(location, name), b"")
+    delete_object(join_location(location, name))
+
+
 def try_repeatedly(operation: Callable[[], T], location: str, participle: str) -> T:
     """Return the result of an operation on a location, repeated after each of PAUSES while it fails in passing.
 
@@ -222,7 +235,7 @@ def try_repeatedly(operation: Callable[[], T], location: str, participle: str) -
         except Exception as error:
             if isinstance(error, OSError) and error.errno in LOCAL_FAULTS:
                 raise
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) or _find_status(error) == 404:
                 raise MissingObjectError(
                     f"{location}: no such file or bucket ({_describe(error)}). Check the name."
                 ) from None
@@ -245,10 +258,24 @@ def try_repeatedly(operation: Callable[[], T], location: str, participle: str) -
 
 def _is_refusal(error: Exception) -> bool:
     """Return whether the storage refuses this user, which repeating does not change."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError) or any(
-        "Credential" in name for name in names
-    )
+    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return True
+    if str(error).startswith("Forbidden: ") or _find_status(error) in REFUSALS:  # the first: gcsfs raises an OSError
+        return True
+    return any("Credential" in kind.__name__ for kind in type(error).__mro__)
+
+
+def _find_status(error: BaseException) -> int | None:
+    """Return the HTTP status of the answer that an error of a library carries; None if it carries none."""
+    answer: Any = getattr(error, "response", None)  # botocore: a dict; requests, httpx: an object
+    if isinstance(answer, dict):
+        answer = cast("dict[str, Any]", answer).get("ResponseMetadata")
+        found = cast("dict[str, Any]", answer).get("HTTPStatusCode") if isinstance(answer, dict) else None
+    else:
+        found = getattr(answer, "status_code", getattr(error, "status", getattr(error, "code", None)))  # aiohttp, gcsfs
+    if str(found).isdecimal():
+        return int(str(found))
+    return _find_status(error.__cause__) if error.__cause__ else None
 
 
 def _is_failure_of_storage(error: Exception) -> bool:

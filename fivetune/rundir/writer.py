@@ -31,6 +31,7 @@ from fivetune.rundir.layout import (
     MACHINE,
     STATUS,
     STEPS,
+    TELEMETRY_FILES,
     TRACE_FOLDER,
 )
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
@@ -50,7 +51,6 @@ from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
 PROBE = ".probe"
-TELEMETRY_FILES = "telemetry*.jsonl"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
+from fivetune.training.bucket import Uploader, open_copy
 from fivetune.training.card import build_model_card
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
 from fivetune.training.loop import (
@@ -125,14 +126,15 @@ def train(
         refuse_wrong_world_size(world, config.launch.num_processes, nnodes=config.launch.nnodes)
         if cuda and world.size > 1:
             refuse_shared_devices(torch.cuda.device_count())
-        if resume and not folder.is_dir():
+        if resume and not folder.is_dir() and not config.checkpoint.url:
             raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     with StopRequest(silent=not world.is_first) as stop, connected as world, world.report_errors_once():
+        url, notes = open_copy(config.checkpoint.url, folder, world, resume=resume)
         # A run that was killed before it wrote a whole file has no state to resume from: it starts at step 0.
         resume = resume and world.broadcast_object(rundir.find_conflict(folder) is not None)
-        run, progress = _open_run_outputs(config, world, resume=resume, overwrite=overwrite, quiet=quiet)
+        run, progress = _open_run_outputs(config, world, notes, resume=resume, overwrite=overwrite, quiet=quiet)
         try:
             if resume:
                 config = with_saved_batch_size(folder, config)
@@ -143,7 +145,7 @@ def train(
                 _build_sampler(config, run, progress, world) as sampler,
             ):
                 start = partial(_prepare, resume=resume, preflight=preflight, command=command)
-                _train_and_export(start(config, run, progress, stop, world, sampler))
+                _train_and_export(start(config, run, progress, stop, world, sampler), url)
         except BaseException:
             if not resume and not run.get_status_value("begun", False):
                 run.discard()  # refused before it began: the corrected command can use the folder
@@ -169,9 +171,12 @@ def _load_recipe(
 
 
 def _open_run_outputs(
-    config: RunConfig, world: World, *, resume: bool, overwrite: bool, quiet: bool
+    config: RunConfig, world: World, notes: Sequence[str], *, resume: bool, overwrite: bool, quiet: bool
 ) -> tuple[RunDir, Progress]:
-    """Open the run directory and the progress display; on ranks above 0 neither writes nor prints."""
+    """Open the run directory and the progress display; on ranks above 0 neither writes nor prints.
+
+    `notes` are warnings of the run so far.
+    """
     folder = Path(config.run.dir)
     if not world.is_first:
         return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)
@@ -181,6 +186,8 @@ def _open_run_outputs(
     progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
     for message in run.damage:
         progress.warn(message)
+    for message in notes:
+        _warn(run, progress, message)
     return run, progress
 
 
@@ -294,23 +301,38 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     return setup.plan.with_batch_size(batch_size)
 
 
-def _train_and_export(training: Training) -> None:
-    """Train to the end and export the model; the trackers are closed in any case."""
+def _train_and_export(training: Training, url: str | None) -> None:
+    """Train to the end and export the model; the trackers are closed in any case.
+
+    Args:
+        url: of the run's copy.
+    """
     setup, run, state = training.setup, training.run, training.state
+    keep, world = setup.config.checkpoint.keep, setup.learner.world
+    uploader = Uploader(url, run.path, keep=keep, start_step=state.step, world=world)
+    training.uploader = uploader
+    warn = partial(warn_once, training)
     training.progress.log(_format_headline(setup, state))
     try:
-        for name in setup.config.report.sinks if setup.learner.world.is_first else ():
+        for name in setup.config.report.sinks if world.is_first else ():
             sink = plugins.load_plugin("sinks", name)()
             training.sinks.append(sink.open(run.path, setup.config.as_redacted_dict(), first_step=state.step + 1))
         run.update_status(state="running", begun=True)
         try:
             run_training_loop(training)
+        except (InterruptedRunError, NumericError, RunDirError):  # raised by all ranks: the others are there to help
+            uploader.finish(training.progress.log, warn)
+            raise
         finally:
             training.writer.wait()  # an error of a step does not lose the checkpoint that is being written
+        uploader.finish(training.progress.log, warn)
         if why := describe_early_stop(training):
             training.progress.log(why)
         incomplete = _export_model(training)
+        with measure_phase(training, "checkpoint"):
+            incomplete = uploader.upload_results(warn) or incomplete
     finally:
+        uploader.stop()
         for sink in training.sinks:
             sink.close()
     run.update_status(
@@ -323,7 +345,8 @@ def _train_and_export(training: Training) -> None:
         seconds=sum(state.seconds.values()),
         best=asdict(state.best) if state.best else None,
     )
-    setup.learner.world.barrier()
+    uploader.upload_status()
+    world.barrier()
 
 
 def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:

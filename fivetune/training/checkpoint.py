@@ -19,7 +19,7 @@ import pickle
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -400,13 +400,22 @@ def restore_checkpoint(
 
 
 def remove_old_checkpoints(
-    folder: Path, *, keep: int, best_step: int | None, on_failure: Callable[[str], object] | None = None
+    folder: Path,
+    *,
+    keep: int,
+    best_step: int | None,
+    held: Collection[int] = (),
+    on_failure: Callable[[str], object] | None = None,
 ) -> None:
     """Remove all checkpoints but the newest `keep` and the best, and the partial folders of killed processes.
 
     A folder that cannot be removed is reported and kept: the run does not need its space.
+
+    Args:
+        held: steps that are still needed.
     """
-    outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step != best_step]
+    kept = {best_step, *held}
+    outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step not in kept]
     for path in (*folder.glob(".staging-*"), *folder.glob(".*.old"), *outdated):
         try:
             _remove(path)

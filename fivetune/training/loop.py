@@ -42,6 +42,7 @@ from fivetune.telemetry.devices import reset_peak_memory, translate_oom_errors
 from fivetune.telemetry.meter import Meter, StepTimes
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
+from fivetune.training.bucket import Uploader
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
@@ -86,6 +87,7 @@ class Training:
         evals: evaluations of this part of the run, in order.
         writer: of checkpoints.
         saving: the position of the checkpoint that is being written; None if there is none.
+        uploader: of checkpoints to checkpoint.url.
     """
 
     setup: Setup
@@ -107,6 +109,7 @@ class Training:
     owner: CheckpointOwner = NO_OWNER
     writer: BackgroundWriter = field(default_factory=BackgroundWriter)
     saving: TrainingProgress | None = None
+    uploader: Uploader = field(default_factory=lambda: Uploader(None, Path()))
 
 
 class EvaluationStoppedError(Exception):
@@ -358,6 +361,7 @@ def save_checkpoint(training: Training) -> None:
             time.sleep(1)
             training.progress.warn(f"{error} Retrying once.")
             write()
+        training.uploader.submit(progress)
 
     training.saving = progress
     training.writer.start(write_or_retry)
@@ -372,6 +376,8 @@ def finish_save(training: Training) -> None:
     """
     saved, training.saving = training.saving, None
     training.writer.finish()
+    for message in training.uploader.take_notes():
+        warn_once(training, message)
     if saved is None or not training.setup.learner.world.is_first:
         return
     setup, folder = training.setup, training.run.path / "checkpoints"
@@ -383,7 +389,8 @@ def finish_save(training: Training) -> None:
         except RunDirError as error:  # the link is for people; a resume does not need it
             warn(str(error))
     keep = setup.config.checkpoint.keep
-    checkpoint.remove_old_checkpoints(folder, keep=keep, best_step=best_step, on_failure=warn)
+    held = training.uploader.get_held_steps()
+    checkpoint.remove_old_checkpoints(folder, keep=keep, best_step=best_step, held=held, on_failure=warn)
     training.run.update_status(
         step=saved.step, seconds_by_phase=saved.seconds, num_starved_steps=setup.data.stream.num_starved
     )

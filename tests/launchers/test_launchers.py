@@ -120,6 +120,17 @@ def test_the_strategy_of_several_processes_is_chosen_where_the_recipe_names_none
     assert "--gpus-per-node" not in dry_run(capsys, "launch", "quickstart", "--on", "slurm", "--device", "cpu")
 
 
+def test_a_job_on_an_empty_disk_continues_from_its_bucket(capsys):
+    words = ("launch", "quickstart", "--on", "kubernetes", "--image", "registry/fivetune:1", "--volume", "work")
+    assert "--resume" not in dry_run(capsys, *words).partition("[ -e ")[0]
+    text = dry_run(capsys, *words, "--checkpoint.url", "s3://b/{run}")
+    assert "flags=(--resume)" in text.partition("[ -e ")[0]
+    assert (
+        "--resume"
+        not in dry_run(capsys, *words, "--checkpoint.url", "s3://b/{run}", "--overwrite").partition("[ -e ")[0]
+    )
+
+
 def test_a_dry_run_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dry_run(capsys, "launch", "quickstart", "--on", "slurm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,54 @@ def test_a_full_disk_and_a_fault_of_the_program_are_not_tried_again(pauses, faul
     with pytest.raises(type(fault)):
         try_repeatedly(act, "x", "written")
     assert pauses == []
+
+
+class Answer(OSError):
+    """What a library raises for an answer of the server: requests and httpx, aiohttp, gcsfs, botocore."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__("the server's words")
+        self.__dict__ |= values
+
+
+def wrapped(cause: Exception) -> OSError:
+    """As s3fs wraps the errors of botocore that it has no name for."""
+    error = OSError("the server's words")
+    error.__cause__ = cause
+    return error
+
+
+def answer(status: int) -> list[Exception]:
+    return [
+        Answer(response=SimpleNamespace(status_code=status)),
+        Answer(status=status),
+        Answer(code=str(status)),
+        wrapped(Answer(response={"ResponseMetadata": {"HTTPStatusCode": status}})),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("faults", "error", "words", "num_pauses"),
+    [
+        (answer(403), StorageError, "no rights", 0),
+        (answer(401), StorageError, "no rights", 0),
+        ([OSError("Forbidden: bucket/x\nann has no access")], StorageError, "no rights", 0),  # gcsfs
+        (answer(404), MissingObjectError, "no such file or bucket", 0),
+        (answer(429), StorageError, "after 6 attempts", 5),
+        (answer(500) + answer(503), StorageError, "after 6 attempts", 5),
+        ([ConnectionResetError(), TimeoutError()], StorageError, "after 6 attempts", 5),
+    ],
+)
+def test_rights_are_not_tried_again_and_a_busy_server_is(pauses, faults, error, words, num_pauses):
+    for fault in faults:
+
+        def act(fault: Exception = fault) -> None:
+            raise fault
+
+        pauses.clear()
+        with pytest.raises(error, match=words):
+            try_repeatedly(act, "gs://bucket/x", "read")
+        assert len(pauses) == num_pauses
 
 
 def test_urls_that_nothing_opens(monkeypatch):

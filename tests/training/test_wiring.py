@@ -45,6 +45,8 @@ ELSEWHERE = {
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
     "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
+    "checkpoint.url",  # tests/training/test_bucket.py
+
     "telemetry.every_seconds",
     "report.title", "report.beside", "report.expected", "report.expected_model", "report.expected_examples",
     "report.sinks", "strategy.name", "launch.nproc", "launch.nnodes", "launch.timeout_minutes", "device",
