@@ -24,6 +24,9 @@ from difflib import get_close_matches
 
 from fivetune.redaction import redact_secrets
 
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "resource_exhausted")
+"""Texts of CUDA and MPS, the CPU twice, and XLA."""
+
 
 class FiveTuneError(Exception):
     """Root of all errors that FiveTune raises for its users. Secrets in its message are hidden where it is shown."""
@@ -146,3 +149,14 @@ def format_size(num_bytes: float) -> str:
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1024:.1f} TiB"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device: RuntimeErrors are recognised by their text.
+
+    >>> is_out_of_memory(RuntimeError("CUDA out of memory.")), is_out_of_memory(RuntimeError("shapes differ"))
+    (True, False)
+    """
+    if isinstance(error, RuntimeError):
+        return any(words in str(error).lower() for words in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)

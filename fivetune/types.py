@@ -187,6 +187,7 @@ class Strategy(PluginOptions, Protocol):
         batches: Sequence[Batch],
         compute_loss: Callable[[Batch], Tensor],
         backward: Callable[[Tensor], object],
+        count_rows: Callable[[Batch], tuple[int, int]],
         timer: PhaseTimer,
     ) -> Tensor: ...
     def reduce_gradients(self, model: nn.Module, world: World) -> None: ...

@@ -22,6 +22,7 @@ from fivetune.distributed.pipeline import find_stage
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
+from fivetune.model import flat
 from fivetune.model.backend import Forward
 from fivetune.training import loop, train
 from fivetune.training.setup import set_up
@@ -66,21 +67,37 @@ def stopped(recipe: dict[str, Any]) -> str:
         loop.run_step = step
 
 
-def out_of_memory(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """`gradients`, where the second process runs out of memory with two examples in the last micro-batch."""
-    compute = Forward.compute_losses
+def out_of_memory(recipe: dict[str, Any], place: str) -> dict[str, torch.Tensor]:
+    """`gradients`, where the second process runs out of memory with two examples: after the forward pass of the last
+    micro-batch, or in the middle of a forward pass, or in that of a backward pass."""
+    world = World.from_environment()
+    compute, attend, calls, failures = Forward.compute_losses, flat.apply_self_attention, [], []
 
-    def fail(self: Forward, model: Any, batch: Batch, **options: Any) -> Any:
+    def fail(*_: Any) -> Any:
+        failures.append(0)
+        raise torch.OutOfMemoryError("out of memory")
+
+    def fail_after(self: Forward, model: Any, batch: Batch, **options: Any) -> Any:
         found = compute(self, model, batch, **options)
-        if World.from_environment().rank == 1 and len(batch.ids) > 1:
-            raise torch.OutOfMemoryError("out of memory")
-        return found
+        return found if len(batch.ids) == 1 else fail()
 
-    Forward.compute_losses = fail  # type: ignore[method-assign]
-    try:
-        return gradients(recipe)
-    finally:
-        Forward.compute_losses = compute  # type: ignore[method-assign]
+    def fail_within(layer: Any, x: Any, bounds: Any, *inputs: Any, causal: bool) -> Any:
+        out = attend(layer, x, bounds, *inputs, causal=causal)
+        if len(bounds.lengths) > 1 and (causal or recipe["strategy"]["name"] == "pipeline"):
+            calls.append(0)
+            if place == "forward":
+                fail()
+            if len(calls) > world.size % 4:  # on two processes in the second micro-batch; on four there may be one
+                out.register_hook(fail)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == 1:
+            patch.setattr(Forward, "compute_losses", fail_after if place == "after" else compute)
+            patch.setattr(flat, "apply_self_attention", attend if place == "after" else fail_within)
+        found = gradients(recipe)
+    assert bool(failures) == (world.rank == 1)
+    return found
 
 
 def full(recipe: dict[str, Any]) -> str:
@@ -153,7 +170,7 @@ def run_rank(folder: Path) -> None:
         if name.startswith("gradients"):
             seen[name] = gradients(recipe)
         elif name.startswith("memory"):
-            seen[name] = out_of_memory(recipe)
+            seen[name] = out_of_memory(recipe, name.rpartition("-")[2])
         elif name.startswith("stopped"):
             seen[name] = stopped(recipe)
         elif name.startswith("full"):

@@ -51,6 +51,7 @@ class Stage:
     _inputs: deque[list[Tensor]] = field(default_factory=deque[Any])
     _outputs: deque[list[Tensor]] = field(default_factory=deque[Any])
     _sending: deque[tuple[Any, Tensor]] = field(default_factory=deque[Any])
+    _num_exchanged: int = 0  # tensors that this pass has received and sent
 
     @property
     def is_first(self) -> bool:
@@ -111,6 +112,35 @@ class Stage:
             inputs = self._inputs.popleft()
             self._send([_get_gradient(tensor) for tensor in inputs], self.number - 1, self.upstream)
 
+    def begin_pass(self) -> None:
+        """Begin the forward or the backward pass of a micro-batch."""
+        self._num_exchanged = 0
+
+    def forget_passes(self) -> None:
+        """Free the activations of all micro-batches, after a pass has ended with an error."""
+        self._inputs.clear()
+        self._outputs.clear()
+
+    def send_zeros(self, kind: str, rows: tuple[int, int], width: int) -> None:
+        """Take part in the rest of what a pass exchanges, without computing it: zeros are sent.
+
+        Args:
+            kind: F for a forward, B for a backward pass.
+            rows: of the encoder's and of the decoder's activations. width: of both.
+        """
+        import torch
+
+        within_decoder = bool(self.decoder) and not self.starts_decoder
+        before = [] if self.is_first else list(rows[: 1 + within_decoder])
+        after = [] if self.is_last else list(rows[: 1 + bool(self.decoder)])
+        received, sent = (before, after) if kind == "F" else (after, before)
+        step, group = (1, self.downstream) if kind == "F" else (-1, self.upstream)
+        done = self._num_exchanged
+        tensors = [torch.zeros(count, width, device=self.device) for count in received[done:]]
+        self._receive_into(tensors, self.number - step, group, then="forward" if kind == "F" else "backward")
+        done = max(done - len(received), 0)
+        self._send([torch.zeros(count, width, device=self.device) for count in sent[done:]], self.number + step, group)
+
     def finish_sends(self) -> None:
         """Wait until the other stages have what was sent to them."""
         for work, _ in self._sending:
@@ -131,6 +161,7 @@ class Stage:
         for tensor in tensors:
             work = import_collectives().isend(tensor, dst=self.ranks[number], group=group)
             self._sending.append((work, tensor))  # the tensor must live until it is sent
+            self._num_exchanged += 1
         while len(self._sending) > 4 * len(self.ranks):  # so old that its receiver has it, or never waits for this rank
             self._sending.popleft()[0].wait()
 
@@ -138,6 +169,7 @@ class Stage:
         self.timer("bubble")
         for tensor in tensors:
             import_collectives().recv(tensor, src=self.ranks[number], group=group)
+            self._num_exchanged += 1
         self.timer(then)
 
     # --- weights ---

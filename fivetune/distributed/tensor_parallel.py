@@ -11,24 +11,33 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivetune.distributed.collective_log import CollectiveLog
 from fivetune.distributed.sharding import get_local
 from fivetune.distributed.world import import_collectives
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """The ranks that share the features of a model's modules, and the log of their collectives."""
+
+    mesh: DeviceMesh
+    log: CollectiveLog
 
 
 class ColumnLinear(nn.Linear):
     """A Linear without bias that computes this rank's share of the output features: [..., in] -> [..., out / ranks]."""
 
-    group: ProcessGroup
+    group: TensorGroup
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(copy_to_group(input, self.group), get_local(self.weight))
@@ -37,7 +46,7 @@ class ColumnLinear(nn.Linear):
 class RowLinear(nn.Linear):
     """A Linear without bias over this rank's share of the input features: [..., in / ranks] -> [..., out], summed."""
 
-    group: ProcessGroup
+    group: TensorGroup
 
     def forward(self, input: Tensor) -> Tensor:
         return sum_over_group(F.linear(input, get_local(self.weight)), self.group)
@@ -50,12 +59,12 @@ class ColumnEmbedding(nn.Embedding):
         return F.embedding(input, get_local(self.weight))
 
 
-def shard_linear(module: nn.Linear, kind: type[ColumnLinear | RowLinear], mesh: DeviceMesh) -> None:
+def shard_linear(module: nn.Linear, kind: type[ColumnLinear | RowLinear], group: TensorGroup) -> None:
     """Turn a plain Linear into a column-wise or row-wise one, in place."""
     assert type(module) is nn.Linear and module.bias is None
-    _shard_weight(module, 0 if kind is ColumnLinear else 1, mesh)
+    _shard_weight(module, 0 if kind is ColumnLinear else 1, group.mesh)
     module.__class__ = kind
-    module.__dict__["group"] = mesh.get_group()
+    module.__dict__["group"] = group
 
 
 def shard_embedding(module: nn.Embedding, mesh: DeviceMesh) -> None:
@@ -73,23 +82,23 @@ def _shard_weight(module: nn.Linear | nn.Embedding, dim: int, mesh: DeviceMesh) 
     module.weight = nn.Parameter(shard, requires_grad=module.weight.requires_grad)
 
 
-def copy_to_group(x: Tensor, group: ProcessGroup) -> Tensor:
+def copy_to_group(x: Tensor, group: TensorGroup) -> Tensor:
     """Return x; its gradient is summed over the group, because every rank computes a part of what follows."""
     return _apply(_CopyToGroup, x, group) if x.requires_grad else x
 
 
-def sum_over_group(x: Tensor, group: ProcessGroup) -> Tensor:
+def sum_over_group(x: Tensor, group: TensorGroup) -> Tensor:
     """Sum x over the group; every rank gets the same result, and the gradient is not changed."""
     return _apply(_SumOverGroup, x, group)
 
 
-def _apply(function: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+def _apply(function: Any, x: Tensor, group: TensorGroup) -> Tensor:
     return function.apply(x, group)  # untyped in torch
 
 
 class _CopyToGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _GroupContext, x: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, x: Tensor, group: TensorGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
@@ -100,7 +109,7 @@ class _CopyToGroup(torch.autograd.Function):
 
 class _SumOverGroup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _GroupContext, x: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, x: Tensor, group: TensorGroup) -> Tensor:
         return _sum_over_ranks(x, group)
 
     @staticmethod
@@ -108,9 +117,9 @@ class _SumOverGroup(torch.autograd.Function):
         return grad, None
 
 
-def _sum_over_ranks(x: Tensor, group: ProcessGroup) -> Tensor:
+def _sum_over_ranks(x: Tensor, group: TensorGroup) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
-    import_collectives().all_reduce(total, group=group)
+    group.log.run(lambda: import_collectives().all_reduce(group.log.fit(total), group=group.mesh.get_group()))
     return total
 
 
@@ -118,4 +127,4 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
     class _GroupContext(FunctionCtx):
-        group: ProcessGroup
+        group: TensorGroup

@@ -68,6 +68,13 @@ class Forward:
         timer("forward")
         return compute_padded_losses(model, padded), padded.num_positions
 
+    def count_rows(self, batch: Batch) -> tuple[int, int]:
+        """Count the rows of the encoder's and of the decoder's activations."""
+        if self.kind == "flat":
+            return batch.num_input_tokens, batch.num_target_tokens
+        padded = pad(batch, pad_id=0, sizes=SIZES if self.kind == "buckets" else None)
+        return padded.input_ids.numel(), padded.labels.numel()
+
     def prepare(self, model: T5Model) -> None:
         """Switch gradient checkpointing of transformers' own forward on or off."""
         switch = "enable" if self.recompute and self.kind != "flat" else "disable"

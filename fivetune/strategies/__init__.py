@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from fivetune.distributed.collective_log import find_collective_log
 from fivetune.distributed.sharding import compute_sharded_norm, is_sharded, iter_gathered, scale_gradients
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.errors import is_out_of_memory
 from fivetune.plugins import Options
 from fivetune.strategies._buckets import finish_reduction, start_reduction
 from fivetune.types import ModelT
@@ -21,12 +24,35 @@ if TYPE_CHECKING:
 
     from fivetune.types import Batch, PhaseTimer, RunSettings
 
-__all__ = ["ShardedOptions", "StrategyOptions", "is_on_meta"]
+__all__ = ["ShardedOptions", "StrategyOptions", "build_minimal_batch", "is_on_meta"]
+
+MINIMAL_LENGTHS = (9, 2)  # tokens of inputs and targets; a span head has two targets
 
 
 def is_on_meta(model: nn.Module) -> bool:
     """Whether the weights have no values yet: they are loaded in shards after `StrategyOptions.wrap`."""
     return next(model.parameters()).is_meta
+
+
+def build_minimal_batch(batch: Batch) -> Batch:
+    """Build a batch of weight 0 that takes almost no memory, in place of another one.
+
+    Its inputs and targets have different lengths, also in rectangles of a few fixed sizes, so that a number of rows
+    identifies the stack.
+    """
+    import torch
+
+    inputs, labels = (torch.zeros(length, dtype=torch.int64) for length in MINIMAL_LENGTHS)
+    ends = [torch.tensor([0, length]) for length in MINIMAL_LENGTHS]
+    return replace(
+        batch,
+        input_ids=inputs,
+        labels=labels,
+        cu_seqlens_src=ends[0],
+        cu_seqlens_tgt=ends[1],
+        ids=batch.ids[:1],
+        is_filler=True,
+    )
 
 
 class StrategyOptions(Options):
@@ -107,13 +133,18 @@ class StrategyOptions(Options):
         batches: Sequence[Batch],
         compute_loss: Callable[[Batch], Tensor],
         backward: Callable[[Tensor], object],
+        count_rows: Callable[[Batch], tuple[int, int]],
         timer: PhaseTimer,
     ) -> Tensor:
         """Add the gradients of all micro-batches of a step to the parameters; returns the sum of their losses, [].
 
+        An out-of-memory error is raised when this rank has taken part in all collectives of the micro-batches, so that
+        no other rank waits for it; the gradients are not valid then, on any rank.
+
         Args:
             compute_loss: runs the forward pass of a micro-batch.
             backward: runs the backward pass of its loss.
+            count_rows: counts the rows of the encoder's and of the decoder's activations of a micro-batch.
         """
         total: Tensor | None = None
         for batch in batches:
@@ -178,6 +209,52 @@ class ShardedOptions(StrategyOptions):
             world.broadcast(list(model.parameters()))
         self.shard(model, device, world, precision=precision, costs=costs)
         return model
+
+    def accumulate_gradients(
+        self,
+        model: nn.Module,
+        world: World,
+        batches: Sequence[Batch],
+        compute_loss: Callable[[Batch], Tensor],
+        backward: Callable[[Tensor], object],
+        count_rows: Callable[[Batch], tuple[int, int]],
+        timer: PhaseTimer,
+    ) -> Tensor:
+        log, total, failed = find_collective_log(model), None, None
+        for batch in batches:
+            is_last = batch is batches[-1]
+            log.begin()
+            if failed is None:
+                try:
+                    self.prepare_backward(model, world, is_last=is_last)
+                    loss = compute_loss(batch)
+                    backward(loss)
+                    total = loss.detach() if total is None else total + loss.detach()
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error) or not self.can_forget_passes(model):
+                        raise
+                    failed = error.with_traceback(None)  # whose frames hold activations
+                loss = None
+            if failed is not None:
+                self.forget_passes(model)
+                minimal = build_minimal_batch(batch)
+                log.replay(dict(zip(count_rows(minimal), count_rows(batch), strict=True)))
+                self.prepare_backward(model, world, is_last=is_last)
+                backward(compute_loss(minimal))
+        log.begin()
+        if failed is not None:
+            self.forget_passes(model)
+            raise failed
+        assert total is not None, "a step has at least one micro-batch"
+        return total
+
+    def can_forget_passes(self, model: nn.Module) -> bool:
+        """Whether passes that ended with an error leave no trace after `forget_passes`."""
+        return True
+
+    def forget_passes(self, model: nn.Module) -> None:
+        """Remove what passes that ended with an error, or of minimal batches, left in the model."""
+        model.zero_grad(set_to_none=True)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
         """Shard the weights of a model in place; several ranks share it. For the arguments see `wrap`."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from fivetune.distributed.sharding import GATHER
+from fivetune.distributed.collective_log import CollectiveLog, find_collective_log
+from fivetune.distributed.sharding import GATHER, is_gathered_by_call
 from fivetune.strategies import ShardedOptions
 
 if TYPE_CHECKING:
@@ -58,6 +60,18 @@ class FullyShardedOptions(ShardedOptions):
             sharded: Any = model
             sharded.set_requires_gradient_sync(is_last or not self.reduce_once)
 
+    def can_forget_passes(self, model: nn.Module) -> bool:
+        return hasattr(model, "reset_iter_state")  # from torch 2.13 on
+
+    def forget_passes(self, model: nn.Module) -> None:
+        super().forget_passes(model)
+        sharded: Any = model
+        if sharded._get_fsdp_state()._is_root:  # else no pass has begun
+            sharded.reset_iter_state()
+        reduced = find_collective_log(model).reduced
+        for module in filter(is_gathered_by_call, model.modules()):
+            module.set_requires_all_reduce(module not in reduced, recurse=False)  # type: ignore[operator]  # of FSDP2
+
     def reduce_gradients(self, model: nn.Module, world: World) -> None:
         """No-op: the backward pass has reduced them."""
 
@@ -82,6 +96,7 @@ def shard_fully(model: nn.Module, mesh: DeviceMesh, *, precision: str, offload: 
         sharded: Any = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placement)
         sharded.set_force_sum_reduction_for_comms(True)
         sharded.set_gradient_divide_factor(1.0)
+        _log_collectives(sharded, find_collective_log(model))
         _add_gather_method(module)
 
 
@@ -93,6 +108,27 @@ def iter_groups(model: Any) -> Iterator[nn.Module]:
                 yield block.layer[0].SelfAttention.relative_attention_bias
             yield block
     yield model
+
+
+def _log_collectives(module: Any, log: CollectiveLog) -> None:
+    """Log the all-gathers and the reduce-scatters of a module's weights.
+
+    The all-reduce between copies follows a reduce-scatter at once: one counts for both.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+    class LoggedGather(DefaultAllGather):
+        def __call__(self, *tensors: Any, **options: Any) -> Any:
+            return log.run(partial(super().__call__, *tensors, **options))
+
+    class LoggedReduction(DefaultReduceScatter):
+        def __call__(self, *tensors: Any, **options: Any) -> Any:
+            work = log.run(partial(super().__call__, *tensors, **options))
+            log.reduced.add(module)
+            return work
+
+    module.set_custom_all_gather(LoggedGather())
+    module.set_custom_reduce_scatter(LoggedReduction())
 
 
 def _add_gather_method(module: Any) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fivetune.distributed.collective_log import find_collective_log
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+
+    from fivetune.distributed.tensor_parallel import TensorGroup
 
 
 def split_heads(model: Any, mesh: DeviceMesh) -> None:
@@ -20,6 +23,8 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
 
     Raises ConfigError unless the number of ranks divides heads and features.
     """
+    from fivetune.distributed.tensor_parallel import TensorGroup
+
     size = mesh.size()
     for name in ("num_heads", "d_ff"):
         if (value := getattr(model.config, name)) % size:
@@ -27,30 +32,31 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
                 f"strategy.size: {size} ranks cannot share the model's {name} {value}. Use a divisor of it as "
                 "strategy.size (default: launch.nproc)."
             )
+    group = TensorGroup(mesh, find_collective_log(model))
     for stack in (model.encoder, model.decoder):
         for block in stack.block:
             for layer in block.layer[:-1]:
-                _split_attention(getattr(layer, "SelfAttention", None) or layer.EncDecAttention, mesh)
-            _split_feed_forward(block.layer[-1].DenseReluDense, mesh)
+                _split_attention(getattr(layer, "SelfAttention", None) or layer.EncDecAttention, group)
+            _split_feed_forward(block.layer[-1].DenseReluDense, group)
 
 
-def _split_attention(attention: Any, mesh: DeviceMesh) -> None:
+def _split_attention(attention: Any, group: TensorGroup) -> None:
     from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_embedding, shard_linear
 
     for linear in (attention.q, attention.k, attention.v):
-        shard_linear(linear, ColumnLinear, mesh)
-    shard_linear(attention.o, RowLinear, mesh)
+        shard_linear(linear, ColumnLinear, group)
+    shard_linear(attention.o, RowLinear, group)
     if attention.has_relative_attention_bias:
-        shard_embedding(attention.relative_attention_bias, mesh)
-    attention.n_heads //= mesh.size()
-    attention.inner_dim //= mesh.size()
+        shard_embedding(attention.relative_attention_bias, group.mesh)
+    attention.n_heads //= group.mesh.size()
+    attention.inner_dim //= group.mesh.size()
 
 
-def _split_feed_forward(dense: nn.Module, mesh: DeviceMesh) -> None:
+def _split_feed_forward(dense: nn.Module, group: TensorGroup) -> None:
     from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_linear
 
     for name, linear in dense.named_children():
         if name.startswith("wi"):
-            shard_linear(linear, ColumnLinear, mesh)  # type: ignore[arg-type]
+            shard_linear(linear, ColumnLinear, group)  # type: ignore[arg-type]
         elif name == "wo":
-            shard_linear(linear, RowLinear, mesh)  # type: ignore[arg-type]
+            shard_linear(linear, RowLinear, group)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from fivetune.distributed.pipeline import find_stage, order_passes
 from fivetune.distributed.sharding import scale_gradients
+from fivetune.errors import is_out_of_memory
 from fivetune.strategies import ShardedOptions
 from fivetune.strategies._stages import assign_stage, count_block_weights
 from fivetune.types import ignore_phase
@@ -71,26 +72,44 @@ class Pipeline(ShardedOptions):
         batches: Sequence[Batch],
         compute_loss: Callable[[Batch], Tensor],
         backward: Callable[[Tensor], object],
+        count_rows: Callable[[Batch], tuple[int, int]],
         timer: PhaseTimer,
     ) -> Tensor:
         import torch
 
         stage = find_stage(model)
         if stage is None:
-            return super().accumulate_gradients(model, world, batches, compute_loss, backward, timer)
-        total, waiting, losses = torch.zeros((), device=stage.device), iter(batches), deque[Any]()
+            return super().accumulate_gradients(model, world, batches, compute_loss, backward, count_rows, timer)
+        total, losses, failed = torch.zeros((), device=stage.device), deque[Any](), None
+        waiting = {"F": iter(batches), "B": iter(batches)}
         stage.timer = timer
         for kind in order_passes(self.schedule, stage.number, len(stage.ranks), len(batches)):
-            if kind == "F":
-                losses.append(compute_loss(next(waiting)))
-                total += losses[-1].detach()
-            else:
-                stage.run_backward(losses.popleft(), backward)
+            batch = next(waiting[kind])
+            stage.begin_pass()
+            try:
+                if failed is None and kind == "F":
+                    losses.append(compute_loss(batch))
+                    total += losses[-1].detach()
+                elif failed is None:
+                    stage.run_backward(losses.popleft(), backward)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                failed = error.with_traceback(None)  # whose frames hold activations
+                losses.clear()
+                stage.forget_passes()
+                model.zero_grad(set_to_none=True)
+            if failed is not None:
+                config: Any = model.config
+                stage.send_zeros(kind, count_rows(batch), config.d_model)
         stage.timer = ignore_phase  # generation passes through the stages too
         timer("exchange")
         stage.finish_sends()
         stage.sum_shared_gradients(model)
-        return stage.broadcast_last(total)
+        total = stage.broadcast_last(total)
+        if failed is not None:
+            raise failed
+        return total
 
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor:
         import torch

@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.model.memory import is_out_of_memory
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, is_out_of_memory
 from fivetune.types import JsonTable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")

@@ -10,22 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fivetune.data.batch import pad, split_batch
 from fivetune.distributed.pipeline import find_stage
-from fivetune.errors import NumericError
+from fivetune.errors import NumericError, is_out_of_memory
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
-from fivetune.model.memory import is_out_of_memory
+from fivetune.strategies import build_minimal_batch
 from fivetune.training.learner import Learner
 from fivetune.training.snapshot import get_random_states, set_random_states
 from fivetune.types import Batch, PhaseTimer, ignore_phase
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +134,9 @@ def _accumulate_gradients(
         timer("backward")
         learner.scaler.scale(loss).backward()
 
-    total = learner.strategy.accumulate_gradients(model, learner.world, micro_batches, compute_loss, backward, timer)
+    total = learner.strategy.accumulate_gradients(
+        model, learner.world, micro_batches, compute_loss, backward, learner.forward.count_rows, timer
+    )
     return torch.stack([total, positions])
 
 
@@ -216,19 +214,19 @@ def _run_with_oom_retry(
     equals that of the smaller size from the start. Returns: the summed result, the batch size, and a signal or 0.
     """
     before = get_random_states()
-    if learner.strategy.sharded and learner.world.size > 1:  # no retry: the other ranks wait inside their forward pass
-        result, _, signum = _sum_over_ranks(learner, run(group), 0, get_signum(), timer)
-        return result, batch_size, signum
     while True:
         while any(len(batch.ids) > batch_size for batch in group):
             group = [half for batch in group for half in _split_if_larger(batch, batch_size)]
+        if learner.strategy.sharded and learner.world.data_size > 1:  # all ranks run the same number of passes
+            missing = learner.world.all_reduce_max(len(group)) - len(group)
+            group = [*group, *[build_minimal_batch(group[0])] * missing]
         result, failed, too_many = None, None, 0
         try:
             result = run(group)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failed, too_many = error, max(len(batch.ids) for batch in group)
+            failed, too_many = error.with_traceback(None), max(len(batch.ids) for batch in group)
             learner.optimizer.zero_grad(set_to_none=True)  # makes room for sending zeros
         result, too_many, signum = _sum_over_ranks(learner, result, too_many, get_signum(), timer)
         if not too_many:

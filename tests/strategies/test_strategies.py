@@ -45,6 +45,12 @@ FOUR = {  # on four
     "four_stages": {"name": "pipeline"},
     "two_pipelines": {"name": "pipeline", "stages": 2, "schedule": "gpipe", "balance": "memory"},
 }
+OUT_OF_MEMORY = [  # in which pass, after the forward pass or in the middle of a pass, memory runs out
+    ("ddp", "after"),
+    ("ddp", "backward"),
+    *((name, place) for name in SEVERAL[1:] for place in ("forward", "backward")),
+]
+OUT_OF_MEMORY_OF_FOUR = list(zip(FOUR, ("backward", "backward", "forward", "backward", "forward"), strict=True))
 FAMILIES = ("t5", "v1_1")  # a head that is tied to the embeddings, and one of its own
 NUM_STEPS = 5
 
@@ -308,8 +314,9 @@ def together(tmp_path_factory, family_folders) -> Together:
         (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
         table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
         (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
-    table = recipe(folder, family_folders["t5"], "memory", "ddp", 2)
-    (folder / "memory.yaml").write_text(yaml.safe_dump(table))
+    for strategy, place in OUT_OF_MEMORY:
+        table = recipe(folder, family_folders["t5"], "memory", {"name": strategy}, 2)
+        (folder / f"memory-{strategy}-{place}.yaml").write_text(yaml.safe_dump(table))
     table = recipe(folder, family_folders["t5"], "switched", "fsdp", 2)
     (folder / "stopped-switched.yaml").write_text(yaml.safe_dump(table))
     (folder / "switched.yaml").write_text(yaml.safe_dump({**table, "strategy": "tensor"}))
@@ -338,6 +345,9 @@ def four_together(tmp_path_factory, family_folders, together) -> Together:
             (folder / f"gradients-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
             if family == "t5":
                 (folder / f"run-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
+    for name, place in OUT_OF_MEMORY_OF_FOUR:
+        table = recipe(folder, family_folders["t5"], "memory", FOUR[name], 4)
+        (folder / f"memory-{name}-{place}.yaml").write_text(yaml.safe_dump(table))
     shutil.copytree(together.folder / "stopped-fsdp", folder / "stopped-fsdp", symlinks=True)
     table = recipe(together.folder, family_folders["t5"], "stopped-fsdp", "fsdp_tensor", 4)
     table["run"]["dir"] = str(folder / "stopped-fsdp")
@@ -377,10 +387,21 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
 
 
 @pytest.mark.slow
-def test_when_one_process_runs_out_of_memory_all_repeat_the_step_with_less(together):
+@pytest.mark.parametrize(("strategy", "place"), OUT_OF_MEMORY)
+def test_when_one_process_runs_out_of_memory_all_repeat_the_step_with_less(together, strategy, place):
     expected = together.alone["gradients-t5"]
     for seen in together.seen:
-        assert max((seen["memory"][key] - expected[key]).abs().max().item() for key in expected) < 1e-6
+        found = seen[f"memory-{strategy}-{place}"]
+        assert max((found[key] - expected[key]).abs().max().item() for key in expected) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "place"), OUT_OF_MEMORY_OF_FOUR)
+def test_when_one_of_four_processes_runs_out_of_memory_all_repeat_the_step(four_together, name, place):
+    expected = four_together.alone["gradients-t5"]
+    for seen in four_together.seen:
+        found = seen[f"memory-{name}-{place}"]
+        assert max((found[key] - expected[key]).abs().max().item() for key in expected) < 1e-6
 
 
 @pytest.mark.slow

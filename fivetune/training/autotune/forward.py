@@ -14,11 +14,10 @@ import torch
 
 from fivetune.data.batch import split_batch
 from fivetune.distributed.pipeline import find_stage
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, is_out_of_memory
 from fivetune.model.attention import explain_unsupported_kernel
 from fivetune.model.backend import Forward
 from fivetune.model.flat import explain_unsupported_model
-from fivetune.model.memory import is_out_of_memory
 from fivetune.model.precision import get_matmul_dtype
 from fivetune.training.autotune.probe import (
     find_disagreement,

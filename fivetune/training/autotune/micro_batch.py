@@ -15,9 +15,8 @@ import torch
 
 from fivetune.data.batch import collate
 from fivetune.data.store import TokenStore
-from fivetune.errors import format_size
+from fivetune.errors import format_size, is_out_of_memory
 from fivetune.model.backend import Forward
-from fivetune.model.memory import is_out_of_memory
 from fivetune.rundir.finders import Fit
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
