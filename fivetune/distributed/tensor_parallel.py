@@ -11,6 +11,8 @@ Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +82,42 @@ def _shard_weight(module: nn.Linear | nn.Embedding, dim: int, mesh: DeviceMesh) 
     # Every rank has the whole weight, so nothing is sent.
     shard = distribute_tensor(module.weight.detach(), mesh, [Shard(dim)], src_data_rank=None)
     module.weight = nn.Parameter(shard, requires_grad=module.weight.requires_grad)
+
+
+def separate_masks(module: nn.Module, group: TensorGroup) -> None:
+    """Let a module between column-wise and row-wise ones draw dropout masks for this rank's features alone."""
+    forward = module.forward
+
+    def run(*inputs: object, **options: object) -> object:
+        with draw_own_masks(module):
+            return forward(*inputs, **options)
+
+    module.__dict__.update(group=group, forward=run)
+
+
+@contextmanager
+def draw_own_masks(module: nn.Module) -> Generator[None]:
+    """Draw dropout masks of this rank alone inside the block, if it computes a share of the module's features.
+
+    Their seed is drawn from the random state that the ranks share, which is afterwards the same on all of them; so a
+    block that is recomputed draws the same masks.
+    """
+    group: TensorGroup | None = module.__dict__.get("group")
+    if group is None or not module.training:
+        yield
+        return
+    seed = int(torch.randint(2**62, ())) + group.mesh.get_local_rank()
+    generators = [torch.default_generator]
+    if group.mesh.device_type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def copy_to_group(x: Tensor, group: TensorGroup) -> Tensor:

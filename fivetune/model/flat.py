@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fivetune.distributed.pipeline import Stage, find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local
+from fivetune.distributed.tensor_parallel import draw_own_masks
 from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
 from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.family import ACTIVATIONS, GENERATION_CLASSES, compute_output_scale, is_gated, should_scale_output
@@ -244,7 +245,8 @@ def apply_self_attention(
     normed = _apply_norm(layer.layer_norm, x, fused=bounds.fused)
     merged = apply_projections(normed, (module.q, module.k, module.v))
     q, k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
-    out = attend(q, k, v, bounds, bounds, table=table, causal=causal, dropout=_get_attention_rate(module))
+    with draw_own_masks(module):
+        out = attend(q, k, v, bounds, bounds, table=table, causal=causal, dropout=_get_attention_rate(module))
     out = apply_projections(out.flatten(1), (module.o,))
     return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=bounds.fused)
 
@@ -261,7 +263,8 @@ def apply_cross_attention(
     else:
         merged = apply_projections(memory, (module.k, module.v))
         k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
-        out = attend(q, k, v, bounds, source, dropout=_get_attention_rate(module))
+        with draw_own_masks(module):
+            out = attend(q, k, v, bounds, source, dropout=_get_attention_rate(module))
     out = apply_projections(out.flatten(1), (module.o,))
     return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=bounds.fused)
 
@@ -296,12 +299,13 @@ def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, *, fused: bool = Fal
     """x + dropout(wo(dropout(act(wi(norm(x)))))); gated models have wi_0 and wi_1."""
     dense, normed = layer.DenseReluDense, _apply_norm(layer.layer_norm, x, fused=fused)
     rate = _get_dropout_rate(dense.dropout)
-    if is_gated(dense):
-        inner = apply_gated_dropout(apply_projections(normed, (dense.wi_0, dense.wi_1)), act, rate, fused=fused)
-    elif act == "relu":
-        inner = apply_relu_dropout_(apply_projections(normed, (dense.wi,)), rate, fused=fused)
-    else:
-        inner = apply_dropout_(dense.act(apply_projections(normed, (dense.wi,))), rate, fused=fused)
+    with draw_own_masks(dense):
+        if is_gated(dense):
+            inner = apply_gated_dropout(apply_projections(normed, (dense.wi_0, dense.wi_1)), act, rate, fused=fused)
+        elif act == "relu":
+            inner = apply_relu_dropout_(apply_projections(normed, (dense.wi,)), rate, fused=fused)
+        else:
+            inner = apply_dropout_(dense.act(apply_projections(normed, (dense.wi,))), rate, fused=fused)
     out = apply_projections(inner, (dense.wo,))
     return add_dropout_residual(x, out, _get_dropout_rate(layer.dropout), fused=fused)
 

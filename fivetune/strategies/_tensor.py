@@ -41,22 +41,30 @@ def split_heads(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _split_attention(attention: Any, group: TensorGroup) -> None:
-    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_embedding, shard_linear
+    from fivetune.distributed.tensor_parallel import (
+        ColumnLinear,
+        RowLinear,
+        separate_masks,
+        shard_embedding,
+        shard_linear,
+    )
 
     for linear in (attention.q, attention.k, attention.v):
         shard_linear(linear, ColumnLinear, group)
     shard_linear(attention.o, RowLinear, group)
     if attention.has_relative_attention_bias:
         shard_embedding(attention.relative_attention_bias, group.mesh)
+    separate_masks(attention, group)
     attention.n_heads //= group.mesh.size()
     attention.inner_dim //= group.mesh.size()
 
 
 def _split_feed_forward(dense: nn.Module, group: TensorGroup) -> None:
-    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, shard_linear
+    from fivetune.distributed.tensor_parallel import ColumnLinear, RowLinear, separate_masks, shard_linear
 
     for name, linear in dense.named_children():
         if name.startswith("wi"):
             shard_linear(linear, ColumnLinear, group)  # type: ignore[arg-type]
         elif name == "wo":
             shard_linear(linear, RowLinear, group)  # type: ignore[arg-type]
+    separate_masks(dense, group)

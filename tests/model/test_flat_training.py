@@ -9,7 +9,9 @@ import torch
 from flat_kit import make_batch, make_model, padded_nats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivetune.model import flat, loss
+from fivetune.distributed.collective_log import CollectiveLog
+from fivetune.distributed.tensor_parallel import TensorGroup, separate_masks
+from fivetune.model import attention, flat, layers, loss
 from fivetune.model.attention import SequenceBounds, compute_relative_buckets
 from fivetune.model.dropout import draw_dropout, split_dropout, zero_dropped_
 from fivetune.model.flat import compute_flat_losses
@@ -58,6 +60,58 @@ def test_draws_follow_the_seed_and_split_at_any_place():
     ]
     assert torch.equal(torch.cat(parts), zero_dropped_(torch.ones(5000), first))
     assert draw_dropout(5000, 0.0, CPU) is None and draw_dropout(3, 1.0, CPU).tolist() == [0, 1, 2]
+
+
+class _Mesh:
+    """Of tensor parallelism: what dropout reads of a mesh."""
+
+    device_type = "cpu"
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def get_local_rank(self) -> int:
+        return self._rank
+
+
+@pytest.mark.parametrize("forward", ["flat", "recomputed", "padded"])
+def test_heads_and_features_of_every_rank_have_their_own_dropout(forward, monkeypatch):
+    """Of tensor parallelism: the masks of what all ranks hold are the same, and a recomputed block draws them again."""
+    batch, drawn = make_batch([(5, 3), (9, 4)]), {}
+    for rank in (0, 1):
+        torch.manual_seed(0)
+        model = make_model("v1_1", dropout=0.5)
+        for module in model.modules():
+            if type(module).__name__ in ("T5Attention", "T5DenseGatedActDense"):
+                separate_masks(module, TensorGroup(_Mesh(rank), CollectiveLog()))  # type: ignore[arg-type]
+        own = drawn[rank] = []
+        torch.manual_seed(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(flat, "should_attend_memory", lambda *_: False)  # never with shares of k and v
+            _record_dropout(patch, torch.nn.functional, "dropout", own)
+            _record_dropout(patch, layers, "draw_dropout", own)
+            _record_dropout(patch, attention, "draw_dropout", own)
+            if forward == "padded":
+                padded_nats(model, batch)
+            else:
+                compute_flat_losses(model, batch, recompute=forward == "recomputed").sum().backward()
+    same = [torch.equal(a, b) for a, b in zip(*drawn.values(), strict=True)]
+    encoder, decoder = [False, True] * 2, [False, True] * 3  # of each branch of a block: inside, its sum
+    again = [*decoder * 2, *encoder * 2] if forward == "recomputed" else []
+    assert same == [True, *encoder * 2, True, True, *decoder * 2, True, *again]
+    if again:
+        assert all(torch.equal(a, b) for a, b in zip(drawn[0][1:5], drawn[0][-4:], strict=True))
+
+
+def _record_dropout(patch, place, name, found):
+    draw = getattr(place, name)
+
+    def record(*inputs, **options):
+        result = draw(*inputs, **options)
+        found.append(result.detach() == 0 if result.is_floating_point() else result)
+        return result
+
+    patch.setattr(place, name, record)
 
 
 @pytest.mark.slow
