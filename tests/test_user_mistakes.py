@@ -149,8 +149,8 @@ def test_a_killed_run_is_interrupted_and_nothing_is_written(tmp_path: Path) -> N
         (
             "device",
             "gpu",
-            "--device: there is no 'gpu'. Allowed: auto (never tpu), cpu, cuda, cuda:N, "
-            "mps, or tpu: all chips of this machine, docs/scale.md.",
+            "--device: there is no 'gpu'. Allowed: auto (a GPU if there is one, else cpu), cpu, cuda, cuda:N, mps, "
+            "tpu (all chips of this machine).",
         ),
         ("optimizer.lr", float("nan"), "--optimizer.lr: Input should be a finite number, not nan."),
         ("eval.length_penalty", float("inf"), "--eval.length_penalty: Input should be a finite number, not inf."),

@@ -320,7 +320,7 @@ class RunConfig(_Section):
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?|mps|tpu)$",
-        description="auto (never tpu), cpu, cuda, cuda:N, mps, or tpu: all chips of this machine, docs/scale.md",
+        description="auto (a GPU if there is one, else cpu), cpu, cuda, cuda:N, mps, tpu (all chips of this machine)",
     )
 
     @model_validator(mode="after")

@@ -84,6 +84,7 @@ from fivetune.training.setup import (
     set_up,
     with_batch_size,
 )
+from fivetune.training.shared import refuse_separate_folders
 from fivetune.training.signals import StopNowError, StopRequest
 from fivetune.training.sources import with_data_labels
 from fivetune.training.update import make_nonfinite_flag
@@ -126,16 +127,17 @@ def train(
         refuse_wrong_world_size(world, config.launch.num_processes, nnodes=config.launch.nnodes)
         if cuda and world.size > 1:
             refuse_shared_devices(torch.cuda.device_count())
-        if resume and not folder.is_dir() and not config.checkpoint.url:
-            raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     with StopRequest(silent=not world.is_first) as stop, connected as world, world.report_errors_once():
+        if resume and not config.checkpoint.url and not world.broadcast_object(folder.is_dir()):
+            raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
         url, notes = open_copy(config.checkpoint.url, folder, world, resume=resume)
         # A run that was killed before it wrote a whole file has no state to resume from: it starts at step 0.
         resume = resume and world.broadcast_object(rundir.find_conflict(folder) is not None)
         run, progress = _open_run_outputs(config, world, notes, resume=resume, overwrite=overwrite, quiet=quiet)
         try:
+            refuse_separate_folders(folder, world, nnodes=config.launch.nnodes)
             if resume:
                 config = with_saved_batch_size(folder, config)
                 refuse_changes(folder, config)
@@ -173,10 +175,7 @@ def _load_recipe(
 def _open_run_outputs(
     config: RunConfig, world: World, notes: Sequence[str], *, resume: bool, overwrite: bool, quiet: bool
 ) -> tuple[RunDir, Progress]:
-    """Open the run directory and the progress display; on ranks above 0 neither writes nor prints.
-
-    `notes` are warnings of the run so far.
-    """
+    """Open the run directory and the progress display; on ranks above 0 neither writes nor prints."""
     folder = Path(config.run.dir)
     if not world.is_first:
         return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)

@@ -159,11 +159,11 @@ def iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
     for part, one in facts.get("parts", {}).items():
         yield from iter_data_notes(f"{name} {part}", one)
     if num := facts["num_unlabelled"] if "parts" not in facts else 0:
-        yield f"{name}: {num:,} records have no label (blank, or nan) and are left out"
+        yield f"{name}: records left out because they have no label (blank, or nan): {num:,}"
     if num := facts["num_blank_golds"] if "parts" not in facts else 0:
-        yield f"{name}: {num:,} records have a blank gold answer beside others, which an empty prediction matches"
+        yield f"{name}: records with a blank gold answer beside others, which an empty prediction matches: {num:,}"
     if num := facts["num_blank_synonyms"] if "parts" not in facts else 0:
-        yield f"{name}: {num:,} records have blank synonyms among their right answers; they are dropped"
+        yield f"{name}: records with blank synonyms among their right answers, which are dropped: {num:,}"
     labels = facts.get("label_counts", {})
     notes = (
         describe_imbalance(labels),

@@ -138,7 +138,7 @@ def test_what_is_odd_about_the_data_is_told(
     assert cli.main(["prepare", str(recipe), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:4] == [
-        "warning: train: 1 records have no label (blank, or nan) and are left out",
+        "warning: train: records left out because they have no label (blank, or nan): 1",
         "warning: train: forms that differ only in case or white space count as one label: 'late' (2 records), "
         "'Late' (1)",
         "warning: train: 1 record has a label that programs write for an empty cell: 'None' (1 record); it counts as "

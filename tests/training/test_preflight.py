@@ -148,7 +148,7 @@ def test_blank_gold_answers_are_counted(tmp_path, model_folder):
     changed = _changed_train(tmp_path, change)
     check = _checks(tmp_path, model_folder, task="squad", data__train=changed, data__eval=changed)["data"]
     assert check.state == "warn"
-    assert "eval: 3 records have a blank gold answer beside others, which an empty prediction matches" in check.detail
+    assert "eval: records with a blank gold answer beside others, which an empty prediction matches: 3" in check.detail
 
 
 def test_line_ends_are_no_reason_for_a_warning(tmp_path, model_folder):
