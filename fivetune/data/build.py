@@ -16,6 +16,7 @@ import json
 import tempfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, cast
@@ -29,7 +30,7 @@ from fivetune.data.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, 
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, describe_empty_store
 from fivetune.data.partial import load_progress, name_progress, remove_progress, save_progress
-from fivetune.data.worker import open_pool
+from fivetune.data.worker import ConverterPool
 from fivetune.errors import DataError
 from fivetune.rundir.storage import is_url, join_location, list_objects, put_file, put_object
 from fivetune.types import JsonTable
@@ -220,12 +221,14 @@ def build_prepared_data(
     on_progress(f"resuming {named}" if state.shards else f"reading {named}", state.num_items)
     writer = _ShardWriter(target, header, state)
     try:
-        with open_pool(converter, num_processes) as pool:
+        with closing(ConverterPool(converter, num_processes)) as pool:
             reader = BlockReader(source, state.num_items)
             pending: deque[tuple[RecordBlock, Future[ConvertedRows]]] = deque()
             while True:
                 while len(pending) < pool.num_ahead:
                     size = min(BLOCK, _count_room(source, state, sum(len(block.items) for block, _ in pending)))
+                    if size < BLOCK and pending:  # how many may be read depends on how many of these are bad
+                        break
                     block = reader.read(size) if size > 0 else None
                     if block is None:
                         break

@@ -264,9 +264,13 @@ class ShardCache:
                 "free. Choose another data.cache_dir, or read them through a window: data.window_shards: 8."
             )
         waiting = [self._begin(number) for number in missing]
-        for done, future in enumerate(waiting, start=len(entries) - len(missing) + 1):
-            future.result()
-            on_progress(f"copying the shards of {self._location}", done, len(entries))
+        try:
+            for done, future in enumerate(waiting, start=len(entries) - len(missing) + 1):
+                future.result()
+                on_progress(f"copying the shards of {self._location}", done, len(entries))
+        finally:
+            for future in waiting:  # after an error the process must not wait for the rest
+                future.cancel()
 
     def locate(self, number: int) -> Path:
         entry = self._index["shards"][number]

@@ -338,9 +338,8 @@ def _build_store(
 ) -> None:
     with translate_disk_errors(folder.parent):
         staging, lock = _make_staging_folder(folder)
-    try:
-        converter = Converter(source, tokenizer, split_source(source))
-        with translate_disk_errors(folder.parent):
+        try:
+            converter = Converter(source, tokenizer, split_source(source))
             build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
             (staging / LOCK).unlink(missing_ok=True)
             fsync_folder(staging)
@@ -349,15 +348,15 @@ def _build_store(
             else:  # from the rename on, a folder of the name `staging` is that of another process
                 staging.rename(folder)
                 fsync_folder(folder.parent)
-    except KeyboardInterrupt:
-        if not (staging / name_progress(0)).is_file():
+        except (KeyboardInterrupt, FiveTuneEnvironmentError):  # the next attempt continues
+            if not (staging / name_progress(0)).is_file():
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
+        except BaseException:  # a full disk as well
             shutil.rmtree(staging, ignore_errors=True)
-        raise
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    finally:
-        lock.close()
+            raise
+        finally:
+            lock.close()
 
 
 def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:

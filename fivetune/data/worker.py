@@ -12,9 +12,8 @@ import queue
 import subprocess
 import sys
 import traceback
-from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import IO, Any, cast
 
 from fivetune import plugins
@@ -34,7 +33,8 @@ class ConverterPool:
     def __init__(self, converter: Converter, num_processes: int) -> None:
         self._converter = converter
         self._workers: list[subprocess.Popen[bytes]] = []
-        self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        # Free workers, each with the state that it must receive before its first block.
+        self._free: queue.SimpleQueue[tuple[subprocess.Popen[bytes], bytes]] = queue.SimpleQueue()
         self._threads = None
         self.num_ahead = 1
         if num_processes > 1:
@@ -46,8 +46,7 @@ class ConverterPool:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
                 )
                 self._workers.append(worker)
-                _write_frame(cast(IO[bytes], worker.stdin), state)
-                self._free.put(worker)
+                self._free.put((worker, state))
             self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="convert")
             self.num_ahead = 2 * num_processes
 
@@ -63,8 +62,10 @@ class ConverterPool:
         return done
 
     def _convert_in_worker(self, block: RecordBlock) -> ConvertedRows:
-        worker = self._free.get()
+        worker, state = self._free.get()
         try:
+            if state:
+                _write_frame(cast(IO[bytes], worker.stdin), state)
             _write_frame(cast(IO[bytes], worker.stdin), pickle.dumps(block))
             answer = _read_frame(cast(IO[bytes], worker.stdout))
         except (OSError, EOFError):
@@ -73,7 +74,7 @@ class ConverterPool:
                 "small for them. Give a smaller data.num_processes, then start again: what was done is kept."
             ) from None
         finally:
-            self._free.put(worker)
+            self._free.put((worker, b""))
         kind, value = pickle.loads(answer)  # noqa: S301  (written by the process that this one started)
         if kind == "rows":
             return value
@@ -91,16 +92,6 @@ class ConverterPool:
             for stream in (worker.stdin, worker.stdout):
                 with suppress(OSError):  # of the rest of a frame for the worker that was ended
                     cast(IO[bytes], stream).close()
-
-
-@contextmanager
-def open_pool(converter: Converter, num_processes: int) -> Generator[ConverterPool]:
-    """Open a ConverterPool for the block."""
-    pool = ConverterPool(converter, num_processes)
-    try:
-        yield pool
-    finally:
-        pool.close()
 
 
 def _write_frame(stream: IO[bytes], content: bytes) -> None:

@@ -46,7 +46,9 @@ class _Collectives(Protocol):
     ) -> object: ...
     def broadcast(self, tensor: Tensor, src: int, group: ProcessGroup | None = None) -> object: ...
     def isend(self, tensor: Tensor, dst: int, group: ProcessGroup | None = None) -> Work | None: ...
-    def new_group(self, ranks: list[int]) -> Any: ...
+    def new_group(
+        self, ranks: list[int] | None = None, *, timeout: timedelta | None = None, backend: str | None = None
+    ) -> Any: ...
     def recv(self, tensor: Tensor, src: int, group: ProcessGroup | None = None) -> int: ...
 
 
@@ -71,6 +73,7 @@ class World:
         local_rank: rank among the processes of this machine; the number of its device.
         mesh: [data, model], the ranks by copy of the model and by place in it; None if every rank is a copy.
         group: the process group of `gather`, `broadcast_object`, `barrier` and `run_on_all`; None: the default one.
+        timeout: longest time that a rank waits for another; new process groups need it, because torch's is 30 min.
     """
 
     rank: int = 0
@@ -79,6 +82,7 @@ class World:
     model_size: int = 1
     mesh: DeviceMesh | None = field(default=None, repr=False, compare=False)
     group: ProcessGroup | None = field(default=None, repr=False, compare=False)
+    timeout: timedelta | None = field(default=None, repr=False, compare=False)
     _store: PrefixStore | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -131,9 +135,7 @@ class World:
         """This world with a process group of its own, for another thread. Collective: all ranks call it."""
         if self.size == 1:
             return self
-        from torch import distributed
-
-        group: Any = distributed.new_group(backend="gloo")  # pyright: ignore[reportUnknownMemberType]
+        group: Any = import_collectives().new_group(backend="gloo", timeout=self.timeout)
         return replace(self, group=group)
 
     @contextmanager
@@ -159,7 +161,7 @@ class World:
             backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
             distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         try:
-            yield replace(self, _store=store)
+            yield replace(self, _store=store, timeout=timeout)
         finally:
             distributed.destroy_process_group()
 
@@ -256,6 +258,7 @@ class World:
         Args:
             key: name of the block, unique in a run.
         """
+        assert not (self._store and self.is_first and self._store.check([key])), f"{key} is used twice"
         while self._store and self.rank and not self._store.check([key]):
             if self._store.check(["told"]):
                 raise ProcessGroupError(_DISCONNECTED)

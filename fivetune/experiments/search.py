@@ -45,21 +45,22 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
     Raises InterruptedRunError after a signal (the same command continues), IncompleteError if no trial has a score.
     """
     study = Study(config, folder)
-    try:
-        with interrupt_on_stop_signals():
-            while (trial := study.start_next_trial()) is not None:
-                with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
-                    _run_trial(study, trial, heartbeat)
-                write_line(_format_trial(study.build_search(), trial.number))
-                _check_failures(study.build_search(), folder)
-    except KeyboardInterrupt as stop:
-        raise InterruptedRunError(
-            f"stopped; {folder} keeps the study. Resume with the same command.",
-            signum=next(iter(stop.args), signal.SIGINT),
-        ) from None
-    finally:
-        found = study.build_search()
-        _write_results(found, config, folder)
+    with study.translate_storage_errors():
+        try:
+            with interrupt_on_stop_signals():
+                while (trial := study.start_next_trial()) is not None:
+                    with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
+                        _run_trial(study, trial, heartbeat)
+                    write_line(_format_trial(study.build_search(), trial.number))
+                    _check_failures(study.build_search(), folder)
+        except KeyboardInterrupt as stop:
+            raise InterruptedRunError(
+                f"stopped; {folder} keeps the study. Resume with the same command.",
+                signum=next(iter(stop.args), signal.SIGINT),
+            ) from None
+        finally:
+            found = study.build_search()
+            _write_results(found, config, folder)
     if found.best is None and not any(one.state == "running" for one in found.trials):
         raise IncompleteError(f"{folder}: no trial has a score.")
     return found

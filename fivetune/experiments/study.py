@@ -165,6 +165,18 @@ class Study:
         """Return a context that ends silently if another process has counted this one as dead and retries its trial."""
         return suppress(self._optuna.exceptions.UpdateFinishedTrialError)
 
+    @contextmanager
+    def translate_storage_errors(self) -> Generator[None]:
+        """Convert errors of the database into a FiveTuneEnvironmentError that names search.storage."""
+        try:
+            yield
+        except self._optuna.exceptions.StorageInternalError as error:
+            cause = str(error.__cause__ or error).strip().splitlines()[0]
+            raise FiveTuneEnvironmentError(
+                f"search.storage {self.config.search.storage}: failed: {cause}. Finished trials are kept: repair it, "
+                "then start the same command again."
+            ) from error
+
     def build_search(self) -> Search:
         """Build the Search of all trials so far. A retried trial has no folder: its retry has taken it over."""
         trials = self._study.get_trials(deepcopy=False)

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 
 @contextmanager
@@ -19,7 +20,8 @@ def replace_file(path: Path) -> Generator[IO[bytes]]:
     The content is synced to disk before the rename, so that a power cut leaves the old file or the new one. Raises
     OSError.
     """
-    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of several nodes or containers that share the folder may have the same number.
+    staging = path.with_name(f".{path.name}.{uuid4().hex[:8]}.{os.getpid()}.tmp")
     try:
         with staging.open("wb") as file:
             yield file

@@ -166,7 +166,7 @@ def put_file(source: Path, location: str) -> None:
 
 
 def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | None] = lambda path: None) -> None:
-    """Copy a file to a local path, which is renamed into place when it is complete.
+    """Copy a file to a local path, which is renamed into place when it is complete; by one process at a time.
 
     Args:
         check: describes what is wrong with the copy, None if it is whole. A wrong copy is fetched once more.
@@ -174,7 +174,7 @@ def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | Non
     Raises MissingObjectError, DamagedObjectError, StorageError; OSError if the local disk refuses the copy.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    staging = target.with_name(f".{target.name}.{time.monotonic_ns()}.tmp")
+    staging = target.with_name(f".{target.name}.tmp")  # the next attempt replaces what a killed process left
     try:
         for is_last in (False, True):
             if is_url(location):
@@ -240,10 +240,18 @@ def try_repeatedly(operation: Callable[[], T], location: str, participle: str) -
                     f"{location}: no such file or bucket ({_describe(error)}). Check the name."
                 ) from None
             if _is_refusal(error):
+                advice = "Give this user rights to the folder."
+                if is_url(location):
+                    advice = (
+                        "Give this machine credentials with rights to the bucket (AWS_ACCESS_KEY_ID or a role; "
+                        "GOOGLE_APPLICATION_CREDENTIALS; HF_TOKEN)."
+                    )
                 raise StorageError(
-                    f"{location}: cannot be {participle}: no rights ({_describe(error)}). Give this machine "
-                    "credentials with rights to the bucket (AWS_ACCESS_KEY_ID or a role; "
-                    "GOOGLE_APPLICATION_CREDENTIALS; HF_TOKEN)."
+                    f"{location}: cannot be {participle}: no rights ({_describe(error)}). {advice}"
+                ) from None
+            if isinstance(error, ValueError) or type(error).__name__ == "ParamValidationError":  # botocore's
+                raise ConfigError(
+                    f"{location}: {_describe(error)}. Correct the URL, or the address of the server (AWS_ENDPOINT_URL)."
                 ) from None
             if not _is_failure_of_storage(error):
                 raise

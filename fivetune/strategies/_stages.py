@@ -7,6 +7,7 @@ no memory (meta tensors of the same shape).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fivetune.distributed.pipeline import STAGE, Stage, divide_costs, find_bias_block
@@ -45,7 +46,9 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float]) 
     }
     mine = parts[world.model_rank]
     copies = [range(first, first + world.model_size) for first in range(0, world.size, world.model_size)]
-    groups = [_connect_stages(ranks, holders) for ranks in copies][world.data_rank]  # every rank creates every group
+    groups = [_connect_stages(ranks, holders, world) for ranks in copies][
+        world.data_rank
+    ]  # every rank creates every group
     _release_weights(model, used[world.model_rank], device)
     model.__dict__[STAGE] = Stage(
         number=world.model_rank,
@@ -73,10 +76,10 @@ def count_block_weights(model: Any) -> list[float]:
 
 
 def _connect_stages(
-    ranks: range, holders: dict[str, tuple[int, ...]]
+    ranks: range, holders: dict[str, tuple[int, ...]], world: World
 ) -> tuple[Any, Any, Any, dict[tuple[int, ...], Any]]:
     """Create the groups of a copy's stages: three of all of them, and one of each set that shares weights."""
-    create = import_collectives().new_group
+    create = partial(import_collectives().new_group, timeout=world.timeout)
     several = sorted({numbers for numbers in holders.values() if len(numbers) > 1})
     whole, downstream, upstream = (create(list(ranks)) for _ in range(3))
     return whole, downstream, upstream, {numbers: create([ranks[n] for n in numbers]) for numbers in several}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -116,7 +117,7 @@ def set_up(
     compute = choose_compute(config, world)
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
-    with world.run_rank_zero_first("data"):
+    with world.run_rank_zero_first("sources"):
         check_sources(config)
         config = with_data_labels(config)
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
@@ -285,6 +286,8 @@ def prepare_split(
     if source is None:
         return None
     data, cache = config.data, get_cache_folder(config.data.cache_dir)
+    if data.window_shards:  # a run deletes the shards that it has read: others must not need them
+        cache /= f"window-{zlib.crc32(os.path.abspath(config.run.dir).encode()):08x}"
     prepared = [path for path in source.paths if is_prepared(path)]
     if not prepared:
         return load_or_build_store(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from fivetune import cli
-from fivetune.data import build, prepared
+from fivetune.config import load_config
+from fivetune.data import build, prepared, worker
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.prepared import open_prepared, write_prepared
@@ -25,10 +27,11 @@ from fivetune.data.stream import BatchPlan, TrainingStream
 from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import storage
-from fivetune.rundir.storage import delete_object, get_object, join_location, list_objects, put_object
+from fivetune.rundir.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
+from fivetune.training.setup import set_up
 
 NUM = 60
 
@@ -140,6 +143,51 @@ def test_several_processes_write_the_same(source, tokenizer, tmp_path):
         write_prepared(str(tmp_path / "3"), source, tokenizer, num_processes=2)
 
 
+def test_limits_give_the_same_shards_for_every_number_of_processes(source, tokenizer, tmp_path):
+    lines = Path(source.paths[0]).read_text().splitlines()
+    lines[6] = "{torn"
+    Path(source.paths[0]).write_text("\n".join(lines) + "\n")
+    limited = replace(source, on_bad_record="skip", max_examples=11)
+    for num in (1, 2):
+        write_prepared(str(tmp_path / str(num)), limited, tokenizer, num_processes=num)
+    assert contents(str(tmp_path / "1")) == contents(str(tmp_path / "2"))
+
+
+def test_what_was_built_is_kept_when_a_process_that_converts_ends(source, tokenizer, tmp_path, monkeypatch):
+    pools: list[worker.ConverterPool] = []
+    monkeypatch.setattr(
+        build, "ConverterPool", lambda *given: [pools.append(worker.ConverterPool(*given)), pools[-1]][1]
+    )
+    plain, written = build._write_to, list[str]()
+
+    def write(target: str, name: str, arrays: Any) -> Any:
+        written.append(name)
+        if len(written) == 3:
+            for process in pools[-1]._workers:
+                process.kill()
+        return plain(target, name, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_write_to", write)
+        with pytest.raises(FiveTuneEnvironmentError, match=r"ended \(exit code -9\).*what was done is kept"):
+            load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
+    done = len(written)
+    monkeypatch.setattr(build, "_write_to", lambda *given: [written.append(given[1]), plain(*given)][1])
+    store = load_or_build_store(source, tokenizer, cache=tmp_path / "cache")
+    assert written[done:] == [f"shard-0000{n}.safetensors" for n in range(done, 6)] + ["rows.safetensors"]
+    assert rows_of(store) == rows_of(load_or_build_store(source, tokenizer, cache=tmp_path / "other"))
+
+
+@pytest.mark.parametrize("target", ["folder", "cache"])
+def test_a_process_that_ends_at_its_start_is_named(source, tokenizer, tmp_path, monkeypatch, target):
+    monkeypatch.setattr(worker.sys, "executable", "/bin/false")
+    with pytest.raises(FiveTuneEnvironmentError, match=r"a process that converts records ended \(exit code 1\)"):
+        if target == "folder":
+            write_prepared(str(tmp_path / "out"), source, tokenizer, num_processes=2)
+        else:
+            load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
+
+
 def test_other_data_at_the_place_is_not_overwritten(source, tokenizer, place):
     write_prepared(place, source, tokenizer)
     before = contents(place)
@@ -221,6 +269,39 @@ def test_processes_of_a_node_copy_a_shard_once(source, tokenizer, bucket, tmp_pa
     assert len(fetched) == len(set(fetched)) == 7  # six shards and the facts of the rows
 
 
+def test_an_error_does_not_wait_for_the_rest_of_the_shards(source, tokenizer, bucket, tmp_path, monkeypatch):  # noqa: F811
+    write_prepared(f"{bucket}/a", source, tokenizer)
+    begun: list[str] = []
+    plain, failed = prepared.fetch_file, threading.Event()
+
+    def fetch(location: str, target: Path, **options: Any) -> None:
+        if target.name.startswith("shard-"):
+            begun.append(target.name)
+            if target.name == "shard-00000.safetensors":
+                raise StorageError(f"{location}: lost")
+            failed.wait(20)
+        plain(location, target, **options)
+
+    monkeypatch.setattr(prepared, "fetch_file", fetch)
+    monkeypatch.setattr(prepared, "NUM_FETCHED_AT_ONCE", 2)
+    with pytest.raises(StorageError, match="lost"):
+        open_prepared(f"{bucket}/a", source, tokenizer, cache=tmp_path / "cache")
+    failed.set()
+    assert len(begun) < 6
+
+
+def test_runs_with_a_window_have_a_folder_each(recipe_file, tmp_path, bucket):  # noqa: F811
+    assert cli.main(["prepare", recipe_file, "--output", f"{bucket}/squad", "--quiet"]) == 0
+    recipe = json.loads(Path(recipe_file).read_text())
+    recipe["data"] |= {"train": f"{bucket}/squad/train", "eval": f"{bucket}/squad/eval", "window_shards": 2}
+    folders = []
+    for name in ("one", "two"):
+        recipe["run"]["dir"] = str(tmp_path / name)
+        store = set_up(load_config(recipe)).data.stream.store
+        folders.append(store.shards.locate(0).parent)  # type: ignore[attr-defined]
+    assert folders[0] != folders[1]
+
+
 # --- training ---
 
 
@@ -280,7 +361,7 @@ def test_evaluation_through_a_window_gives_the_same_scores(recipe_file, tmp_path
     ]
     whole, window = ([(one.step, one.scores, one.num_examples) for one in run.evals][:1] for run in runs)
     assert whole == window and whole[0][2] == 12
-    (folder,) = (one.parent for one in (tmp_path / "w").glob("*/index.json") if '"num_read": 12' in one.read_text())
+    (folder,) = (one.parent for one in (tmp_path / "w").rglob("index.json") if '"num_read": 12' in one.read_text())
     assert len(json.loads((folder / "index.json").read_text())["shards"]) == 3
     assert len(list(folder.glob("shard-*"))) <= 2
 

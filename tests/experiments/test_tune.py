@@ -271,6 +271,17 @@ def tuned(folder: Path, over: Any, **section: Any) -> tuple[Search, list[str]]:
     return search.tune(load_search(basic(over, **section)), folder=folder, write_line=said.append), said
 
 
+def test_a_database_that_fails_is_named(tmp_path, fast, monkeypatch):
+    def lose(study: Any, trial: Any, run: Path) -> FakeChild:
+        (study.folder / "study.db").write_bytes(b"no database" * 100)
+        return start(study, trial, run)
+
+    start = search._start_trial
+    monkeypatch.setattr(search, "_start_trial", lose)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"search\.storage sqlite: failed: .*Finished trials are kept"):
+        tuned(tmp_path / "s", RATES, storage="sqlite", num_trials=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [12.5, None])
 def test_the_time_of_a_resumed_trial_is_that_of_all_parts_or_unknown(tmp_path, fast, monkeypatch, seconds):

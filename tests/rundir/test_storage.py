@@ -176,6 +176,30 @@ def test_rights_are_not_tried_again_and_a_busy_server_is(pauses, faults, error, 
         assert len(pauses) == num_pauses
 
 
+@pytest.mark.parametrize(
+    ("url", "server", "words"),
+    [("s3://Bad Bucket!/x", None, "Bad Bucket!.*Correct the URL"), ("s3://b/x", "localhost:9", "AWS_ENDPOINT_URL")],
+)
+def test_names_that_cannot_be_are_not_tried_again(bucket, pauses, monkeypatch, url, server, words):  # noqa: F811
+    import s3fs
+
+    if server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(ConfigError, match=words):
+        get_object(url)
+    assert pauses == []
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_advice_for_a_folder_is_not_that_for_a_bucket():
+    def act() -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(StorageError, match=r"/data/x: cannot be written: no rights .*Give this user rights to the"):
+        try_repeatedly(act, "/data/x", "written")
+
+
 def test_urls_that_nothing_opens(monkeypatch):
     with pytest.raises(ConfigError, match=r"s4://b/x: Protocol not known: s4\. Allowed: a local path, s3://"):
         open_file_system("s4://b/x")
