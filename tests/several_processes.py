@@ -6,6 +6,7 @@ In: a folder with recipes by name. Out: in it, run directories, and what each pr
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import warnings
@@ -100,6 +101,15 @@ def out_of_memory(recipe: dict[str, Any], place: str) -> dict[str, torch.Tensor]
     return found
 
 
+def broken(recipe: dict[str, Any]) -> str:
+    """A run whose second process computes values that are not numbers."""
+    compute = flat.apply_feed_forward
+    with pytest.MonkeyPatch.context() as patch:
+        if World.from_environment().rank == 1:
+            patch.setattr(flat, "apply_feed_forward", lambda *inputs, **options: compute(*inputs, **options) * math.nan)
+        return failing(lambda: train(recipe, preflight=False, quiet=True))
+
+
 def full(recipe: dict[str, Any]) -> str:
     """A run with a checkpoint after each step; the disk of the second process is full once, and later for good."""
     write, calls = FileSystemWriter.write_data, []
@@ -173,6 +183,8 @@ def run_rank(folder: Path) -> None:
             seen[name] = out_of_memory(recipe, name.rpartition("-")[2])
         elif name.startswith("stopped"):
             seen[name] = stopped(recipe)
+        elif name.startswith("broken"):
+            seen[name] = broken(recipe)
         elif name.startswith("full"):
             seen[name] = full(recipe)
         else:

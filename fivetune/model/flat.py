@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fivetune.distributed.pipeline import Stage, find_bias_block, find_stage
-from fivetune.distributed.sharding import call_gathered, get_local
+from fivetune.distributed.sharding import GATHER, call_gathered, get_local
 from fivetune.distributed.tensor_parallel import draw_own_masks
 from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
 from fivetune.model.cuda.dispatch import needs_attention_kernel
@@ -151,6 +151,29 @@ def _compute_head(model: T5Model, decoded: Tensor, labels: Tensor, tied_gradient
         decoded = decoded * compute_output_scale(model.config)
     head = model.lm_head.weight
     return compute_head_losses(decoded, head, labels, tied_gradient if head is model.shared.weight else None)
+
+
+def find_nonfinite_block(model: T5Model, compute_losses: Callable[[], Tensor]) -> str | None:
+    """Run a forward pass and return this rank's first block with a non-finite output, or "the loss"; None if all are
+    finite."""
+    found: list[str] = []
+
+    def watch(name: str, block: T5Block, run: Callable[..., Tensor], *inputs: object) -> Tensor:
+        output = run(block, *inputs)
+        if not output.isfinite().all():
+            found.append(name)
+        return output
+
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    blocks = {f"{name}.block.{n}": block for name, stack in stacks.items() for n, block in enumerate(stack.block)}
+    for name, block in blocks.items():
+        block.__dict__[GATHER] = partial(watch, name, block)
+    try:
+        losses = compute_losses()
+    finally:
+        for block in blocks.values():
+            del block.__dict__[GATHER]
+    return next(iter(found), None if losses.isfinite().all() else "the loss")
 
 
 def shift_right_flat(labels: Tensor, cu_seqlens: Tensor, *, start_id: int) -> Tensor:

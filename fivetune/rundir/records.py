@@ -234,9 +234,16 @@ class ForwardFacts:
 
 @dataclass(frozen=True, slots=True)
 class StrategyFacts:
+    """How the ranks share the model.
+
+    Args:
+        block_seconds: measured cost of every block, the encoder's first; () if it was not measured.
+    """
+
     name: str | None = None
     world_size: int | None = None
     devices: tuple[str, ...] = ()
+    block_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ class StrategyOptions(Options):
     supports_multiple: ClassVar[bool] = True  # whether it supports more than one rank
     sharded: ClassVar[bool] = False  # whether each rank holds a shard of the weights
 
+    @property
+    def needs_block_seconds(self) -> bool:
+        """Whether the costs that `wrap` receives are measured seconds; else operations."""
+        return False
+
     def explain_incompatibility(self, settings: RunSettings) -> str:
         """Explain why several ranks cannot train with these settings, beginning with a key; empty if they can."""
         return ""

@@ -1,7 +1,7 @@
 """Pipeline parallel: every rank of a copy holds consecutive blocks, a stage, through which the micro-batches pass.
 
-The first stages hold the encoder, the others the decoder; where to cut follows from the blocks' cost, computed from the
-lengths of the data, or from their weights. A weight that several stages use (an embedding that the head shares, a table
+The first stages hold the encoder, the others the decoder; where to cut follows from the blocks' cost, measured or
+counted, or from their weights. A weight that several stages use (an embedding that the head shares, a table
 of relative biases) is held by each of them, and its gradients are summed. Micro-batches (train.batch_size) fill the
 pipeline: with m of them and p stages, a stage waits for at least (p - 1) / (m + p - 1) of a step (the bubble).
 
@@ -42,11 +42,15 @@ class Pipeline(ShardedOptions):
         "that a rank keeps the activations of at most `stages` micro-batches",
     )
 
-    balance: Literal["time", "memory"] = Field(
-        "time",
-        description="what the stages have equal shares of: time, the operations for the data's lengths; memory, the "
-        "weights of the blocks",
+    balance: Literal["measured", "counted", "memory"] = Field(
+        "measured",
+        description="what the stages have equal shares of: measured, the seconds of a first micro-batch; counted, the "
+        "operations for the data's lengths; memory, the weights of the blocks",
     )
+
+    @property
+    def needs_block_seconds(self) -> bool:
+        return self.balance == "measured"
 
     def get_model_size(self, num_ranks: int) -> int:
         return self.stages or num_ranks
@@ -63,7 +67,7 @@ class Pipeline(ShardedOptions):
         return super().explain_incompatibility(settings)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
-        assign_stage(model, device, world, costs if self.balance == "time" else count_block_weights(model))
+        assign_stage(model, device, world, count_block_weights(model) if self.balance == "memory" else costs)
 
     def accumulate_gradients(
         self,

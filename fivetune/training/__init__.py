@@ -68,7 +68,7 @@ from fivetune.training.resume import (
     describe_owner,
     describe_schedule_change,
     read_batch_size,
-    read_forward,
+    read_choices,
     refuse_changes,
     refuse_fewer_steps,
     refuse_foreign_checkpoints,
@@ -221,8 +221,8 @@ def _prepare(
     if not resume:
         _write_initial_status(config, run)
     progress.start()
-    forward = read_forward(run.path) if resume else None
-    setup = set_up(config, on_progress=progress.update, resumed_forward=forward, world=world)
+    choices = read_choices(run.path) if resume else {}
+    setup = set_up(config, on_progress=progress.update, world=world, **choices)
     plan, warnings = setup.plan, list(setup.loaded.warnings)
     owner = describe_owner(run.path, setup)
     if resume:

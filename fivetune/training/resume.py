@@ -62,6 +62,12 @@ def read_forward(folder: Path) -> Forward | None:
     return Forward(cast("ForwardKind", found.kind), found.why, found.recompute, cast("Parts", parts))
 
 
+def read_choices(folder: Path) -> JsonTable:
+    """Read what a run chose by measurement when it began, as `set_up` takes it."""
+    block_seconds = rundir.read_machine(folder).strategy.block_seconds
+    return {"resumed_forward": read_forward(folder), "resumed_block_seconds": block_seconds}
+
+
 def read_batch_size(folder: Path) -> int | None:
     """Read the examples per forward pass from the newest checkpoint; None without a checkpoint."""
     sizes = [owner.batch_size for _, owner in _iter_owners(folder) if owner.batch_size > 0]

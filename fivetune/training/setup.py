@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -41,7 +42,8 @@ from fivetune.telemetry.devices import (
     get_device_peak_flops,
     translate_oom_errors,
 )
-from fivetune.training.autotune.forward import choose_forward
+from fivetune.training.autotune.blocks import measure_block_seconds
+from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
@@ -81,6 +83,7 @@ class Setup:
         loaded: the tokenizer, and warnings from loading the model.
         plan: the resolved numbers.
         fit: result of the search for train.batch_size auto; None if the recipe gives a number.
+        block_seconds: measured cost of every block, by which the model was divided into stages; () if not measured.
     """
 
     config: RunConfig
@@ -89,6 +92,7 @@ class Setup:
     data: TrainingData
     plan: Plan
     fit: Fit | None = None
+    block_seconds: tuple[float, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -105,12 +109,14 @@ def set_up(
     *,
     on_progress: ProgressCallback = ignore_progress,
     resumed_forward: Forward | None = None,
+    resumed_block_seconds: Sequence[float] = (),
     world: World = SINGLE_PROCESS,
 ) -> Setup:
     """Load the model, prepare the data and build the rest. Writes only the data cache; raises the errors of all parts.
 
     Args:
         resumed_forward: the forward that a resumed run began with.
+        resumed_block_seconds: what it measured for its blocks; others would divide the model elsewhere.
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
@@ -123,17 +129,10 @@ def set_up(
     loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
     chips = build_chips(config, loaded.model, compute)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips)
-    model = _wrap_model(config, loaded, data.stream.store, compute, world)
+    block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
+    model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
-    forward = choose_forward(
-        config.train.forward,
-        model,
-        compute.kind if compute.num_chips else compute.device,
-        data.stream.build_micro_batches(0)[:2],
-        autocast=compute.make_autocast,
-        recompute=config.train.recompute,
-        resumed_forward=resumed_forward,
-    )
+    forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
     forward = world.broadcast_object(forward)
     forward.prepare(model)
     fit = None
@@ -159,15 +158,45 @@ def set_up(
         lr=get_peak_lr(optimizer),
         max_new_tokens=data.evaluator.decoding.max_new_tokens if data.evaluator else None,
     )
-    return Setup(config, loaded, learner, data, plan, fit)
+    return Setup(config, loaded, learner, data, plan, fit, block_seconds)
+
+
+def _choose_forward(
+    config: RunConfig, model: T5Model, stream: TrainingStream, compute: ComputeConfig, resumed_forward: Forward | None
+) -> Forward:
+    return choose_forward(
+        config.train.forward,
+        model,
+        compute.kind if compute.num_chips else compute.device,
+        stream.build_micro_batches(0)[:2],
+        autocast=compute.make_autocast,
+        recompute=config.train.recompute,
+        resumed_forward=resumed_forward,
+    )
+
+
+def _measure_blocks(
+    config: RunConfig, loaded: LoadedModel, stream: TrainingStream, compute: ComputeConfig, world: World
+) -> tuple[float, ...]:
+    """Measure the blocks on this rank's first micro-batch; () if the strategy needs none, or if that cannot run."""
+    if not config.strategy.needs_block_seconds or world.size == 1:
+        return ()
+    if explain_unsupported_flat(loaded.model, compute.device, compute.make_autocast):
+        return ()
+    return measure_block_seconds(loaded.model, stream.build_micro_batches(0)[0], compute, world)
 
 
 def _wrap_model(
-    config: RunConfig, loaded: LoadedModel, train: TokenStore, compute: ComputeConfig, world: World
+    config: RunConfig,
+    loaded: LoadedModel,
+    train: TokenStore,
+    compute: ComputeConfig,
+    world: World,
+    block_seconds: Sequence[float],
 ) -> T5Model:
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
-    costs = list_block_flops(loaded.model.config, train.inputs.lengths, train.labels.lengths)
+    costs = block_seconds or list_block_flops(loaded.model.config, train.inputs.lengths, train.labels.lengths)
     with translate_oom_errors():
         model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)
         if loaded.files:
@@ -438,6 +467,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
             "name": setup.config.strategy.plugin_name(),
             "world_size": learner.world.size,
             "devices": learner.world.gather(compute.name),
+            "block_seconds": setup.block_seconds,
         },
         "command": command,
         "working_directory": os.getcwd(),

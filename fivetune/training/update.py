@@ -17,6 +17,7 @@ from torch import Tensor
 from fivetune.data.batch import pad, split_batch
 from fivetune.distributed.pipeline import find_stage
 from fivetune.errors import NumericError, is_out_of_memory
+from fivetune.model.flat import compute_flat_losses, find_nonfinite_block
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.strategies import build_minimal_batch
 from fivetune.training.learner import Learner
@@ -299,10 +300,10 @@ def _find_first_nonfinite(learner: Learner, group: list[Batch]) -> tuple[tuple[s
     for batch in group:
         if find_stage(model):
             with torch.no_grad(), learner.compute.make_autocast():
-                losses, _ = learner.forward.compute_losses(model, batch, device=learner.compute.device)
-            ids = batch.ids if not losses.isfinite().all() else None
-            if broken := next(filter(None, learner.world.gather(ids)), None):
-                return broken, "a pipeline stage (one process finds the module)"
+                place = find_nonfinite_block(model, partial(compute_flat_losses, model, batch))
+            found = (batch.ids, place) if place else None
+            if first := next(filter(None, learner.world.gather(found)), None):  # of the first stage that has one
+                return first
             continue
         padded = pad(batch, pad_id=model.config.pad_token_id).to(learner.compute.device)
         with torch.no_grad(), learner.compute.make_autocast():

@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import several_processes
 import torch
 import yaml
+from flat_kit import make_batch
 from safetensors.torch import load_file
 from warm import WarmProcess
 
@@ -35,6 +36,8 @@ from fivetune.rundir.records import Run, StrategyFacts
 from fivetune.strategies import _stages
 from fivetune.strategies._buckets import BUCKET_BYTES, iter_buckets
 from fivetune.training import train
+from fivetune.training.autotune.blocks import measure_block_seconds
+from fivetune.training.setup import set_up
 
 STRATEGIES = plugins.list_plugins("strategies")
 SEVERAL = ("ddp", "fsdp", "pipeline", "tensor")  # on two processes
@@ -216,6 +219,25 @@ def test_stages_have_equal_shares_of_time_or_of_memory(family_folders):
     assert divide_costs(_stages.count_block_weights(model), 2) == [range(2), range(2, 4)]
 
 
+def test_stages_follow_measured_seconds(tmp_path, model_folder, monkeypatch):
+    """A resumed run has those that it began with: other stages would round otherwise."""
+    ready = kit.ready(tmp_path, model_folder, model__dropout=0.1)
+    learner, state = ready.learner, torch.get_rng_state()
+    batch = make_batch([(400, 4)] * 2)
+    seconds = measure_block_seconds(learner.model, batch, learner.compute, World())
+    assert seconds[0] == seconds[1] > seconds[2] > 0 and seconds[3] > seconds[2]  # the last one has the head
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
+    used: list[Any] = []
+    options = plugins.load_plugin("strategies", "pipeline")
+    monkeypatch.setattr(options, "wrap", lambda self, model, *_, costs, **options: used.append(costs) or model)
+    config = load_config(kit.recipe(tmp_path, model_folder, strategy="pipeline"))
+    assert set_up(config, resumed_block_seconds=seconds).block_seconds == seconds
+    set_up(config)
+    store = ready.data.stream.store
+    assert used == [seconds, list_block_flops(learner.model.config, store.inputs.lengths, store.labels.lengths)]
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("num_stages", "num_batches"), [(2, 1), (2, 4), (4, 2), (4, 7)])
 def test_a_schedule_runs_every_pass_once_and_no_stage_waits_for_ever(schedule, num_stages, num_batches):
@@ -317,6 +339,8 @@ def together(tmp_path_factory, family_folders) -> Together:
     for strategy, place in OUT_OF_MEMORY:
         table = recipe(folder, family_folders["t5"], "memory", {"name": strategy}, 2)
         (folder / f"memory-{strategy}-{place}.yaml").write_text(yaml.safe_dump(table))
+    table = recipe(folder, family_folders["t5"], "broken", {"name": "pipeline", "balance": "memory"}, 2)
+    (folder / "broken.yaml").write_text(yaml.safe_dump(table))
     table = recipe(folder, family_folders["t5"], "switched", "fsdp", 2)
     (folder / "stopped-switched.yaml").write_text(yaml.safe_dump(table))
     (folder / "switched.yaml").write_text(yaml.safe_dump({**table, "strategy": "tensor"}))
@@ -387,6 +411,13 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
 
 
 @pytest.mark.slow
+def test_the_block_of_a_stage_that_is_not_finite_is_named(together):
+    first, second = (seen["broken"] for seen in together.seen)
+    words = r"NumericError 5: step 1: loss nan, first in decoder.block.0; examples q\d+, q\d+\. The weights were not"
+    assert sorted([first, second])[1] == "ReportedByOtherRankError 5: " and re.match(words, min(first, second))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "place"), OUT_OF_MEMORY)
 def test_when_one_process_runs_out_of_memory_all_repeat_the_step_with_less(together, strategy, place):
     expected = together.alone["gradients-t5"]
@@ -431,7 +462,8 @@ def test_a_run_of_four_processes_is_that_of_one(four_together, together, name):
 def test_a_run_is_that_of_one_process(together, strategy, family):
     ours = rundir.read_run(together.folder / f"run-{strategy}-{family}")
     check_same_run(ours, together.alone[family], world_size=2)
-    assert ours.machine.strategy == StrategyFacts(strategy, 2, ("cpu", "cpu"))
+    assert replace(ours.machine.strategy, block_seconds=()) == StrategyFacts(strategy, 2, ("cpu", "cpu"))
+    assert len(ours.machine.strategy.block_seconds) == (4 if strategy == "pipeline" else 0)
     waits = [step.phase_seconds.get("bubble", 0.0) > 0 for step in ours.steps]
     assert waits == [strategy == "pipeline"] * NUM_STEPS
     table = "".join(str(part) for part in build_step_time_section(ours).parts)
@@ -559,8 +591,10 @@ def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strateg
     assert [step.world_size for step in resumed.steps] == [1, 1, 2, 2, 2]
     assert [step.loss for step in resumed.steps] == pytest.approx(expected, rel=1e-6)
     stopped = together.folder / f"stopped-{strategy}"
+    measured = rundir.read_machine(stopped).strategy.block_seconds
     done = train(str(stopped), {"launch.nproc": 1}, resume=True, quiet=True)
     assert [step.world_size for step in done.steps] == [2, 2, 1, 1, 1]
+    assert done.machine.strategy.block_seconds == measured
     assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
 
 

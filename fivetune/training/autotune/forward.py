@@ -59,7 +59,7 @@ def choose_forward(
     """
     if device == "tpu":
         return Forward("buckets", "tpu compiles every new shape")
-    obstacle = explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
+    obstacle = explain_unsupported_flat(model, device, autocast)
     if find_stage(model):
         if obstacle:
             raise ConfigError(
@@ -87,6 +87,11 @@ def choose_forward(
     if obstacle:
         return Forward("padded", f"flat tokens cannot run: {obstacle}", recompute)
     return Forward("flat", "nothing is padded", recompute)
+
+
+def explain_unsupported_flat(model: T5Model, device: str, autocast: Autocast) -> str:
+    """Explain why the flat forward cannot run a model on a device; empty if it can."""
+    return explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
 
 
 def choose_fastest(
