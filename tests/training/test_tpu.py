@@ -27,7 +27,12 @@ from fivetune.telemetry import devices
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
 TESTS = Path(__file__).parents[1]
-VIRTUAL = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+FLAGS = (
+    "--xla_force_host_platform_device_count=4",
+    "--xla_backend_optimization_level=0",  # nearly all of the time is compilation
+    "--xla_llvm_disable_expensive_passes=true",
+)
+VIRTUAL = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(FLAGS)}
 
 
 def run_process(script: str, *words: object, **environ: str) -> None:
