@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processes: each would compile the package anew
 
 import kit
 import pytest
