@@ -32,6 +32,26 @@ def print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
+def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Propose a strategy for a run of several processes of which neither recipe nor settings name one, and print why.
+
+    Returns: its dotted settings; empty for one process, and if a strategy is named.
+    """
+    from fivetune.config import load_config, load_layers
+
+    table = load_layers(recipe, settings)[0].to_dict()
+    counts = [table.get("launch", {}).get(name, 1) for name in ("nnodes", "nproc")]
+    if "strategy" in table or not all(type(count) is int for count in counts) or max(counts) < 2:
+        return {}
+    from fivetune.estimation.recipe import suggest_strategy
+
+    config = load_config(recipe, {**settings, "launch.nnodes": 1, "launch.nproc": 1})
+    proposed, reason = suggest_strategy(config, counts[0] * counts[1])
+    if not quiet:
+        print(f"strategy: {proposed['strategy.name']}, {reason}; --strategy.name sets another", flush=True)
+    return proposed
+
+
 def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
     """Print scores as aligned lines, with their 95 % intervals if known.
 

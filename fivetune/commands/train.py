@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from fivetune.commands import print_json, print_scores
+from fivetune.commands import add_strategy, format_settings, print_json, print_scores
 
 TAKES_SETTINGS = True
 
@@ -37,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     with world.report_errors_once():
         if args.resume:
             refuse_missing_run(args.recipe)
-        config = load_config(args.recipe, parse_overrides(args.settings))
+        settings = parse_overrides(args.settings)
+        proposed = add_strategy(args.recipe, settings, quiet=args.quiet or not world.is_first)
+        args.settings += format_settings(proposed)  # for the processes that this one starts
+        config = load_config(args.recipe, {**settings, **proposed})
     section = config.launch
     if launch.is_needed(section.nproc, section.nnodes):
         return launch.start_processes(

@@ -283,7 +283,8 @@ class LaunchSection(_Section):
     )
     nproc: PositiveInt = Field(
         default=1,
-        description="processes on each node, one per device; more than one in all needs a strategy.name for several",
+        description="processes on each node, one per device; for more than one in all `fivetune train` proposes a "
+        "strategy.name if none is given",
     )
     timeout_minutes: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="longest time that a process waits for another, and a node for the others"

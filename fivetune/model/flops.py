@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model, T5Settings
+    from fivetune.model.shapes import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,16 @@ def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths:
 
 
 def count_train_flops(
-    config: T5Settings, source_lengths: ArrayLike, target_lengths: ArrayLike, *, num_outputs: int | None = None
+    config: T5Settings | ModelShape,
+    source_lengths: ArrayLike,
+    target_lengths: ArrayLike,
+    *,
+    num_outputs: int | None = None,
 ) -> Flops:
     """Count the operations of forward and backward over examples of these lengths.
 
     Args:
-        config: a T5Config, MT5Config or UMT5Config of transformers.
+        config: a T5Config, MT5Config or UMT5Config of transformers, or the shape of a model.
         source_lengths, target_lengths: [B] tokens of each example, end tokens included.
         num_outputs: outputs of the head per token; default: the vocabulary size.
 
@@ -69,7 +74,9 @@ def count_train_flops(
     return Flops(float(encoder), float(decoder))
 
 
-def list_block_flops(config: T5Settings, source_lengths: ArrayLike, target_lengths: ArrayLike) -> list[float]:
+def list_block_flops(
+    config: T5Settings | ModelShape, source_lengths: ArrayLike, target_lengths: ArrayLike
+) -> list[float]:
     """Operations of every block over examples of these lengths, the encoder's first; the last one's with the head."""
     flops = count_train_flops(config, source_lengths, target_lengths)
     head = 6.0 * config.d_model * config.vocab_size * float(np.sum(target_lengths))

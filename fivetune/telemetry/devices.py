@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import resource
 import subprocess
 import sys
@@ -18,43 +17,10 @@ import psutil
 import torch
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, is_out_of_memory
+from fivetune.telemetry.accelerators import find_peak_flops
 from fivetune.types import JsonTable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")
-
-PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
-    # device: (fp32, fp16, bf16)                                        source
-    "V100 SXM2": (15.7, 125, None),  # NVIDIA V100 data sheet (2020)
-    "V100 PCIE": (14.0, 112, None),
-    "V100S PCIE": (16.4, 130, None),
-    "T4": (8.1, 65, None),  # NVIDIA T4 data sheet
-    "QUADRO RTX 6000": (16.3, 130.5, None),  # NVIDIA Turing architecture white paper, table 5
-    "QUADRO RTX 8000": (16.3, 130.5, None),
-    "A100 SXM4": (19.5, 312, 312),  # NVIDIA A100 data sheet
-    "A100 PCIE": (19.5, 312, 312),
-    "A30": (10.3, 165, 165),  # NVIDIA A30 data sheet
-    "A10": (31.2, 125, 125),  # NVIDIA A10 data sheet
-    "A10G": (35, 70, 70),  # NVIDIA A10G data sheet (as AWS offers it)
-    "A40": (37.4, 149.7, 149.7),  # NVIDIA A40 data sheet
-    "RTX A6000": (38.7, 154.8, 154.8),  # NVIDIA RTX A6000 data sheet
-    "RTX 3090": (35.6, 71, 71),  # NVIDIA GA102 white paper, with fp32 accumulation
-    "L4": (30.3, 121, 121),  # NVIDIA L4 data sheet
-    "L40": (90.5, 181, 181),  # NVIDIA L40 data sheet
-    "L40S": (91.6, 362, 362),  # NVIDIA L40S data sheet
-    "RTX 6000 ADA GENERATION": (91.1, 364.2, 364.2),  # NVIDIA AD102 white paper
-    "RTX 4090": (82.6, 165.2, 165.2),  # NVIDIA AD102 white paper, with fp32 accumulation
-    "H100": (66.9, 989.4, 989.4),  # NVIDIA H100 white paper: the SXM5 board; its name gives no form
-    "H100 PCIE": (51.2, 756, 756),
-    "H100 NVL": (60, 835, 835),  # NVIDIA H100 data sheet
-    "H200": (66.9, 989.4, 989.4),  # NVIDIA H200 data sheet: the SXM5 board
-    "H200 NVL": (60, 836, 836),
-    "GH200": (66.9, 989.4, 989.4),  # NVIDIA GH200 data sheet
-    "B200": (75, 2250, 2250),  # NVIDIA HGX B200: an eighth of the board's
-}
-"""Dense peaks in 10^12 operations per second: fp32 without tensor cores, 16-bit products with them. Data sheets often
-state the value with structured sparsity, which is twice as high. None: not supported by the device."""
-VENDORS = {"NVIDIA", "TESLA", "GEFORCE"}
-MEMORY_SIZE = re.compile(r"\d+GB?|HBM\d\w*")
 
 
 def pick_device(requested: str) -> str:
@@ -117,29 +83,6 @@ def count_cores() -> int:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
-
-
-def find_peak_flops(name: str, precision: str) -> float | None:
-    """Find the peak dense operations per second of a device; None if unknown.
-
-    The words of the name, without vendor and memory size, must match PEAK_TERAFLOPS exactly: a laptop version, a MIG
-    instance or another form factor is another device.
-
-    Args:
-        name: the driver's name of the device.
-        precision: fp32, fp16 or bf16.
-
-    >>> find_peak_flops("NVIDIA A100-SXM4-80GB", "bf16"), find_peak_flops("NVIDIA H100 80GB HBM3", "bf16")
-    (312000000000000.0, 989400000000000.0)
-    >>> find_peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), find_peak_flops("Tesla T4", "bf16")
-    (None, None)
-    """
-    words = [
-        word for word in re.split(r"[\s-]+", name.upper()) if word not in VENDORS and not MEMORY_SIZE.fullmatch(word)
-    ]
-    peaks = PEAK_TERAFLOPS.get(" ".join(words))
-    peak = peaks[("fp32", "fp16", "bf16").index(precision)] if peaks else None
-    return None if peak is None else peak * 1e12
 
 
 def get_device_peak_flops(device: str, precision: str) -> float | None:

@@ -18,7 +18,7 @@ from fivetune.errors import NumericError
 from fivetune.model.flops import count_model_flops, count_train_flops
 from fivetune.progress import Progress
 from fivetune.rundir import RunDir
-from fivetune.telemetry.devices import find_peak_flops
+from fivetune.telemetry.accelerators import find_peak_flops
 from fivetune.telemetry.meter import WARM_UP_STEPS, EventClock, HostClock, Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import loop, train

@@ -1,0 +1,263 @@
+"""Estimate memory and step time of a recipe by strategy, on any number of devices, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from fivetune.commands import format_settings, print_json
+from fivetune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fivetune.estimation.choice import Change, Estimate
+    from fivetune.estimation.speed import Machine
+    from fivetune.estimation.workload import Layout, Workload
+
+TAKES_SETTINGS = True
+GIB = 2**30
+HEADER = ["strategy", "weight", "grad", "state", "activ", "buffer", "peak", "fits, room", "step s", "comm", "tok/s"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory")
+    parser.add_argument("--devices", metavar="N", type=int, required=True, help="devices of the run, one process each")
+    parser.add_argument("--device", metavar="NAME", required=True, help="h100, a100, l4, ... or cpu (this machine)")
+    parser.add_argument("--devices-per-node", metavar="N", type=int, help="default: of the device's usual node")
+    parser.add_argument(
+        "--link", metavar="GB/S", type=float, help="between the devices of a node, in one direction; default: by device"
+    )
+    parser.add_argument(
+        "--network", metavar="GB/S", type=float, help="between nodes, for each device of a node; default: by device"
+    )
+    parser.add_argument(
+        "--mfu",
+        metavar="SHARE",
+        type=float,
+        help="of the peak in matrix products; default: 0.3 in 16 bits, 0.5 in fp32",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.epilog = "Any setting can follow: --model.path google-t5/t5-11b --train.batch_size 4 --train.recompute true"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config import load_config
+    from fivetune.config.layers import parse_overrides
+    from fivetune.estimation.choice import choose_estimate, estimate_strategies, find_change
+    from fivetune.estimation.recipe import (
+        build_machine,
+        build_workload,
+        explain_excluded_layout,
+        find_device,
+        resolve_precision,
+    )
+
+    _refuse_bad_numbers(args)
+    device = find_device(args.device)
+    # How many processes share the run, and by which strategy, is what the estimate varies.
+    settings = {**parse_overrides(args.settings), "launch.nproc": 1, "launch.nnodes": 1}
+    config = load_config(args.recipe, settings)
+    work = build_workload(config, device)
+    precision = resolve_precision(config.train.precision, device)
+    machine = build_machine(
+        device,
+        precision,
+        args.devices,
+        devices_per_node=args.devices_per_node,
+        link=args.link,
+        network=args.network,
+        peak_share=args.mfu,
+    )
+
+    def find_obstacle(layout: Layout) -> str:
+        return explain_excluded_layout(config, layout)
+
+    estimates = estimate_strategies(work, machine, args.devices, find_obstacle)
+    chosen = choose_estimate(estimates)
+    change = None if chosen else find_change(work, machine, args.devices, find_obstacle)
+    assumptions = _list_assumptions(args, work, machine, precision, config.train.batch_size == "auto")
+    per_node = machine.fabric.devices_per_node
+    verdict = _describe_choice(chosen, per_node) if chosen else _describe_change(change, args.devices, per_node)
+    if args.json:
+        print_json(
+            {
+                "model": config.model.config or config.model.path,
+                "parameters": work.shape.num_weights,
+                "devices": args.devices,
+                "device": args.device,
+                "precision": precision,
+                "strategies": [_as_json(estimate, work) for estimate in estimates],
+                "choice": chosen.layout.as_settings() if chosen else None,
+                "change": change.settings if change else None,
+                "verdict": verdict,
+                "assumptions": assumptions,
+            }
+        )
+        return 0
+    name = config.model.config or config.model.path
+    print(f"{name}: {work.shape.num_weights:,} parameters, {precision}, GiB per rank")
+    _print_estimates(estimates, work, verdict, assumptions)
+    return 0
+
+
+def _print_estimates(estimates: list[Estimate], work: Workload, verdict: str, assumptions: list[str]) -> None:
+    print(*_format_table([HEADER, *(_format_row(estimate, work) for estimate in estimates)]), sep="\n")
+    for estimate in estimates:
+        if estimate.obstacle:
+            print(f"{_name_layout(estimate.layout)}: {estimate.obstacle}.")
+    print(f"\n{verdict}\n\nAssumptions")
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    for line in assumptions:
+        print(textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _refuse_bad_numbers(args: argparse.Namespace) -> None:
+    for name in ("devices", "devices_per_node", "link", "network", "mfu"):
+        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{flag}: {value} is not possible. Allowed: above 0. Try {flag} {_EXAMPLES[name]}.")
+    if args.mfu is not None and args.mfu > 1:
+        raise ConfigError(f"--mfu: {args.mfu} is more than the peak. Allowed: above 0, at most 1. Try --mfu 0.3.")
+
+
+_EXAMPLES = {"devices": 8, "devices_per_node": 8, "link": 450, "network": 50, "mfu": 0.3}
+
+
+def _name_layout(layout: Layout) -> str:
+    """The strategy, and the ranks that share a copy of the model if it has a size."""
+    size = {"tensor": layout.heads, "fsdp_tensor": layout.heads, "pipeline": layout.stages}.get(layout.strategy, 0)
+    if layout.strategy == "fsdp" and layout.replicas > 1:
+        return f"fsdp {layout.replicas} copies"
+    return f"{layout.strategy} {size}" if size else layout.strategy
+
+
+def _format_row(estimate: Estimate, work: Workload) -> list[str]:
+    memory, time = estimate.memory, estimate.time
+    if memory is None:
+        return [_name_layout(estimate.layout), *["-"] * 10]
+    kinds = (memory.weights, memory.gradients, memory.state, memory.activations, memory.buffers, memory.peak)
+    room = f"{'yes' if estimate.fits else 'no'} {_format_number(estimate.room / GIB):>5}"
+    cells = ["n/a"] * 3
+    if time:
+        tokens = work.examples_per_step * (work.num_inputs + work.num_targets)
+        cells = [_format_number(time.total), f"{time.exposed / time.total:.0%}", f"{tokens / time.total / 1000:,.0f}k"]
+    return [_name_layout(estimate.layout), *(_format_number(kind / GIB) for kind in kinds), room, *cells]
+
+
+def _format_number(number: float) -> str:
+    """At most five characters: 0.178, 4.3, 243."""
+    if abs(number) < 1:
+        return f"{number:.3g}" if abs(number) >= 0.005 else "0"
+    return f"{number:.1f}" if abs(number) < 99.95 else f"{number:.0f}"
+
+
+def _format_table(rows: list[list[str]]) -> list[str]:
+    """Lines of a table of 80 characters, which a terminal's smallest width holds."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    return [
+        f"{row[0]:<{widths[0]}} "
+        + " ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+
+
+def _as_json(estimate: Estimate, work: Workload) -> dict[str, Any]:
+    layout, memory, time = estimate.layout, estimate.memory, estimate.time
+    found: dict[str, Any] = {
+        "strategy": layout.strategy,
+        "settings": layout.as_settings(),
+        "world": layout.world,
+        "obstacle": estimate.obstacle or None,
+    }
+    if memory is not None:
+        found |= {
+            "fits": estimate.fits,
+            "room_bytes": round(estimate.room),
+            "peak_bytes": round(memory.peak),
+            "weight_bytes": round(memory.weights),
+            "gradient_bytes": round(memory.gradients),
+            "state_bytes": round(memory.state),
+            "activation_bytes": round(memory.activations),
+            "buffer_bytes": round(memory.buffers),
+            "peak_at": memory.moment,
+        }
+    if time is not None:
+        tokens = work.examples_per_step * (work.num_inputs + work.num_targets)
+        found |= {
+            "step_seconds": time.total,
+            "compute_seconds": time.compute,
+            "bubble_seconds": time.bubble,
+            "exposed_communication_seconds": time.exposed,
+            "hidden_communication_seconds": time.hidden,
+            "optimizer_seconds": time.optimizer,
+            "tokens_per_second": tokens / time.total,
+        }
+    return found
+
+
+def _build_launch_settings(num_devices: int, per_node: int) -> dict[str, object]:
+    if num_devices == 1:
+        return {}
+    if num_devices <= per_node:
+        return {"launch.nproc": num_devices}
+    return {"launch.nnodes": ceil(num_devices / per_node), "launch.nproc": per_node}
+
+
+def _describe_choice(chosen: Estimate, per_node: int) -> str:
+    layout = chosen.layout
+    why = "the fastest that fits" if chosen.time else "the simplest that fits"
+    used = "" if layout.world > 1 else " (one device)"
+    settings = {**_build_launch_settings(layout.world, per_node), **layout.as_settings()}
+    return (
+        f"Take {_name_layout(layout)}{used}: {why}, with {chosen.room / GIB:.1f} GiB to spare:\n"
+        f"{' '.join(format_settings(settings))}"
+    )
+
+
+def _describe_change(change: Change | None, num_devices: int, per_node: int) -> str:
+    if change is None:
+        return (
+            "None fits, not even with fsdp, recomputation, micro-batches of one example, offload and more devices. "
+            "Shorten the examples: data.max_input_tokens."
+        )
+    settings = {**_build_launch_settings(change.num_devices, per_node), **change.settings}
+    more = "" if change.num_devices == num_devices else f" on {change.num_devices} devices"
+    return (
+        f"None fits. This does{more}, with {change.estimate.room / GIB:.1f} GiB to spare:\n"
+        f"{' '.join(format_settings(settings))}"
+    )
+
+
+def _list_assumptions(
+    args: argparse.Namespace, work: Workload, machine: Machine, precision: str, is_auto: bool
+) -> list[str]:
+    from fivetune.estimation.choice import USABLE_SHARE
+    from fivetune.estimation.communication import ACHIEVED_SHARE, LINK_LATENCY, NETWORK_LATENCY
+    from fivetune.estimation.recipe import PEAK_SHARE
+
+    memory, fabric = machine.memory_bytes / GIB, machine.fabric
+    auto = " (auto: estimated with one)" if is_auto else ""
+    lines = [
+        f"All examples have {work.num_inputs:,} input and {work.num_targets:,} target tokens, the recipe's limits; "
+        f"{work.batch_size:,} in a micro-batch{auto}, {work.examples_per_step:,} in a step.",
+        f"{args.device}: {memory:.1f} GiB per rank, of which {USABLE_SHARE:.0%} are usable. The columns are those of "
+        "the moment of the peak and add up to it.",
+        "Flat forward; on GPUs with Triton's kernels. Recomputation costs another forward pass.",
+    ]
+    if machine.flops is None:
+        return [
+            *lines,
+            "Operations per second of a CPU are unknown, so there are no times; memory is shared by all ranks.",
+        ]
+    share = args.mfu or PEAK_SHARE[precision]
+    return [
+        *lines,
+        f"Matrix products reach {share:.0%} of the peak, {machine.flops / 1e12:.0f} TFLOP/s (--mfu).",
+        f"{fabric.devices_per_node} devices per node (--devices-per-node); {fabric.link / 1e9:g} GB/s between them "
+        f"(--link), {fabric.network / 1e9:g} GB/s for each device between nodes (--network), of which "
+        f"{ACHIEVED_SHARE:.0%} are reached; {1e6 * LINK_LATENCY:g} and {1e6 * NETWORK_LATENCY:g} microseconds per "
+        "message.",
+        "comm is the communication that computation does not hide. Launches of kernels and reading data cost nothing.",
+    ]

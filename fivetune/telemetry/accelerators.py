@@ -1,0 +1,128 @@
+"""Facts about accelerators from their data sheets, without torch: operations per second, memory, bandwidths.
+
+In: the name of a device, as its driver or as people write it. Out: its peak, or an Accelerator; None if unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
+    # device: (fp32, fp16, bf16)                                        source
+    "V100 SXM2": (15.7, 125, None),  # NVIDIA V100 data sheet (2020)
+    "V100 PCIE": (14.0, 112, None),
+    "V100S PCIE": (16.4, 130, None),
+    "T4": (8.1, 65, None),  # NVIDIA T4 data sheet
+    "QUADRO RTX 6000": (16.3, 130.5, None),  # NVIDIA Turing architecture white paper, table 5
+    "QUADRO RTX 8000": (16.3, 130.5, None),
+    "A100 SXM4": (19.5, 312, 312),  # NVIDIA A100 data sheet
+    "A100 PCIE": (19.5, 312, 312),
+    "A30": (10.3, 165, 165),  # NVIDIA A30 data sheet
+    "A10": (31.2, 125, 125),  # NVIDIA A10 data sheet
+    "A10G": (35, 70, 70),  # NVIDIA A10G data sheet (as AWS offers it)
+    "A40": (37.4, 149.7, 149.7),  # NVIDIA A40 data sheet
+    "RTX A6000": (38.7, 154.8, 154.8),  # NVIDIA RTX A6000 data sheet
+    "RTX 3090": (35.6, 71, 71),  # NVIDIA GA102 white paper, with fp32 accumulation
+    "L4": (30.3, 121, 121),  # NVIDIA L4 data sheet
+    "L40": (90.5, 181, 181),  # NVIDIA L40 data sheet
+    "L40S": (91.6, 362, 362),  # NVIDIA L40S data sheet
+    "RTX 6000 ADA GENERATION": (91.1, 364.2, 364.2),  # NVIDIA AD102 white paper
+    "RTX 4090": (82.6, 165.2, 165.2),  # NVIDIA AD102 white paper, with fp32 accumulation
+    "H100": (66.9, 989.4, 989.4),  # NVIDIA H100 white paper: the SXM5 board; its name gives no form
+    "H100 PCIE": (51.2, 756, 756),
+    "H100 NVL": (60, 835, 835),  # NVIDIA H100 data sheet
+    "H200": (66.9, 989.4, 989.4),  # NVIDIA H200 data sheet: the SXM5 board
+    "H200 NVL": (60, 836, 836),
+    "GH200": (66.9, 989.4, 989.4),  # NVIDIA GH200 data sheet
+    "B200": (75, 2250, 2250),  # NVIDIA HGX B200: an eighth of the board's
+}
+"""Dense peaks in 10^12 operations per second: fp32 without tensor cores, 16-bit products with them. Data sheets often
+state the value with structured sparsity, which is twice as high. None: not supported by the device."""
+VENDORS = {"NVIDIA", "TESLA", "GEFORCE"}
+MEMORY_SIZE = re.compile(r"\d+GB?|HBM\d\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A device and how several of it are usually connected.
+
+    Args:
+        peak_name: its name in PEAK_TERAFLOPS.
+        memory_mib: as its driver reports it.
+        bandwidth: of its memory, GB/s.
+        link: to the others of its node, GB/s in one direction.
+        network: of the node to other nodes, GB/s in one direction for each of its devices.
+        devices_per_node: of the usual node.
+    """
+
+    peak_name: str
+    memory_mib: int
+    bandwidth: float
+    link: float
+    network: float
+    devices_per_node: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * 2**20
+
+
+ACCELERATORS = {
+    #             peak             MiB     GB/s  link network node      node (source of link, network and devices)
+    "v100": Accelerator("V100 SXM2", 32768, 900, 150, 6.25, 8),  # NVIDIA DGX-1: NVLink 2, 4 x 100 Gb/s
+    "t4": Accelerator("T4", 15360, 320, 16, 1.56, 4),  # AWS g4dn.12xlarge: PCIe 3, 50 Gb/s
+    "a10": Accelerator("A10", 23028, 600, 32, 1.56, 8),  # PCIe 4, 100 Gb/s, as AWS g5.48xlarge
+    "a10g": Accelerator("A10G", 23028, 600, 32, 1.56, 8),  # AWS g5.48xlarge: PCIe 4, 100 Gb/s
+    "a40": Accelerator("A40", 46068, 696, 32, 3.13, 8),  # PCIe 4, 200 Gb/s
+    "a100": Accelerator("A100 SXM4", 81920, 2039, 300, 25, 8),  # NVIDIA DGX A100 80 GB: NVLink 3, 8 x 200 Gb/s
+    "a100-40gb": Accelerator("A100 SXM4", 40960, 1555, 300, 25, 8),  # NVIDIA DGX A100 40 GB
+    "l4": Accelerator("L4", 23034, 300, 32, 1.56, 8),  # AWS g6.48xlarge: PCIe 4, 100 Gb/s
+    "l40s": Accelerator("L40S", 46068, 864, 32, 6.25, 8),  # AWS g6e.48xlarge: PCIe 4, 400 Gb/s
+    "a6000": Accelerator("RTX A6000", 49140, 768, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
+    "rtx3090": Accelerator("RTX 3090", 24576, 936, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
+    "rtx4090": Accelerator("RTX 4090", 24564, 1008, 32, 0.31, 4),  # workstation: PCIe 4, 10 Gb/s
+    "h100": Accelerator("H100", 81559, 3350, 450, 50, 8),  # NVIDIA DGX H100: NVLink 4, 8 x 400 Gb/s
+    "h200": Accelerator("H200", 143771, 4800, 450, 50, 8),  # NVIDIA DGX H200: as H100
+    "b200": Accelerator("B200", 183359, 8000, 900, 50, 8),  # NVIDIA DGX B200: NVLink 5, 8 x 400 Gb/s
+}
+"""By the names that `fivetune estimate` knows. Memory bandwidths are those of the data sheets above."""
+
+
+def find_peak_flops(name: str, precision: str) -> float | None:
+    """Find the peak dense operations per second of a device; None if unknown.
+
+    The words of the name, without vendor and memory size, must match PEAK_TERAFLOPS exactly: a laptop version, a MIG
+    instance or another form factor is another device.
+
+    Args:
+        name: the driver's name of the device.
+        precision: fp32, fp16 or bf16.
+
+    >>> find_peak_flops("NVIDIA A100-SXM4-80GB", "bf16"), find_peak_flops("NVIDIA H100 80GB HBM3", "bf16")
+    (312000000000000.0, 989400000000000.0)
+    >>> find_peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), find_peak_flops("Tesla T4", "bf16")
+    (None, None)
+    """
+    peaks = PEAK_TERAFLOPS.get(_normalize_name(name))
+    peak = peaks[("fp32", "fp16", "bf16").index(precision)] if peaks else None
+    return None if peak is None else peak * 1e12
+
+
+def _normalize_name(name: str) -> str:
+    """The words of a device's name without vendor and memory size."""
+    words = re.split(r"[\s-]+", name.upper())
+    return " ".join(word for word in words if word not in VENDORS and not MEMORY_SIZE.fullmatch(word))
+
+
+def find_accelerator(name: str) -> Accelerator | None:
+    """Find an accelerator by a short name, or by the driver's name of a device; None if it is not in the table.
+
+    >>> find_accelerator("NVIDIA H100 80GB HBM3") == find_accelerator("h100"), find_accelerator("gpu") is None
+    (True, True)
+    """
+    short = name.lower()
+    if short in ACCELERATORS:
+        return ACCELERATORS[short]
+    named = _normalize_name(name)
+    return next((found for found in ACCELERATORS.values() if found.peak_name == named), None)
