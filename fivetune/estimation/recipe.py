@@ -19,6 +19,7 @@ from fivetune.estimation.workload import FP32, Layout, Workload
 from fivetune.model.shapes import read_shape
 from fivetune.telemetry.accelerators import ACCELERATORS, Accelerator, find_accelerator, find_peak_flops
 from fivetune.telemetry.nvml import Nvml
+from fivetune.types import RunSettings
 
 CPU = "cpu"
 HOST_FABRIC = Fabric(10e9, 1.25e9, 2**20)  # gloo over memory; unused for times, because a CPU's operations are unknown
@@ -146,10 +147,9 @@ def explain_excluded_layout(config: RunConfig, layout: Layout) -> str:
         return ""
     settings = {key.removeprefix("strategy."): value for key, value in layout.as_settings().items()}
     strategy = plugins.load_plugin("strategies", str(settings.pop("name"))).model_validate(settings)
+    train = config.train
     return strategy.explain_incompatibility(
-        optimizer=config.optimizer.plugin_name(),
-        precision=config.train.precision,
-        forward=config.train.forward,
-        batch_size=config.train.batch_size,
-        num_ranks=layout.world,
+        RunSettings(
+            config.optimizer.plugin_name(), train.precision, train.forward, train.batch_size, num_ranks=layout.world
+        )
     )
