@@ -6,16 +6,20 @@ They alternate A B B A, each window in new processes with an empty cache.
 of 1,000 and the fast tokenizer; FiveTune also checks the ids, counts, and keeps the texts.
     python -m benchmarks.scale_data speed
     python -m benchmarks.scale_data memory
+    python -m benchmarks.scale_data readers
 The second prepares synthetic examples, trains some steps from the shards, and records the largest resident memory of
-all processes together (proportional set size: pages that processes share count once).
+all processes together (proportional set size: pages that processes share count once). The
+third compares, by format, the process that reads with one that converts.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import json
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -35,7 +39,7 @@ from benchmarks.harness import RESULTS, abba, facts, table, write_result
 from fivetune.nano import CHECKPOINT
 
 TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
-NUM_RECORDS, NUM_WINDOWS = 100_000, 4
+NUM_RECORDS, NUM_WINDOWS, NUM_READ = 100_000, 4, 20_000
 NUM_EXAMPLES, NUM_STEPS = 1_000_000, 50
 SAMPLE_SECONDS = 0.2
 
@@ -80,14 +84,20 @@ print(json.dumps({"seconds": seconds, "num": len(store), "num_tokens": sum(len(s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measure", choices=("speed", "memory"))
-    parser.add_argument("--num", type=int, help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory")
+    parser.add_argument("measure", choices=("speed", "memory", "readers"))
+    parser.add_argument(
+        "--num",
+        type=int,
+        help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory, {NUM_READ:,} for readers",
+    )
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS, help="windows of each side")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fivetune-scale-") as folder:
         if args.measure == "speed":
             name, result = "scale-data-speed", measure_speed(Path(folder), args.num or NUM_RECORDS, args.windows)
+        elif args.measure == "readers":
+            name, result = "scale-data-readers", measure_readers(Path(folder), args.num or NUM_READ)
         else:
             name, result = "scale-data-memory", measure_memory(Path(folder), args.num or NUM_EXAMPLES)
     print(f"written to {write_result(name, {**result, 'machine': facts('cpu')}, args.results)}")
@@ -132,6 +142,50 @@ def measure_speed(folder: Path, num: int, num_windows: int) -> dict[str, Any]:
         "records_per_second": rates,
         "ratio": {"median": median(ratios), "least": min(ratios), "most": max(ratios)},
     }
+
+
+def measure_readers(folder: Path, num: int) -> dict[str, Any]:
+    """Measure, by format, how many worker processes the process that reads can feed: processor time of both."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from fivetune.data.blocks import BlockReader
+    from fivetune.data.convert import Converter
+    from fivetune.data.encode import LengthLimits
+    from fivetune.data.examples import Source
+    from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.tasks.jsonl import JSONL
+
+    write_records(folder / "records.jsonl", num)
+    records = [json.loads(line) for line in (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()]
+    with (folder / "records.csv").open("w", newline="", encoding="utf-8") as file:
+        table_writer = csv.DictWriter(file, list(records[0]))
+        table_writer.writeheader()
+        table_writer.writerows(records)
+    parquet.write_table(pyarrow.Table.from_pylist(records), folder / "records.parquet")
+    (folder / "records.json").write_text(json.dumps({"data": records}), encoding="utf-8")
+    place = TOKENIZER if TOKENIZER.is_dir() else CHECKPOINT
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    result: dict[str, Any] = {"num_records": num, "tokenizer": place.name}
+    rows = [["format", "read and sent, records/s", "converted by a worker, records/s", "workers that it feeds"]]
+    for suffix in ("jsonl", "csv", "parquet", "json"):
+        source = Source((str(folder / f"records.{suffix}"),), JSONL(), LengthLimits(512, 128), for_training=True)
+        reader, sent = BlockReader(source), []
+        started = time.process_time()
+        while block := reader.read(1000):
+            sent.append(pickle.dumps(block))
+        read_seconds = time.process_time() - started
+        converter = Converter(source, load_tokenizer(None, place))  # a new one: it remembers words
+        converter.convert(pickle.loads(sent[0]))  # noqa: S301  (the first block fills the tokenizer's table of words)
+        started = time.process_time()
+        for one in sent:
+            converter.convert(pickle.loads(one))  # noqa: S301
+        convert_seconds = time.process_time() - started
+        found = {"read": num / read_seconds, "converted": num / convert_seconds}
+        result[suffix] = {**found, "num_workers_fed": convert_seconds / read_seconds}
+        rows.append([suffix, *(f"{rate:,.0f}" for rate in found.values()), f"{convert_seconds / read_seconds:.0f}"])
+    print(table(rows))
+    return result
 
 
 def write_records(path: Path, num: int, *, seed: int = 0) -> None:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from fivetune.data.convert import RecordBlock
 from fivetune.data.examples import Source
-from fivetune.data.json_records import RawLine
 from fivetune.data.records import (
     BadRecord,
     Item,
+    UnparsedItem,
     is_hub_name,
     iter_items,
     number_duplicate_ids,
@@ -26,7 +26,7 @@ from fivetune.data.records import (
 )
 from fivetune.data.source_files import list_local_files
 
-BLOCK_BYTES = 4 * 2**20  # of unparsed lines; a longer line is a block of its own
+BLOCK_BYTES = 4 * 2**20  # of unparsed lines and rows; a longer one is a block of its own
 
 Hashes = NDArray[np.uint64]
 
@@ -87,7 +87,7 @@ class BlockReader:
 
 
 def _count_bytes(item: Item) -> int:
-    return len(item.content) if isinstance(item, RawLine) else 0
+    return item.num_bytes if isinstance(item, UnparsedItem) else 0
 
 
 def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:

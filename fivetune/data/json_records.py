@@ -49,6 +49,10 @@ class RawLine:
     number: int
     content: bytes
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content)
+
     def parse(self) -> RawRecord | BadRecord:
         return _parse_line(self.content, self.path, self.number)
 

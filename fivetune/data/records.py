@@ -34,13 +34,15 @@ from fivetune.data.source_files import (
     refuse_foreign_format,
 )
 from fivetune.data.table_records import (
+    ArrowRow,
+    TableRow,
     describe_missing_column,
     detect_delimiter,
     is_hub_form,
     load_hub_dataset,
-    read_csv_records,
+    read_csv_rows,
     read_hub_records,
-    read_parquet_records,
+    read_parquet_rows,
     read_saved_records,
 )
 from fivetune.errors import DataError, RecordError
@@ -57,7 +59,8 @@ __all__ = [
     "refuse_duplicate_ids",
 ]
 
-Item = RawRecord | BadRecord | RawLine
+UnparsedItem = RawLine | TableRow | ArrowRow
+Item = RawRecord | BadRecord | UnparsedItem
 
 NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
@@ -152,7 +155,7 @@ def iter_items(
 ) -> Iterator[tuple[str, int, Item]]:
     """Yield (stem for ids, number from 1 in its file, item) of each record of a source, in its order.
 
-    Lines of JSONL are not parsed yet, so that `parse_item` can do it in another process.
+    Lines of JSONL and rows of CSV and Parquet are not parsed yet, so that `parse_item` can do it in another process.
 
     Args:
         on_open: called with each file.
@@ -169,7 +172,7 @@ def parse_item(
     item: Item, columns: Mapping[str, str], required: Mapping[str, str], fallback_id: str
 ) -> RawRecord | BadRecord:
     """Return the record of an item with checked values, renamed columns and an id, or a BadRecord with the error."""
-    record = item.parse() if isinstance(item, RawLine) else item
+    record = item.parse() if isinstance(item, UnparsedItem) else item
     return _normalize_record(record, columns, required, fallback_id) if isinstance(record, RawRecord) else record
 
 
@@ -245,9 +248,9 @@ def _read_file_items(path: Path, columns: Mapping[str, str], on_open: Callable[[
         kind = detect_format(file.read(HEAD_BYTES), path)
         file.seek(0)
         if kind == "csv":
-            yield from read_csv_records(file, path, columns=columns)
+            yield from read_csv_rows(file, path, columns=columns)
         elif kind == "parquet":
-            yield from read_parquet_records(file, path, columns=columns)
+            yield from read_parquet_rows(file, path, columns=columns)
         elif kind == "jsonl":
             yield from read_jsonl_lines(file, path)
         else:

@@ -1,7 +1,7 @@
 """Read records from tables: CSV and TSV, Parquet, a folder saved by `datasets`, a data set of the Hugging Face hub.
 
-In: a binary stream, a folder or a hub name. Out: RawRecord or BadRecord, row by row. `pyarrow` and `datasets` are
-imported on first use.
+In: a binary stream, a folder or a hub name. Out: RawRecord or BadRecord, row by row; of CSV and Parquet rows that
+another process can convert to records. `pyarrow` and `datasets` are imported on first use.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fivetune.data.source_files import (
     HEAD_BYTES,
@@ -31,7 +32,69 @@ from fivetune.data.source_files import (
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import RawRecord
 
-BATCH_ROWS = 256
+BATCH_ROWS = 250  # divides the records of a block, so that no batch is sent to two processes
+
+
+class TableRow(NamedTuple):
+    """A row of a CSV file that is not a record yet; `number` is its first line, from 1."""
+
+    path: Path
+    number: int
+    header: list[str]
+    cells: list[str]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.cells))
+
+    def parse(self) -> RawRecord | BadRecord:
+        return _make_row_record(self.cells, self.header, f"{self.path}:{self.number}")
+
+
+class ArrowRow(NamedTuple):
+    """A row of a Parquet file that is not a record yet; `number` counts from 1, `index` is its place in the batch."""
+
+    batch: ArrowBatch
+    index: int
+    number: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.batch.num_bytes_per_row
+
+    def parse(self) -> RawRecord | BadRecord:
+        return RawRecord(self.batch.get_row(self.index), f"{self.batch.path}: row {self.number}")
+
+
+class ArrowBatch:
+    """Rows of a Parquet file as Arrow's columns, converted to Python's values when the first row is asked for."""
+
+    def __init__(self, path: Path, batch: Any) -> None:
+        self.path, self._batch = path, batch
+        self.num_bytes_per_row = batch.nbytes // max(batch.num_rows, 1)
+        self._rows: list[dict[str, Any]] = []
+
+    def get_row(self, index: int) -> dict[str, Any]:
+        if not self._rows:
+            with _translate_parquet_errors(self.path):
+                self._rows = self._batch.to_pylist()
+        return self._rows[index]
+
+    def __reduce__(self) -> tuple[Callable[[Path, bytes], ArrowBatch], tuple[Path, bytes]]:
+        """Pickle the rows alone: pyarrow pickles all rows of the group that a batch is a slice of."""
+        import pyarrow
+
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, self._batch.schema) as writer:
+            writer.write_batch(self._batch)
+        return _read_arrow_batch, (self.path, sink.getvalue().to_pybytes())
+
+
+def _read_arrow_batch(path: Path, content: bytes) -> ArrowBatch:
+    import pyarrow
+
+    with pyarrow.ipc.open_stream(content) as reader:
+        return ArrowBatch(path, reader.read_next_batch())
 
 
 def detect_delimiter(text: str, path: Path) -> str:
@@ -65,26 +128,26 @@ def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) ->
     return ""
 
 
-def read_csv_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
-    """Yield a record per row below the header; quoted cells may hold delimiters and line ends; `where`: first line."""
+def read_csv_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[TableRow | BadRecord]:
+    """Yield each row below the header; quoted cells may hold delimiters and line ends; `where`: first line."""
     delimiter = detect_delimiter(file.read(HEAD_BYTES).decode("utf-8-sig", errors="replace"), path) or ","
     file.seek(0)
     csv.field_size_limit(MAX_RECORD_BYTES)  # process-wide, 131,072 by default; csv.reader has no such option
     rows = csv.reader(_decode_lines(file, path), delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
-        where = f"{path}:{rows.line_num + 1}"
+        number = rows.line_num + 1
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield _classify_csv_error(error, where)
+            yield _classify_csv_error(error, f"{path}:{number}")
             continue
         if not row:
             continue
         if header:
-            yield _make_row_record(row, header, where)
+            yield TableRow(path, number, header, row)
         else:
             header = row
             _check_header(header, path, columns)
@@ -126,29 +189,36 @@ def _make_row_record(row: list[str], header: list[str], where: str) -> RawRecord
     )
 
 
-def read_parquet_records(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:
-    """Yield a record per row, BATCH_ROWS in memory at a time. A gzipped file is unpacked to a temporary one."""
-    import pyarrow
+def read_parquet_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]) -> Iterator[ArrowRow]:
+    """Yield each row, BATCH_ROWS in memory at a time. A gzipped file is unpacked to a temporary one."""
     from pyarrow import parquet
 
-    with tempfile.TemporaryFile() as unpacked:
+    with tempfile.TemporaryFile() as unpacked, _translate_parquet_errors(path):
         if isinstance(file, gzip.GzipFile):  # Parquet is read from its end
             shutil.copyfileobj(file, unpacked)
             file = unpacked
-        try:
-            table = parquet.ParquetFile(file)
-            if wrong := describe_missing_column(table.schema_arrow.names, columns):
-                raise DataError(f"{path}: {wrong}")
-            number = 0
-            for batch in table.iter_batches(BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield RawRecord(row, f"{path}: row {number}")
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(
-                f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
-                f"Allowed is a complete file. Copy or download it again."
-            ) from error
+        table = parquet.ParquetFile(file)
+        if wrong := describe_missing_column(table.schema_arrow.names, columns):
+            raise DataError(f"{path}: {wrong}")
+        number = 0
+        for arrow in table.iter_batches(BATCH_ROWS):
+            batch = ArrowBatch(path, arrow)
+            for index in range(arrow.num_rows):
+                number += 1
+                yield ArrowRow(batch, index, number)
+
+
+@contextmanager
+def _translate_parquet_errors(path: Path) -> Generator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
+            f"Allowed is a complete file. Copy or download it again."
+        ) from error
 
 
 def read_saved_records(path: Path, *, columns: Mapping[str, str]) -> Iterator[RawRecord]:

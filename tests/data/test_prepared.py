@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import pickle
 import shutil
 import threading
 from dataclasses import replace
@@ -18,10 +20,12 @@ from transformers import AutoTokenizer
 
 from fivetune import cli
 from fivetune.config import load_config
-from fivetune.data import build, prepared, worker
+from fivetune.data import build, prepared, table_records, worker
+from fivetune.data.blocks import BlockReader
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.prepared import open_prepared, write_prepared
+from fivetune.data.records import parse_item, read_records
 from fivetune.data.store import TokenStore, load_or_build_store
 from fivetune.data.stream import BatchPlan, TrainingStream
 from fivetune.distributed.world import World
@@ -32,6 +36,7 @@ from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad_v2 import SQuADV2
 from fivetune.training import train
 from fivetune.training.setup import set_up
+from fivetune.types import RawRecord
 
 NUM = 60
 
@@ -186,6 +191,59 @@ def test_a_process_that_ends_at_its_start_is_named(source, tokenizer, tmp_path, 
             write_prepared(str(tmp_path / "out"), source, tokenizer, num_processes=2)
         else:
             load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
+
+
+def write_table(path: Path, lines: list[dict[str, Any]]) -> None:
+    """CSV with line ends and quotes in cells; Parquet with nested columns, in groups of 7 rows."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(lines)
+        return
+    from pyarrow import Table, parquet
+
+    nested = [{**line, "more": {"names": [line["id"]], "none": None}} for line in lines]
+    parquet.write_table(Table.from_pylist(nested), path, row_group_size=7)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_rows_that_workers_parse_are_those_of_one_process(source, tokenizer, tmp_path, suffix, monkeypatch):
+    """Blocks of 5 rows, batches of 3: every row arrives once, with its values, its place and its errors."""
+    monkeypatch.setattr(table_records, "BATCH_ROWS", 3)
+    lines = [json.loads(line) for line in Path(source.paths[0]).read_text().splitlines()]
+    lines[3]["inputs"] = 'a "red",\nhat\r\n'
+    lines[9]["id"] = lines[4]["id"]
+    path = tmp_path / f"table.{suffix}"
+    write_table(path, lines)
+    if suffix == "csv":
+        with path.open("a", newline="") as file:
+            file.write("too,few\n")
+    given = replace(source, paths=(str(path),), on_bad_record="skip")
+    reader, blocks = BlockReader(given), []
+    while block := reader.read(5):
+        blocks.append(pickle.loads(pickle.dumps(block)))  # noqa: S301
+    assert [len(block.items) for block in blocks[:3]] == [5, 5, 5]
+    records = [parse_item(item, {}, {}, "x") for block in blocks for item in block.items]
+    assert [record.fields["inputs"] for record in records if isinstance(record, RawRecord)] == [
+        line["inputs"] for line in lines
+    ]
+    expected = list(read_records(str(path), on_bad=lambda bad: None))
+    assert [record for record in records if isinstance(record, RawRecord)] == expected
+    index, _ = write_prepared(str(tmp_path / "out"), given, tokenizer)
+    bad = index["summary"]["skips"]
+    assert "'example-004' is already used by record 5" in bad[0]["reason"]
+    assert (suffix == "csv") == (index["summary"]["num_skipped_bad"] == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_several_processes_write_the_same_tables(source, tokenizer, tmp_path, suffix):
+    path = tmp_path / f"table.{suffix}"
+    write_table(path, [json.loads(line) for line in Path(source.paths[0]).read_text().splitlines()])
+    for num in (1, 2):
+        write_prepared(str(tmp_path / str(num)), replace(source, paths=(str(path),)), tokenizer, num_processes=num)
+    assert contents(str(tmp_path / "1")) == contents(str(tmp_path / "2"))
 
 
 def test_other_data_at_the_place_is_not_overwritten(source, tokenizer, place):
