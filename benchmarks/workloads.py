@@ -21,6 +21,7 @@ from fivetune.data.arrays import map_arrays, write_arrays
 from fivetune.data.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
+from fivetune.model.shapes import find_known_shape
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import ignore_progress
@@ -30,22 +31,15 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 SQUAD, SQUAD_TOKENIZER = SHARED / "squad_v1.1" / "dev-v1.1.json.gz", SHARED / "tokenizers" / "t5-small"
 FIRST_ID = 3  # pad, end and unknown stand before it
 
-_T5 = {"model_type": "t5", "d_kv": 64, "vocab_size": 32128, "feed_forward_proj": "relu"}
-_V1_1 = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-MODELS: dict[str, dict[str, Any]] = {
-    "t5-tiny": {**_T5, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096},
-    "t5-small": {**_T5, "d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
-    "t5-base": {**_T5, "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
-    "flan-t5-base": {**_V1_1, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12},
-    "mt5-small": {
-        **_V1_1, "model_type": "mt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-        "vocab_size": 250112,
-    },
-    "umt5-small": {
-        **_V1_1, "model_type": "umt5", "d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
-        "vocab_size": 256384,
-    },
+_TINY = {
+    "model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096,
+    "feed_forward_proj": "relu",
 }  # fmt: skip
+_PUBLISHED = ("t5-small", "t5-base", "flan-t5-base", "mt5-small", "umt5-small")
+MODELS: dict[str, dict[str, Any]] = {
+    "t5-tiny": _TINY,
+    **{name: find_known_shape(name).as_config() for name in _PUBLISHED},
+}
 COMMON: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "dropout_rate": 0.1}
 
 
