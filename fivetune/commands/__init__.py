@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.experiments.sweep import Sweep
-    from fivetune.launchers import JobPlan, JobTask, Launcher
+    from fivetune.launchers import JobPlan, JobRun, Launcher
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
 
@@ -144,8 +145,18 @@ def assign_nodes(
     Args:
         given: dotted settings of the command line.
         read: reads the config of a recipe with such settings.
+
+    Raises ConfigError if an option of the launcher contradicts a setting of the command line.
     """
+    from fivetune.errors import ConfigError
+
     counts = ("launch.nnodes", "launch.nproc")
+    for option, key in zip(("nodes", "gpus"), counts, strict=True):
+        asked, count = getattr(launcher, option), given.get(key)
+        if count is not None and (type(count) is not int or count < 1):
+            raise ConfigError(f"--{key} {count}: give a whole number, 1 or more.")
+        if asked and count and asked != count:
+            raise ConfigError(f"--{option} {asked}: contradicts --{key} {count}. Give one of them.")
     config = read({key: value for key, value in given.items() if key not in counts})
     nodes = launcher.nodes or given.get(counts[0], config.launch.nnodes)
     nproc = launcher.gpus or given.get(counts[1], config.launch.nproc)
@@ -155,13 +166,13 @@ def assign_nodes(
         settings["launch.nnodes"] = nodes
     if nproc != config.launch.nproc:
         settings["launch.nproc"] = nproc
-    if nodes * nproc > 1 and not config.strategy.supports_multiple:
+    if nodes * nproc > 1 and not config.strategy.supports_multiple and "strategy.name" not in given:
         settings["strategy.name"] = "ddp"
     return launcher.model_copy(update={"nodes": nodes, "gpus": gpus}), settings
 
 
 def build_job(
-    name: str, tasks: Sequence[JobTask], config: RunConfig, folder: Path, *, page: Sequence[str] = ()
+    name: str, runs: Sequence[JobRun], config: RunConfig, folder: Path, *, page: Sequence[str] = ()
 ) -> JobPlan:
     """Build the plan of a job that starts this FiveTune in this directory."""
     from fivetune import __version__
@@ -169,32 +180,35 @@ def build_job(
 
     return JobPlan(
         name=name,
-        tasks=tuple(tasks),
+        runs=tuple(runs),
         nnodes=config.launch.nnodes,
         nproc=config.launch.nproc,
         program=(sys.executable, "-m", "fivetune"),
         directory=Path.cwd(),
         folder=folder.resolve(),
         version=__version__,
+        launch_id=uuid.uuid4().hex[:8],
         page=tuple(page),
     )
 
 
-def build_sweep_job(
+def launch_sweep(
     sweep: Sweep, launcher: Launcher, args: Namespace, *, page: Sequence[str] = (), flags: Sequence[str] = ()
-) -> JobPlan | None:
-    """Write the directory of a sweep, and build the job of its unfinished runs and its page; None if all are finished.
+) -> bool:
+    """Submit the unfinished runs of a sweep and the job of its page; returns False if all are finished.
+
+    The sweep's directory is written last before the submission, so that an error before it leaves nothing behind.
 
     Args:
-        args: of a command with --on, --resume, --overwrite and --dry-run.
+        args: of a command with --on, --resume, --overwrite, --dry-run and --json.
         page: further words of the command that writes the page.
         flags: of `fivetune train`, beside those that continue a run.
 
     Raises ConfigError for several runs on a cluster that has no arrays, RunDirError if the directory is in use.
     """
     from fivetune.errors import ConfigError
-    from fivetune.experiments.runs import RECIPES, list_unfinished, write_sweep
-    from fivetune.launchers import JobTask
+    from fivetune.experiments.runs import RECIPES, list_unfinished, refuse_wrong_start, write_corpus, write_sweep
+    from fivetune.launchers import JobRun, SubmissionError
     from fivetune.rundir import build_sibling_path
 
     if len(sweep.runs) > 1 and not launcher.supports_arrays:
@@ -202,18 +216,44 @@ def build_sweep_job(
             f"--on {args.on}: has no arrays, and {sweep.path} has {len(sweep.runs)} runs. Use --on slurm."
         )
     if not args.dry_run:
-        write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
+        refuse_wrong_start(sweep, resume=args.resume, overwrite=args.overwrite)
     left = [(run, []) for run in sweep.runs] if args.overwrite else list_unfinished(sweep)
     if not left:
-        return None
+        return False
     recipes = sweep.folder / RECIPES
-    tasks = [
-        JobTask(run.name, run.config.run.dir, str(recipes / f"{run.name}.yaml"), flags=(*own, *flags))
+    runs = [
+        JobRun(run.name, run.config.run.dir, str(recipes / f"{run.name}.yaml"), flags=(*own, *flags))
         for run, own in left
     ]
     folder = build_sibling_path(str(sweep.folder), args.on)
     words = ["compare", str(sweep.folder), *page]
-    return build_job(sweep.folder.name, tasks, left[0][0].config, folder, page=words)
+    plan = build_job(sweep.folder.name, runs, left[0][0].config, folder, page=words)
+    files = launcher.render(plan)
+    if args.dry_run:
+        print_job(files, as_json=args.json)
+        return True
+    if launcher.shares_files:
+        write_corpus(sweep.corpus)
+        fetch_inputs([run.config for run, _ in left])
+    write_sweep(sweep, resume=args.resume, overwrite=args.overwrite)
+    try:
+        submit_job(launcher, plan, files, as_json=args.json)
+    except SubmissionError as error:
+        instead = " instead of --overwrite" if args.overwrite else ""
+        raise SubmissionError(f"{error} Nothing was submitted; launch it again with --resume{instead}.") from None
+    return True
+
+
+def fetch_inputs(configs: Iterable[RunConfig]) -> None:
+    """Download models to the hub's cache, and write or check the data files, before a node needs them."""
+    from fivetune.model.load import find_source
+    from fivetune.training.sources import check_sources
+
+    distinct = {repr((config.model, config.data, config.task)): config for config in configs}
+    for config in distinct.values():
+        model = config.model
+        find_source(model.path, config=model.config, init=model.init, revision=model.revision)
+        check_sources(config)
 
 
 def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -225,28 +265,28 @@ def format_settings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(word for key, value in settings.items() for word in (f"--{key}", str(value)))
 
 
-def launch_job(launcher: Launcher, plan: JobPlan, *, dry_run: bool, as_json: bool) -> str | None:
-    """Write the job's files and submit them; returns the job's id. With `dry_run` print the files only."""
+def print_job(files: Mapping[str, str], *, as_json: bool) -> None:
+    """Print the files of a job that is not submitted."""
+    if as_json:
+        print_json({"files": dict(files)})
+    else:
+        print("\n".join(files.values()), end="")
+
+
+def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, as_json: bool) -> None:
+    """Write the job's files, submit them, and print what to do next."""
     from fivetune.rundir import write_text
 
-    files = launcher.render(plan)
-    if dry_run:
-        if as_json:
-            print_json({"files": files})
-        else:
-            print("\n".join(files.values()), end="")
-        return None
     for name, text in files.items():
         write_text(plan.folder / name, text)
     job = launcher.submit(plan.folder)
     if as_json:
-        runs = {task.name: task.run_dir for task in plan.tasks}
+        runs = {run.name: run.run_dir for run in plan.runs}
         print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs})
-        return job
+        return
     print(f"job     {job}: {plan.describe()}")
     print(*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}", sep="\n")
-    runs = plan.tasks[0].run_dir if len(plan.tasks) == 1 else str(Path(plan.tasks[0].run_dir).parent)
-    watch = [shlex.join(["fivetune", "watch", runs])] if launcher.shares_files else []
+    folder = plan.runs[0].run_dir if len(plan.runs) == 1 else str(Path(plan.runs[0].run_dir).parent)
+    watch = [shlex.join(["fivetune", "watch", folder])] if launcher.shares_files else []
     for words in (*launcher.explain_next_steps(job), *watch):
         print(f"next    {words}")
-    return job

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fivetune.commands import (
     add_launcher_arguments,
     assign_nodes,
-    build_sweep_job,
-    launch_job,
+    launch_sweep,
     print_json,
     print_table,
     read_launcher,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 PAGE = "comparison.html"
+PAGE_OPTIONS = ("baseline", "metric", "price_per_hour", "output")
 COLUMNS = ("score_best", "seconds", "examples_per_second", "scaling_efficiency", "energy_joules", "cost")
 LABELS = {
     "seconds": "time", "examples_per_second": "examples/s", "scaling_efficiency": "scaling",
@@ -101,15 +101,12 @@ def _compare_sweep_file(args: Namespace, settings: dict[str, Any]) -> int:
     """Train the runs of a sweep file, or list them."""
     from fivetune.experiments.runs import estimate_seconds, run_sweep
     from fivetune.experiments.sweep import read_sweep
-    from fivetune.metrics import list_score_names
 
     launcher = read_launcher(args)
     if launcher is not None:
         return _launch_sweep(args, launcher, settings)
     sweep = read_sweep(args.sources[0], settings)
-    _refuse_unknown("--baseline", args.baseline, sweep.variants)
-    _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
-    _refuse_output(args.output, sweep.folder)
+    _refuse_wrong_page(args, sweep)
     if args.dry_run:
         seconds = estimate_seconds(sweep, overwrite=args.overwrite)
         _print_plan(sweep, seconds, overwrite=args.overwrite, as_json=args.json)
@@ -130,12 +127,10 @@ def _launch_sweep(args: Namespace, launcher: Launcher, settings: dict[str, Any])
         raise ConfigError(f"{source}: launch.nnodes differs between the runs: one array has one size. Give --nodes.")
     if launcher.gpus is None and placed.gpus:
         placed = placed.model_copy(update={"gpus": max(run.config.launch.nproc for run in sweep.runs)})
-    page = ["--output", str(args.output)] if args.output else []
-    plan = build_sweep_job(sweep, placed, args, page=page)
-    if plan is None:
-        return _compare_sweep_folder(args, sweep.folder)
-    launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
-    return 0
+    _refuse_wrong_page(args, sweep)
+    flags = {f"--{name.replace('_', '-')}": getattr(args, name) for name in PAGE_OPTIONS}
+    page = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return 0 if launch_sweep(sweep, placed, args, page=page) else _compare_sweep_folder(args, sweep.folder)
 
 
 def _compare_sweep_folder(args: Namespace, folder: Path) -> int:
@@ -218,6 +213,15 @@ def _refuse_wrong_arguments(args: Namespace, variants: Sequence[Variant]) -> Non
     _refuse_unknown("--baseline", args.baseline, [variant.name for variant in variants])
     _refuse_unknown("--metric", args.metric if scores else None, scores)
     _refuse_output(args.output)
+
+
+def _refuse_wrong_page(args: Namespace, sweep: Sweep) -> None:
+    """Raise ConfigError for arguments that would fail the page after all runs of a sweep."""
+    from fivetune.metrics import list_score_names
+
+    _refuse_unknown("--baseline", args.baseline, sweep.variants)
+    _refuse_unknown("--metric", args.metric, list_score_names(sweep.runs[0].config.task.metrics))
+    _refuse_output(args.output, sweep.folder)
 
 
 def _refuse_unknown(flag: str, name: str | None, allowed: Collection[str]) -> None:

@@ -19,11 +19,13 @@ from fivetune.commands import (
     add_launcher_arguments,
     assign_nodes,
     build_job,
-    build_sweep_job,
+    fetch_inputs,
     format_settings,
-    launch_job,
+    launch_sweep,
+    print_job,
     print_json,
     read_launcher,
+    submit_job,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.launchers import JobTask
+    from fivetune.launchers import JobRun
     from fivetune.rundir import build_sibling_path
 
     launcher = read_launcher(args)
@@ -68,18 +70,23 @@ def run(args: argparse.Namespace) -> int:
         return _launch_seeds(args, placed, config, given)
     folder = Path(config.run.dir)
     if launcher.shares_files:
-        _refuse_wrong_start(args, folder)
+        _refuse_wrong_start(args, folder, may_fetch=config.checkpoint.url is not None)
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
         flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume
     added = {key: value for key, value in settings.items() if key not in given}
-    task = JobTask(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
-    plan = build_job(folder.name, [task], config, build_sibling_path(str(folder), args.on))
-    if launcher.shares_files and not args.dry_run:
-        _fetch_inputs(config)
-    job = launch_job(placed, plan, dry_run=args.dry_run, as_json=args.json)
-    if job is not None and launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
-        _watch(folder)
+    run = JobRun(folder.name, str(folder), args.recipe, (*args.settings, *format_settings(added)), tuple(flags))
+    plan = build_job(folder.name, [run], config, build_sibling_path(str(folder), args.on))
+    files = placed.render(plan)
+    if args.dry_run:
+        print_job(files, as_json=args.json)
+        return 0
+    if launcher.shares_files:
+        fetch_inputs([config])
+    before = read_change_time(folder)
+    submit_job(placed, plan, files, as_json=args.json)
+    if launcher.shares_files and not (args.no_watch or args.json) and sys.stdout.isatty():
+        watch_new_run(folder, before)
     return 0
 
 
@@ -91,47 +98,50 @@ def _launch_seeds(args: argparse.Namespace, launcher: Launcher, config: RunConfi
     if "run.seed" in given:
         raise ConfigError(f"--run.seed {given['run.seed']}: --seeds gives each run its seed. Omit one of them.")
     sweep = build_seed_sweep(args.recipe, config, args.seeds)
-    if launcher.shares_files and not args.dry_run:
-        _fetch_inputs(config)
-    plan = build_sweep_job(sweep, launcher, args, flags=["--no-preflight"] if args.no_preflight else [])
-    if plan is None:
+    if not launch_sweep(sweep, launcher, args, flags=["--no-preflight"] if args.no_preflight else []):
         print(f"{sweep.folder}: all {len(sweep.runs)} runs are finished. Compare: fivetune compare {sweep.folder}")
         if args.json:
             print_json({"job": None, "files": [], "runs": {}})
-        return 0
-    launch_job(launcher, plan, dry_run=args.dry_run, as_json=args.json)
     return 0
 
 
-def _refuse_wrong_start(args: argparse.Namespace, folder: Path) -> None:
-    """Raise what `fivetune train` would raise on the node: the run directory is in use, or has nothing to resume."""
+def _refuse_wrong_start(args: argparse.Namespace, folder: Path, *, may_fetch: bool) -> None:
+    """Raise what `fivetune train` would raise on the node: the run directory is in use, or has nothing to resume.
+
+    Args:
+        may_fetch: the run to resume may be in a bucket.
+    """
     from fivetune.config.recipes import refuse_missing_run
     from fivetune.errors import RunDirError
     from fivetune.rundir import find_conflict
 
     if args.resume:
         refuse_missing_run(args.recipe)
+        if not folder.is_dir() and not may_fetch:
+            raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
     elif not args.overwrite and (conflict := find_conflict(folder)):
         raise RunDirError(conflict)
 
 
-def _fetch_inputs(config: RunConfig) -> None:
-    """Download the model to the hub's cache, and write or check the data files, before a node needs them."""
-    from fivetune.model.load import find_source
-    from fivetune.training.sources import check_sources
-
-    model = config.model
-    find_source(model.path, config=model.config, init=model.init, revision=model.revision)
-    check_sources(config)
+def read_change_time(folder: Path) -> int:
+    """Read when a run's status was written; 0 if it has none."""
+    try:
+        return (folder / "status.json").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
-def _watch(folder: Path) -> None:
-    """Wait until the job has created the run directory, then show it as `fivetune watch` does."""
+def watch_new_run(folder: Path, before: int) -> None:
+    """Wait until the job has written the run's status, then show it as `fivetune watch` does.
+
+    Args:
+        before: the change time of the status before the submission, of an earlier run in the directory.
+    """
     from fivetune import plugins
 
     print(f"waiting for {folder}; Ctrl-C leaves the job alone")
     try:
-        while not folder.is_dir():
+        while read_change_time(folder) in (0, before):
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         return

@@ -72,6 +72,22 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     return sweep.folder
 
 
+def refuse_wrong_start(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
+    """Raise RunDirError if a sweep's directory is in use or holds something else; write nothing."""
+    folder = sweep.folder
+    if not rundir.find_conflict(folder):
+        return
+    if not is_sweep(folder):
+        raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another folder.")
+    rundir.lock_folder(folder).close()  # report a running sweep before any other error
+    if not (resume or overwrite):
+        raise RunDirError(
+            f"{folder}: holds a sweep already, {_count_finished(sweep)} of {len(sweep.runs)} runs are finished. "
+            "Add --resume to train the others, --overwrite to move it aside, or compare the finished runs: "
+            f"fivetune compare {folder}"
+        )
+
+
 def write_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False) -> None:
     """Write a sweep's directory for a cluster to train. Raises RunDirError as `run_sweep` does."""
     _prepare_folder(sweep, resume=resume, overwrite=overwrite)
@@ -118,20 +134,10 @@ def _count_finished(sweep: Sweep) -> int:
 
 def _prepare_folder(sweep: Sweep, *, resume: bool, overwrite: bool) -> None:
     """Check that the directory is free or holds a sweep to resume; with `overwrite` move that sweep aside."""
+    refuse_wrong_start(sweep, resume=resume, overwrite=overwrite)
     folder = sweep.folder
-    if not rundir.find_conflict(folder):
-        return
-    if not is_sweep(folder):
-        raise RunDirError(f"{folder}: is not empty and holds no sweep. Choose another folder.")
-    rundir.lock_folder(folder).close()  # report a running sweep before any other error
-    if overwrite:
+    if overwrite and rundir.find_conflict(folder):
         folder.rename(folder.with_name(f"{folder.name}.before-{time.strftime('%Y%m%dT%H%M%S')}"))
-    elif not resume:
-        raise RunDirError(
-            f"{folder}: holds a sweep already, {_count_finished(sweep)} of {len(sweep.runs)} runs are finished. "
-            "Add --resume to train the others, --overwrite to move it aside, or compare the finished runs: "
-            f"fivetune compare {folder}"
-        )
 
 
 def _update_record(sweep: Sweep) -> SweepRecord:
@@ -176,13 +182,13 @@ def _check_settings_unchanged(sweep: Sweep, run: PlannedRun) -> None:
 def _write_inputs(sweep: Sweep) -> SweepRecord:
     """Write the record, the corpus and the recipes of a sweep."""
     record = _update_record(sweep)
-    _write_corpus(sweep.corpus)
+    write_corpus(sweep.corpus)
     for run in sweep.runs:
         rundir.write_text(sweep.folder / RECIPES / f"{run.name}.yaml", run.config.as_redacted_yaml())
     return record
 
 
-def _write_corpus(corpus: CorpusSection | None) -> None:
+def write_corpus(corpus: CorpusSection | None) -> None:
     """Write the generated reading corpus of the quickstart, unless its files exist."""
     if corpus is None or all((Path(corpus.dir) / name).is_file() for name in ("train.json", "dev.json")):
         return

@@ -1,4 +1,4 @@
-"""Launcher: starts the ranks of a run on this node with torchrun, waits for them and forwards signals.
+"""Starts the ranks of a run on this node with torchrun, waits for them and forwards signals.
 
 In: the numbers of nodes and of ranks per node, and the words of the command. Out: the exit code of the rank that ended
 the run. torchrun runs in a child process (`python -m fivetune.launch`), so that this module does not import torch. Of
@@ -63,9 +63,12 @@ def start_processes(words: Sequence[str], *, nproc: int, nnodes: int = 1, timeou
         start_new_session=True,
         env={**os.environ, LAUNCH_ID: launch_id},
     )
-    with handle_signals(ALL_SIGNALS, _make_signal_forwarder(agent, launch_id)):
+    received: list[int] = []
+    with agent, handle_signals(ALL_SIGNALS, _make_signal_forwarder(agent, launch_id, received)):
         code = agent.wait()
-        if code < 0:
+        if -code in received:  # torchrun had no handlers yet, and so no ranks
+            sys.stderr.write(f"fivetune: launch: stopped by {signal.Signals(-code).name} before the ranks started.\n")
+        elif code < 0:
             _stop_orphaned_ranks(launch_id, agent.pid, -code)
     return code if code >= 0 else 128 - code
 
@@ -85,9 +88,11 @@ def find_ranks(launch_id: str) -> list[psutil.Process]:
     return found
 
 
-def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str) -> SignalHandler:
-    """Make a signal handler: the first signal goes to torchrun, the second to each rank, the third as SIGKILL."""
-    received: list[int] = []
+def _make_signal_forwarder(agent: subprocess.Popen[bytes], launch_id: str, received: list[int]) -> SignalHandler:
+    """Make a signal handler: the first signal goes to torchrun, the second to each rank, the third as SIGKILL.
+
+    It appends the signals to `received`.
+    """
 
     def forward(signum: int, frame: FrameType | None) -> None:
         received.append(signum)

@@ -175,4 +175,5 @@ def _suppress_torch_log() -> Generator[None]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before torchrun has its handlers
     sys.exit(run_node(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))

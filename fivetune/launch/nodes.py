@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -70,15 +70,24 @@ class NodePlace:
 class NodeRecord:
     """What a node reports about itself; all nodes must agree in every value but the host."""
 
-    host: str
-    fivetune: str
-    torch: str
-    nnodes: int
-    nproc: int
+    host: str = "unknown"
+    fivetune: str = "unknown"
+    torch: str = "unknown"
+    nnodes: int = 0
+    nproc: int = 0
 
     @classmethod
     def from_this_node(cls, nnodes: int, nproc: int) -> NodeRecord:
         return cls(socket.gethostname(), version("fivetune"), version("torch"), nnodes, nproc)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> NodeRecord:
+        """Read the record of a node whose version of FiveTune may have other fields.
+
+        >>> NodeRecord.from_json('{"host": "b", "fivetune": "0.2", "python": "3.14"}').fivetune
+        '0.2'
+        """
+        return cls(**{name: value for name, value in json.loads(text).items() if name in cls.__slots__})
 
 
 class Meeting:
@@ -181,7 +190,7 @@ def _find_fault(place: NodePlace, mine: NodeRecord, store: PrefixStore, timeout:
             f"within {timeout.total_seconds() / 60:g} minutes (launch.timeout_minutes). Look at its log, and whether "
             f"it can reach this node ({mine.host}) by that address."
         )
-    records = {0: mine, **{rank: NodeRecord(**json.loads(store.get(f"record-{rank}"))) for rank in others}}
+    records = {0: mine, **{rank: NodeRecord.from_json(store.get(f"record-{rank}")) for rank in others}}
     return compare_nodes(records) or _find_clock_difference(records, store)
 
 
@@ -208,7 +217,7 @@ def _find_clock_difference(records: Mapping[int, NodeRecord], store: PrefixStore
 def _report_node(place: NodePlace, mine: NodeRecord, store: PrefixStore, clock: Callable[[], float]) -> None:
     """Report this node to node 0 and wait for its verdict."""
     try:
-        store.set(f"record-{place.rank}", json.dumps({name: getattr(mine, name) for name in mine.__slots__}))
+        store.set(f"record-{place.rank}", json.dumps(asdict(mine)))
         while not store.check(["verdict"]):
             if store.check([f"ask-{place.rank}"]) and not store.check([f"time-{place.rank}"]):
                 store.set(f"time-{place.rank}", str(clock()))

@@ -21,7 +21,7 @@ from fivetune import plugins
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
 from fivetune.plugins import Options
 
-__all__ = ["JobPlan", "JobTask", "Launcher"]
+__all__ = ["JobPlan", "JobRun", "Launcher", "SubmissionError"]
 
 PositiveInt = Annotated[int, Field(ge=1)]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -29,13 +29,13 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 
 @dataclass(frozen=True, slots=True)
-class JobTask:
+class JobRun:
     """One run of a job.
 
     Args:
         run_dir: the run directory, relative to the job's working directory or absolute.
         source: the recipe, and `settings`: the dotted words that follow it.
-        flags: of `fivetune train` at the first start; a start after an interruption has --resume instead.
+        flags: of `fivetune train`, until this job's run exists; a later start has --resume instead.
     """
 
     name: str
@@ -43,10 +43,6 @@ class JobTask:
     source: str
     settings: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-
-    def build_words(self, command: str) -> list[str]:
-        """Build the words after `fivetune` for a command that takes a recipe."""
-        return [command, self.source, *self.settings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +54,43 @@ class JobPlan:
         directory: the working directory.
         folder: absolute folder of the job's files and logs.
         version: of FiveTune.
+        launch_id: of this launch alone: a later one with the same name is another job.
         page: words after `fivetune` that run once after all runs of an array; () for none.
     """
 
     name: str
-    tasks: tuple[JobTask, ...]
+    runs: tuple[JobRun, ...]
     nnodes: int
     nproc: int
     program: tuple[str, ...]
     directory: Path
     folder: Path
     version: str
+    launch_id: str
     page: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (self.name, str(self.directory), str(self.folder), *(run.run_dir for run in self.runs)):
+            if not text.isprintable():
+                raise ConfigError(
+                    f"run.dir: {text!r}: has a character that cannot be printed, such as a line break. A job's files "
+                    "hold this name. Choose another."
+                )
 
     @property
     def is_array(self) -> bool:
-        return len(self.tasks) > 1
+        return len(self.runs) > 1
 
     def describe(self) -> str:
         """Describe the job in a sentence, for the head of its file."""
         nodes = "1 node" if self.nnodes == 1 else f"{self.nnodes} nodes"
         each = "1 process" if self.nproc == 1 else f"{self.nproc} processes"
-        what = f"{len(self.tasks)} runs of {self.name}, each" if self.is_array else f"The run {self.name}"
+        what = f"{len(self.runs)} runs of {self.name}, each" if self.is_array else f"The run {self.name}"
         return f"{what} on {nodes} with {each}{' each' if self.nnodes > 1 else ''}"
+
+
+class SubmissionError(FiveTuneEnvironmentError):
+    """A cluster accepted nothing of a job."""
 
 
 class Launcher(Options):
@@ -103,7 +113,7 @@ class Launcher(Options):
         raise NotImplementedError
 
     def submit(self, folder: Path) -> str:
-        """Submit the files in `folder`; returns the id of the job."""
+        """Submit the files in `folder`; returns the id of the job. Raises SubmissionError if nothing was accepted."""
         raise NotImplementedError
 
     def explain_next_steps(self, job: str) -> list[str]:
@@ -149,16 +159,33 @@ def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:
         ) from None
 
 
-def build_start_lines(task: JobTask) -> list[str]:
-    """Build the shell lines that start a run, or continue it on a machine that was started again.
+def build_choice_lines(run: str, marker: str) -> list[str]:
+    """Build the shell lines that set `flags` to --resume once this job's run exists.
 
-    All nodes decide alike: rank 0 creates the run directory after all nodes have looked and met.
+    A run that an earlier launch has left is not continued, but meets the job's own flags. All nodes decide alike:
+    rank 0 creates the run directory after all nodes have looked and met.
+
+    Args:
+        run, marker: words of the shell: the run directory, and the file that keeps what was in it before.
     """
-    status = shlex.quote(f"{task.run_dir}/status.json")
     return [
-        f"flags=({shlex.join(task.flags)})",
-        f"[ -e {status} ] && flags=(--resume)  # started again",
-        f'exec python -m fivetune {shlex.join(task.build_words("train"))} "${{flags[@]}}"',
+        "# The job was started again if the run directory holds another run than at its first start.",
+        f"""find_start() {{ grep -s '"started":' {run}/status.json || true; }}""",
+        f"before={marker}",
+        'mkdir -p "${before%/*}"',
+        '[ -e "$before" ] || { find_start > "$before.$HOSTNAME"; mv "$before.$HOSTNAME" "$before"; }',
+        '[ "$(find_start)" = "$(cat "$before")" ] || flags=(--resume)',
+    ]
+
+
+def build_start_lines(plan: JobPlan) -> list[str]:
+    """Build the shell lines that start the only run of a job, or continue it on a machine that was started again."""
+    run = plan.runs[0]
+    marker = f"{Path(run.run_dir).parent / plan.folder.name}/{plan.launch_id}.before"
+    return [
+        f"flags=({shlex.join(run.flags)})",
+        *build_choice_lines(shlex.quote(run.run_dir), shlex.quote(marker)),
+        f'exec python -m fivetune {shlex.join(["train", run.source, *run.settings])} "${{flags[@]}}"',
     ]
 
 
@@ -183,15 +210,15 @@ _BlockDumper.add_representer(str, _represent_text)
 
 
 def submit_file(words: Sequence[str], *, tool: str) -> str:
-    """Run a cluster's own command; returns what it printed. Raises FiveTuneEnvironmentError with its reason."""
+    """Run a cluster's own command; returns what it printed. Raises SubmissionError with its reason."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise FiveTuneEnvironmentError(
+        raise SubmissionError(
             f"{words[0]}: not found on this machine; {tool} provides it. Run fivetune launch where it is installed, or "
             f"print the file with --dry-run and submit it with: {shlex.join(words)}"
         ) from None
     if done.returncode:
         reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        raise FiveTuneEnvironmentError(f"{shlex.join(words)}: refused: {reason}")
+        raise SubmissionError(f"{shlex.join(words)}: refused: {reason.rstrip('.')}.")
     return done.stdout.strip()

@@ -47,7 +47,7 @@ class Kubernetes(Launcher):
             if not getattr(self, option):
                 description = type(self).model_fields[option].description
                 raise ConfigError(f"--on kubernetes needs --{option}: {description}.")
-        name = _make_name(plan.name)
+        name = _make_name(plan.name, plan.launch_id)
         if plan.nnodes == 1:
             manifest = self._build_job(name, plan)
         elif self.kind == "trainjob":
@@ -149,7 +149,7 @@ class Kubernetes(Launcher):
             "image": self.image,
             "workingDir": self.mount,
             "command": ["bash", "-c"],
-            "args": ["\n".join([f"cd {shlex.quote(self.mount)}", *build_start_lines(plan.tasks[0]), ""])],
+            "args": ["\n".join([f"cd {shlex.quote(self.mount)}", *build_start_lines(plan), ""])],
             "env": [{"name": name, "value": value} for name, value in variables.items()],
             "resources": {"requests": amounts, "limits": dict(amounts)},
             "volumeMounts": [
@@ -159,10 +159,12 @@ class Kubernetes(Launcher):
         }
 
 
-def _make_name(name: str) -> str:
-    """Make a name that Kubernetes accepts.
+def _make_name(name: str, launch_id: str) -> str:
+    """Make a name that Kubernetes accepts and no earlier launch has; Kubeflow adds words such as -worker-12 to it.
 
-    >>> _make_name("Squad_v2.small")
-    'squad-v2-small'
+    >>> _make_name("Squad_v2.small", "0a1b2c3d"), _make_name("3b", "0a1b2c3d")
+    ('squad-v2-small-0a1b2c3d', 'run-3b-0a1b2c3d')
     """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].rstrip("-") or "run"
+    kept = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    begun = kept if kept[:1].isalpha() else f"run-{kept}"
+    return f"{begun[:30].rstrip('-')}-{launch_id}"

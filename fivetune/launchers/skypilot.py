@@ -32,7 +32,7 @@ class Skypilot(Launcher):
     shares_files: ClassVar[bool] = False
 
     def render(self, plan: JobPlan) -> dict[str, str]:
-        run = Path(plan.tasks[0].run_dir)
+        run = Path(plan.runs[0].run_dir)
         if self.gpus and not self.gpu_type:
             raise ConfigError("--on skypilot needs --gpu-type, such as H100, or --device cpu.")
         if self.bucket and run.parts[:1] != ("runs",):
@@ -75,4 +75,4 @@ class Skypilot(Launcher):
             'export PET_MASTER_ADDR=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")',
             f"export PET_NODE_RANK=$SKYPILOT_NODE_RANK PET_MASTER_PORT={DEFAULT_PORT}",
         ]
-        return [*(meeting if plan.nnodes > 1 else []), *build_start_lines(plan.tasks[0])]
+        return [*(meeting if plan.nnodes > 1 else []), *build_start_lines(plan)]

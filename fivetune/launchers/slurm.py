@@ -7,13 +7,23 @@ Several runs are an array of jobs.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from fivetune.launchers import OFFLINE, JobPlan, JobTask, Launcher, PositiveInt, submit_file
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
+from fivetune.launchers import (
+    OFFLINE,
+    JobPlan,
+    JobRun,
+    Launcher,
+    PositiveInt,
+    SubmissionError,
+    build_choice_lines,
+    submit_file,
+)
 
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below the ports that systems give to outgoing connections
 SAVED_CODE = 128 + 10  # the exit code of a run that SIGUSR1 has stopped after saving
@@ -49,9 +59,16 @@ class Slurm(Launcher):
         return files
 
     def submit(self, folder: Path) -> str:
-        job = _submit(["sbatch", "--parsable", str(folder / "job.sbatch")])
+        job = _submit([str(folder / "job.sbatch")])
+        page = [f"--dependency=afterany:{job}", str(folder / "page.sbatch")]
         if (folder / "page.sbatch").is_file():
-            _submit(["sbatch", "--parsable", f"--dependency=afterany:{job}", str(folder / "page.sbatch")])
+            try:
+                _submit(page)
+            except SubmissionError as error:
+                raise FiveTuneEnvironmentError(
+                    f"{error} The runs were submitted as job {job}, the job of their page was not. Submit it with: "
+                    f"{shlex.join(['sbatch', *page])}"
+                ) from None
         return job
 
     def explain_next_steps(self, job: str) -> list[str]:
@@ -67,16 +84,16 @@ class Slurm(Launcher):
             *self._list_environment(plan),
             "",
             f"fivetune=({shlex.join(plan.program)})",
-            *_list_tasks(plan),
+            *_list_runs(plan),
             "",
             *self._list_start(plan),
         ]
 
     def _list_directives(self, plan: JobPlan) -> list[str]:
         """List the options of sbatch; srun starts one task on each node, and that starts one process per device."""
-        last = len(plan.tasks) - 1
+        last = len(plan.runs) - 1
         limit = f"%{self.at_once}" if self.at_once else ""
-        log = f"{plan.folder}/%A_%a.log" if plan.is_array else f"{plan.folder}/%j.log"
+        log = _build_log_path(plan.folder, "%A_%a.log" if plan.is_array else "%j.log")
         options = {
             "job-name": plan.name,
             "chdir": plan.directory,
@@ -95,8 +112,11 @@ class Slurm(Launcher):
             "constraint": self.constraint,
             "signal": f"B:USR1@{self.warn_seconds}",
         }
-        found = [f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None]
+        found = _list_sbatch_options(options)
         found.append("#SBATCH --requeue" if self.requeue else "#SBATCH --no-requeue")
+        for option in self.sbatch:
+            if not option.isprintable():
+                raise ConfigError(f"--sbatch {option!r}: has a line break or such. Give one option.")
         return [*found, *(f"#SBATCH {option}" for option in self.sbatch)]
 
     def _list_environment(self, plan: JobPlan) -> list[str]:
@@ -114,84 +134,126 @@ class Slurm(Launcher):
         return lines or ["# Nodes may download from the hub."]
 
     def _list_start(self, plan: JobPlan) -> list[str]:
-        log = f"{plan.folder}/%A_%a-node%n.log" if plan.is_array else f"{plan.folder}/%j-node%n.log"
+        log = _build_log_path(plan.folder, "%A_%a-node%n.log" if plan.is_array else "%j-node%n.log")
         cpus = f" --cpus-per-task={self.cpus}" if self.cpus else ""
+        marker = f"{shlex.quote(str(plan.folder))}/{plan.launch_id}-$SLURM_JOB_ID.before"
         lines = [
-            "# A job that was queued again continues its run.",
-            'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -d "$run" ]; then',
-            "  flags=(--resume)",
+            *build_choice_lines('"$run"', marker),
+            "",
+            "wait_for() {  # a signal ends a wait, but not the process",
+            '  wait "$1"',
+            '  while kill -0 "$1" 2>/dev/null; do wait "$1"; done',
+            '  wait "$1"',
+            "}",
+            *self._list_end(),
+            "",
+            "# The warning before the time limit: all processes finish their step, save, and exit with "
+            f"{SAVED_CODE} (128 + SIGUSR1).",
+            f"trap 'kill -USR1 \"$pid\" 2>/dev/null || end {SAVED_CODE}' USR1",
         ]
         if self.stage:
-            lines += ["else  # the data are tokenised once, before the processes of all nodes wait for them"]
-            lines += ['  "${fivetune[@]}" prepare "${recipe[@]}" --quiet || exit']
-        lines += ["fi", "", "# srun torchrun: one task per node; fivetune train starts torchrun there. A log per node."]
+            lines += [
+                f"trap 'kill \"$pid\" 2>/dev/null || end {TERMINATED_CODE}' TERM",
+                "",
+                "# The data are tokenised once, before the processes of all nodes wait for them.",
+                'if [ "${flags[0]:-}" != --resume ]; then',
+                '  "${fivetune[@]}" prepare "${recipe[@]}" --quiet &',
+                "  pid=$!",
+                '  wait_for "$pid" || end "$?"',
+                "fi",
+                "",
+            ]
         return [
             *lines,
+            "trap : TERM  # srun passes it on; this script waits until the run is saved",
+            "# srun torchrun: one task per node; fivetune train starts torchrun there. A log per node.",
             f"srun --nodes={plan.nnodes} --ntasks-per-node=1{cpus} --wait={SECONDS_TO_END} --open-mode=append \\",
             f"  --output={shlex.quote(log)} \\",
             '  "${fivetune[@]}" train "${recipe[@]}" "${flags[@]}" &',
             "pid=$!",
-            "",
-            "# The warning before the time limit: all processes finish their step, save, and exit with "
-            f"{SAVED_CODE} (128 + SIGUSR1).",
-            "trap 'kill -USR1 \"$pid\"' USR1",
-            "trap : TERM  # srun passes it on; this script waits until the run is saved",
-            'wait "$pid"',
-            'while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends a wait',
-            'wait "$pid"',
-            "code=$?",
-            *self._list_requeue(),
-            'exit "$code"',
+            'wait_for "$pid"',
+            'end "$?"',
         ]
 
-    def _list_requeue(self) -> list[str]:
+    def _list_end(self) -> list[str]:
         if not self.requeue:
-            return []
+            return ['end() { exit "$1"; }']
         return [
             f"# A preempted job has saved as well ({TERMINATED_CODE}, 128 + SIGTERM); a cancelled one stays ended.",
             "preempted() { scontrol show job \"$SLURM_JOB_ID\" | grep -q 'PreemptTime=[0-9]'; }",
-            f'if [ "$code" -eq {SAVED_CODE} ] || {{ [ "$code" -eq {TERMINATED_CODE} ] && preempted; }}; then',
-            '  scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
+            "end() {",
+            "  trap '' USR1",
+            f'  if [ "$1" -eq {SAVED_CODE} ] || {{ [ "$1" -eq {TERMINATED_CODE} ] && preempted; }}; then',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "  fi",
+            '  exit "$1"',
+            "}",
         ]
 
     def _list_page_lines(self, plan: JobPlan) -> list[str]:
-        given = {"partition": self.partition, "account": self.account, "qos": self.qos}
+        options = {
+            "job-name": f"{plan.name}-page",
+            "chdir": plan.directory,
+            "output": _build_log_path(plan.folder, "page.log"),
+            "ntasks": 1,
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+        }
         return [
             "#!/bin/bash",
             f"# The page that compares the runs of {plan.name}, after all of them have ended.",
-            f"#SBATCH --job-name={plan.name}-page",
-            f"#SBATCH --chdir={plan.directory}",
-            f"#SBATCH --output={plan.folder}/page.log",
-            "#SBATCH --ntasks=1",
-            *(f"#SBATCH --{name}={value}" for name, value in given.items() if value),
+            *_list_sbatch_options(options),
             "",
             *self.setup,
             shlex.join([*plan.program, *plan.page]),
         ]
 
 
-def _list_tasks(plan: JobPlan) -> list[str]:
+def _list_sbatch_options(options: Mapping[str, object]) -> list[str]:
+    """List the lines of sbatch's options. sbatch removes quotes as a shell does.
+
+    >>> _list_sbatch_options({"job-name": "my run", "qos": None, "nodes": 2})
+    ["#SBATCH --job-name='my run'", '#SBATCH --nodes=2']
+    """
+    lines: list[str] = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        if not str(value).isprintable() or "\\" in str(value):
+            raise ConfigError(
+                f"--{name} {str(value)!r}: has a line break, a backslash or such. sbatch does not read it."
+            )
+        lines.append(f"#SBATCH --{name}={shlex.quote(str(value))}")
+    return lines
+
+
+def _build_log_path(folder: Path, pattern: str) -> str:
+    """Build the path of a log; in sbatch's patterns a % of the folder is written twice."""
+    return f"{str(folder).replace('%', '%%')}/{pattern}"
+
+
+def _list_runs(plan: JobPlan) -> list[str]:
     """List the lines that set `run`, `recipe` and `flags`: of the only run, or of the array's number."""
     if not plan.is_array:
-        return _list_task(plan.tasks[0])
+        return _list_run(plan.runs[0])
     lines = ['case "$SLURM_ARRAY_TASK_ID" in']
-    for number, task in enumerate(plan.tasks):
-        lines += [f"  {number})", *(f"    {line}" for line in _list_task(task)), "    ;;"]
+    for number, run in enumerate(plan.runs):
+        lines += [f"  {number})", *(f"    {line}" for line in _list_run(run)), "    ;;"]
     return [*lines, "esac"]
 
 
-def _list_task(task: JobTask) -> list[str]:
+def _list_run(run: JobRun) -> list[str]:
     return [
-        f"run={shlex.quote(task.run_dir)}",
-        f"recipe=({shlex.join([task.source, *task.settings])})",
-        f"flags=({shlex.join(task.flags)})",
+        f"run={shlex.quote(run.run_dir)}",
+        f"recipe=({shlex.join([run.source, *run.settings])})",
+        f"flags=({shlex.join(run.flags)})",
     ]
 
 
 def _submit(words: Sequence[str]) -> str:
     """Submit with sbatch; returns the job's id, without the name of its cluster."""
-    return submit_file(words, tool="SLURM").partition(";")[0]
+    return submit_file(["sbatch", "--parsable", *words], tool="SLURM").partition(";")[0]
 
 
 def _join_lines(lines: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,27 @@ def test_srun_that_starts_the_command_several_times_is_refused():
     with pytest.raises(ConfigError, match=r"srun starts this command 4 times, and each would start 2"):
         launch.is_needed(2, 1, {"SLURM_STEP_NUM_TASKS": "4"})
     assert not launch.is_needed(1, 1, {"SLURM_STEP_NUM_TASKS": "4"})
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_before_torchrun_handles_it_stops_the_launch(signum, capfd, tmp_path, monkeypatch):
+    """torch is a module here that says when its import begins, and does not end."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import os, signal\nopen(os.environ['READY'], 'w').close()\nsignal.alarm(30)\nsignal.pause()\n"
+    )
+    os.mkfifo(tmp_path / "ready")
+    monkeypatch.setenv("READY", str(tmp_path / "ready"))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+
+    def send() -> None:
+        (tmp_path / "ready").read_bytes()
+        os.kill(os.getpid(), signum)
+
+    threading.Thread(target=send, daemon=True).start()
+    assert launch.start_processes(["--version"], nproc=2, timeout_minutes=1) == 128 + signum
+    name = signal.Signals(signum).name
+    assert capfd.readouterr().err == f"fivetune: launch: stopped by {name} before the ranks started.\n"
 
 
 @pytest.fixture

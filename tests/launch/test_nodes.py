@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -63,6 +63,16 @@ def test_a_node_that_differs_is_named_once(port, change, message):
     first, second = meet(port, RECORD, replace(RECORD, host="b", **change))
     assert isinstance(first, FiveTuneEnvironmentError) and str(first).startswith(message)
     assert isinstance(second, ReportedByOtherRankError) and second.exit_code == first.exit_code == 4
+
+
+def test_a_version_with_other_fields_is_named(port):
+    @dataclass(frozen=True, slots=True)
+    class LaterRecord(NodeRecord):
+        python: str = "3.14"
+
+    first, second = meet(port, RECORD, LaterRecord("b", "0.2", "2.13", 2, 4))
+    assert str(first).startswith("launch: node 1 (b) has FiveTune 0.2, node 0 (a) has 0.1. Install the same version")
+    assert isinstance(second, ReportedByOtherRankError)
 
 
 @pytest.mark.parametrize(("offset", "words"), [(95, "95 s ahead of"), (-95, "95 s behind")])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,16 +15,18 @@ import yaml
 from fake_run import fake_run, write_run
 
 from fivetune import cli, launchers, plugins
+from fivetune.commands import fetch_inputs
+from fivetune.commands.launch import read_change_time, watch_new_run
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.launchers import JobPlan, JobTask, Launcher, load_launcher
+from fivetune.launchers import JobPlan, JobRun, Launcher, load_launcher
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = plugins.list_plugins("launchers")
-ONE = JobTask("faq", "runs/faq", "faq.yaml", ("--optimizer.lr", "1e-3", "--launch.nproc", "4"))
-TWO = JobTask("faq", "runs/faq", "faq.yaml", ("--launch.nnodes", "2", "--launch.nproc", "4"), ("--overwrite",))
+ONE = JobRun("faq", "runs/faq", "faq.yaml", ("--optimizer.lr", "1e-3", "--launch.nproc", "4"))
+TWO = JobRun("faq", "runs/faq", "faq.yaml", ("--launch.nnodes", "2", "--launch.nproc", "4"), ("--overwrite",))
 ARRAY = tuple(
-    JobTask(f"lr-{rate}", f"runs/s/lr-{rate}", f"runs/s/recipes/lr-{rate}.yaml", flags=flags)
+    JobRun(f"lr-{rate}", f"runs/s/lr-{rate}", f"runs/s/recipes/lr-{rate}.yaml", flags=flags)
     for rate, flags in (("0.1", ()), ("it's", ("--resume",)))
 )
 CASES = {
@@ -44,16 +48,17 @@ OWN = {
 }
 
 
-def plan(tasks: tuple[JobTask, ...], nnodes: int) -> JobPlan:
+def plan(tasks: tuple[JobRun, ...], nnodes: int) -> JobPlan:
     return JobPlan(
         name="faq",
-        tasks=tasks,
+        runs=tasks,
         nnodes=nnodes,
         nproc=4,
         program=("/opt/fivetune/bin/python", "-m", "fivetune"),
         directory=Path("/home/ann/work"),
         folder=Path("/home/ann/work/runs/faq.cluster"),
         version="0.1.0",
+        launch_id="0a1b2c3d",
         page=("compare", "runs/s") if len(tasks) > 1 else (),
     )
 
@@ -144,6 +149,37 @@ def test_the_array_of_a_sweep_has_a_task_per_run(capsys):
     assert text.endswith("-m fivetune compare runs/compare-quick\n")
 
 
+def test_the_page_of_a_sweep_has_the_arguments_of_the_command(capsys):
+    words = ["--baseline", "adamw forward=flat", "--metric", "f1", "--price-per-hour", "3", "--output", "page.html"]
+    text = dry_run(capsys, "compare", "quick", "--on", "slurm", *words)
+    page = "--baseline 'adamw forward=flat' --metric f1 --price-per-hour 3.0 --output page.html"
+    assert text.endswith(f"-m fivetune compare runs/compare-quick {page}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--baseline", "nope"], "--baseline nope: there is no such name."),
+        (["--metric", "nope"], "--metric nope: there is no such name."),
+        (["--output", "/nowhere/page.html"], "--output /nowhere/page.html: there is no folder /nowhere."),
+    ],
+)
+def test_wrong_arguments_of_the_page_are_refused_before_the_runs(capsys, words, message):
+    assert cli.main(["compare", "quick", "--on", "slurm", "--dry-run", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, monkeypatch):
+    models, checked = [], []
+    monkeypatch.setattr("fivetune.commands.fetch_inputs", fetch_inputs)
+    monkeypatch.setattr("fivetune.model.load.find_source", lambda path, **kw: models.append(path))
+    monkeypatch.setattr("fivetune.training.sources.check_sources", lambda config: checked.append(config.data.train))
+    grid = {"model.path": ["a", "b"], "optimizer.lr": [0.1, 0.2]}
+    (fake_sbatch / "s.yaml").write_text(yaml.safe_dump({"base": "quickstart", "grid": grid}))
+    assert cli.main(["compare", "s.yaml", "--on", "slurm"]) == 0
+    assert sorted(models) == ["a", "b"] and len(checked) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -152,6 +188,17 @@ def test_the_array_of_a_sweep_has_a_task_per_run(capsys):
         (["--memory", "lots"], "--memory lots: has another form. Give: memory per node, such as 64G."),
         (["--node", "2"], "--node: node is not a setting."),
         (["--nodes", "3"], "train.batch_size 32 is not a multiple of launch.nnodes 3 times launch.nproc 1"),
+        (["--gpus", "4", "--launch.nproc", "2"], "--gpus 4: contradicts --launch.nproc 2. Give one of them."),
+        (["--nodes", "2", "--launch.nnodes", "3"], "--nodes 2: contradicts --launch.nnodes 3. Give one of them."),
+        (["--nodes", "1", "--launch.nnodes", "2"], "--nodes 1: contradicts --launch.nnodes 2. Give one of them."),
+        (["--launch.nnodes", "x"], "--launch.nnodes x: give a whole number, 1 or more."),
+        (["--nodes", "2", "--strategy.name", "single"], "launch.nnodes 2 times launch.nproc 1 needs a strategy for"),
+        (
+            ["--run.dir", '"runs/a\\nb"'],
+            "run.dir: 'a\\nb': has a character that cannot be printed, such as a line break.",
+        ),
+        (["--partition", "a\nb"], "--partition 'a\\nb': has a line break, a backslash or such. sbatch does not read"),
+        (["--run.dir", "runs/a\\b"], "a\\\\b': has a line break, a backslash or such. sbatch does not read it."),
         (["--optimizer.lrr", "2"], "--optimizer.lrr: optimizer.lrr is not a setting. Did you mean lr?"),
     ],
 )
@@ -175,6 +222,28 @@ def test_a_run_that_exists_is_refused_before_it_is_queued(capsys, tmp_path):
     assert capsys.readouterr().err.startswith(f"fivetune: {tmp_path / 'run'}: ")
 
 
+def test_a_run_to_resume_must_exist(capsys, tmp_path):
+    words = ["launch", "quickstart", "--on", "slurm", "--dry-run", "--resume", "--run.dir", str(tmp_path / "run")]
+    assert cli.main(words) == 4
+    assert f"{tmp_path / 'run'}: there is no run to resume. Leave --resume out" in capsys.readouterr().err
+    assert cli.main([*words, "--checkpoint.url", "s3://b/{run}"]) == 0
+
+
+def test_the_watch_begins_with_the_status_of_the_new_run(tmp_path, monkeypatch):
+    status, shown = tmp_path / "status.json", []
+    status.write_text("old")
+    before = read_change_time(tmp_path)
+
+    def write(seconds: float) -> None:
+        assert not shown
+        os.utime(status, ns=(before + 1, before + 1))
+
+    monkeypatch.setattr("fivetune.commands.launch.time.sleep", write)
+    monkeypatch.setattr("fivetune.commands.watch.run", lambda args: shown.append(args.folder))
+    watch_new_run(tmp_path, before)
+    assert shown == [tmp_path] and read_change_time(tmp_path) == before + 1
+
+
 @pytest.fixture
 def fake_sbatch(tmp_path, monkeypatch) -> Path:
     """An sbatch that records its words and answers as the real one does."""
@@ -184,7 +253,8 @@ def fake_sbatch(tmp_path, monkeypatch) -> Path:
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fivetune.commands.launch._fetch_inputs", lambda config: None)
+    monkeypatch.setattr("fivetune.commands.fetch_inputs", lambda configs: None)
+    monkeypatch.setattr("fivetune.commands.launch.fetch_inputs", lambda configs: None)
     return tmp_path
 
 
@@ -286,6 +356,41 @@ def test_a_missing_or_refusing_scheduler_is_named(tmp_path, monkeypatch):
         launchers.submit_file(["sbatch", "job.sbatch"], tool="SLURM")
 
 
+def test_a_page_that_is_refused_leaves_the_runs_submitted_and_says_so(capsys, fake_sbatch):
+    (fake_sbatch / "bin" / "sbatch").write_text(
+        '#!/bin/sh\ncase "$*" in *page.sbatch) echo no >&2; exit 1;; esac\necho 7\n'
+    )
+    assert cli.main(SEEDS) == 4
+    page = fake_sbatch / "runs" / "quickstart.slurm" / "page.sbatch"
+    told = capsys.readouterr().err
+    assert "refused: no. The runs were submitted as job 7, the job of their page was not. Submit it with: " in told
+    assert told.endswith(f"sbatch --dependency=afterany:7 {page}\n")
+
+
+def test_a_refused_sweep_can_be_launched_again(capsys, fake_sbatch, monkeypatch):
+    answer = fake_sbatch / "bin" / "sbatch"
+    accepting = answer.read_text()
+    answer.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+    assert cli.main(SEEDS) == 4
+    assert (
+        "refused: invalid partition. Nothing was submitted; launch it again with --resume." in capsys.readouterr().err
+    )
+    answer.write_text(accepting)
+    assert cli.main([*SEEDS, "--resume"]) == 0
+
+
+def test_a_sweep_that_cannot_be_rendered_or_fetched_leaves_nothing(capsys, fake_sbatch, monkeypatch):
+    assert cli.main([*SEEDS, "--sbatch=--comment=a\nb"]) == 2
+    assert "--sbatch '--comment=a\\nb': has a line break or such. Give one option." in capsys.readouterr().err
+
+    def refuse(configs: object) -> None:
+        raise ConfigError("no model")
+
+    monkeypatch.setattr("fivetune.commands.fetch_inputs", refuse)
+    assert cli.main(SEEDS) == 2
+    assert not (fake_sbatch / "runs").exists()
+
+
 # --- the files are valid ---
 
 
@@ -299,3 +404,85 @@ def test_the_sbatch_file_passes_the_shell_s_checkers(case, tmp_path):
         for checker in checkers:
             done = subprocess.run([*checker, name], cwd=tmp_path, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- what the files do ---
+
+
+@pytest.fixture
+def nodes(tmp_path, monkeypatch) -> Path:
+    """Programs of a node that record their words; `python` and `srun` begin a run as training does."""
+    (tmp_path / "bin").mkdir()
+    begin = "mkdir -p runs/faq; echo ' \"started\": \"'$(wc -l < words)'\"' > runs/faq/status.json"
+    scripts = {
+        "python": f'echo "${{@: -1}}" >> words; {begin}',
+        "srun": f'echo "${{@: -1}}" >> words; {begin}; exit "${{SRUN_CODE:-0}}"',
+        "scontrol": 'echo "$@" >> words',
+        "fivetune": '[ -z "$WARN" ] || { kill -USR1 "$PPID"; exec sleep 60; }; exit "${PREPARE_CODE:-0}"',
+    }
+    for name, script in scripts.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def leave_old_run(folder: Path) -> None:
+    (folder / "runs" / "faq").mkdir(parents=True)
+    (folder / "runs" / "faq" / "status.json").write_text(' "started": "long ago"\n')
+
+
+def start_node(folder: Path, name: str, *flags: str, launch_id: str = "1", **environ: str) -> tuple[int, list[str]]:
+    """Run the script of a job; returns its exit code and the last words of its programs since the test began."""
+    run = JobRun("faq", "runs/faq", "faq.yaml", flags=flags)
+    job = JobPlan("faq", (run,), 1, 1, ("fivetune",), folder, folder / "runs" / f"faq.{name}", "0.1.0", launch_id)
+    options = {"kubernetes": {"image": "i", "volume": "v", "mount": str(folder)}}.get(name, {})
+    (text,) = load_launcher(name, options).render(job).values()
+    if name == "kubernetes":
+        (text,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["args"]
+    elif name == "skypilot":
+        text = yaml.safe_load(text)["run"]
+    environ = {**os.environ, "SLURM_JOB_ID": "7", **environ}
+    done = subprocess.run(["bash", "-c", text], cwd=folder, env=environ, check=False)
+    words = folder / "words"
+    return done.returncode, words.read_text().splitlines() if words.exists() else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_continues_its_own_run_only(nodes, name):
+    leave_old_run(nodes)
+    assert start_node(nodes, name, "--overwrite") == (0, ["--overwrite"])
+    assert start_node(nodes, name, "--overwrite") == (0, ["--overwrite", "--resume"])
+    _, words = start_node(nodes, name, launch_id="2")
+    assert words[2:] != ["--resume"]  # without a flag the old run is refused by fivetune train
+
+
+def test_a_job_queued_again_while_it_staged_does_not_continue_the_run_before(nodes):
+    leave_old_run(nodes)
+    assert start_node(nodes, "slurm", "--overwrite", PREPARE_CODE="3") == (3, [])
+    again = start_node(nodes, "slurm", "--overwrite", SLURM_RESTART_COUNT="1")
+    assert again == (0, ["--overwrite"])
+
+
+def test_the_warning_before_the_time_limit_requeues_a_job_that_stages(nodes):
+    assert start_node(nodes, "slurm", WARN="1") == (138, ["requeue 7"])
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (138, True), (143, False)])
+def test_the_exit_code_of_a_run_is_that_of_its_job(nodes, code, requeued):
+    found, words = start_node(nodes, "slurm", SRUN_CODE=str(code))
+    assert found == code and ("requeue 7" in words) == requeued
+
+
+def test_sbatch_options_are_quoted(tmp_path):
+    """sbatch's own reading is in test_slurm.py."""
+    run = JobRun("my run", "runs/my run", "faq.yaml")
+    folder = Path("/w/my dir/100%")
+    job = JobPlan("my run", (run,), 1, 1, ("fivetune",), folder, folder / "runs" / "my run.slurm", "0.1.0", "1")
+    (text,) = load_launcher("slurm", {}).render(job).values()
+    options = dict(re.findall(r"^#SBATCH --(\S+)=(.*)$", text, re.MULTILINE))
+    assert shlex.split(options["job-name"]) == ["my run"]
+    assert shlex.split(options["chdir"]) == ["/w/my dir/100%"]
+    assert shlex.split(options["output"]) == ["/w/my dir/100%%/runs/my run.slurm/%j.log"]
+    assert "--output='/w/my dir/100%%/runs/my run.slurm/%j-node%n.log' " in text

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from fivetune.errors import ConfigError
-from fivetune.launchers import JobPlan, JobTask, load_launcher
+from fivetune.launchers import JobPlan, JobRun, load_launcher
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
 jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
 
-TASK = JobTask("faq", "runs/faq", "faq.yaml", ("--optimizer.lr", "1e-3"), ("--overwrite",))
+TASK = JobRun("faq", "runs/faq", "faq.yaml", ("--optimizer.lr", "1e-3"), ("--overwrite",))
 PODS = {"image": "registry/fivetune:1", "volume": "work", "gpus": 2, "cpus": 8, "memory": "32G", "env": ("A=b=c",)}
 NAME = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
 
@@ -105,8 +105,8 @@ SKY_TASK = table(
 
 
 def manifest(name: str, options: dict[str, Any], *, nnodes: int = 1, run: str = "runs/faq") -> dict[str, Any]:
-    task = JobTask("faq", run, TASK.source, TASK.settings, TASK.flags)
-    plan = JobPlan("Faq_v2", (task,), nnodes, 2, ("python",), Path("/w"), Path("/w/runs/faq.x"), "0.1.0")
+    task = JobRun("faq", run, TASK.source, TASK.settings, TASK.flags)
+    plan = JobPlan("Faq_v2", (task,), nnodes, 2, ("python",), Path("/w"), Path("/w/runs/faq.x"), "0.1.0", "0a1b2c3d")
     (text,) = load_launcher(name, options).render(plan).values()
     return yaml.safe_load(text)
 
@@ -126,7 +126,7 @@ def test_the_job_of_one_node_is_valid():
     assert {"name": "A", "value": "b=c"} in container["env"] and {"name": "HF_HUB_OFFLINE", "value": "1"} in container[
         "env"
     ]
-    assert job["metadata"] == {"name": "faq-v2", "namespace": "lab"}
+    assert job["metadata"] == {"name": "faq-v2-0a1b2c3d", "namespace": "lab"}
     broken = {**job, "spec": {**job["spec"], "backofLimit": 3}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)

@@ -54,9 +54,16 @@ def wait_until(is_done: Callable[[], Any], folder: Path, *, seconds: float = 240
         time.sleep(0.1)
 
 
-def is_started_again(job: str) -> bool:
-    """A job that is queued again would wait for two minutes: once it is pending, it is made to start now."""
-    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, check=False)
+def is_started_early(job: str) -> bool:
+    """Whether a job that is queued again, which would wait for two minutes, could be told to start soon.
+
+    Not at once: in the second in which SLURM has ended a job it refuses to start it ("credential revoked").
+    """
+    words = ["scontrol", "update", f"JobId={job}", "StartTime=now+2"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def is_running_again(job: str) -> bool:
     shown = run("scontrol", "show", "job", job)
     return "Restarts=1" in shown and "JobState=RUNNING" in shown
 
@@ -98,7 +105,8 @@ def test_a_preempted_run_on_two_nodes_ends_with_the_weights_of_an_uninterrupted_
     run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
     wait_until(lambda: rundir.read_status(folder).state == "interrupted", tmp_path)
     stopped = rundir.read_status(folder).step
-    wait_until(lambda: is_started_again(job), tmp_path)
+    wait_until(lambda: is_started_early(job), tmp_path)
+    wait_until(lambda: is_running_again(job), tmp_path)
     train_on_two_ranks(recipe, "whole")
     wait_until(lambda: rundir.read_status(folder).state in ("finished", "failed"), tmp_path)
 
@@ -115,13 +123,14 @@ def test_a_preempted_run_on_two_nodes_ends_with_the_weights_of_an_uninterrupted_
 
 def test_a_sweep_of_four_runs_is_an_array_with_one_page(cluster, tmp_path, model_folder, capsys):
     write_recipe(tmp_path, model_folder, train__num_steps=2)
-    sweep = {"base": "r.yaml", "dir": "sweep", "grid": {"optimizer.lr": [1e-3, 1e-2]}, "seeds": [1, 2]}
+    sweep = {"base": "r.yaml", "dir": "a 100% sweep", "grid": {"optimizer.lr": [1e-3, 1e-2]}, "seeds": [1, 2]}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(sweep))
     assert cli.main(["compare", "s.yaml", "--on", "slurm", "--stage", "false"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^job +\d+: 4 runs of sweep, each on 1 node with 1 process$", out, re.MULTILINE)
-    wait_until((tmp_path / "sweep" / "comparison.html").exists, tmp_path)
-    runs = [rundir.read_run(path.parent) for path in sorted((tmp_path / "sweep").glob("*/status.json"))]
+    assert re.search(r"^job +\d+: 4 runs of a 100% sweep, each on 1 node with 1 process$", out, re.MULTILINE)
+    wait_until((tmp_path / "a 100% sweep" / "comparison.html").exists, tmp_path)
+    assert len(list((tmp_path / "a 100% sweep.slurm").glob("*_[0-3]-node0.log"))) == 4
+    runs = [rundir.read_run(path.parent) for path in sorted((tmp_path / "a 100% sweep").glob("*/status.json"))]
     assert [(run.name, run.status.state) for run in runs] == [
         (f"lr-{rate}-seed{seed}", "finished") for rate in (0.001, 0.01) for seed in (1, 2)
     ]
