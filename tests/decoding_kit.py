@@ -16,10 +16,10 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.tasks.squad_v2 import SQuADV2
 
 
-def question_store(folder: Path, model: Path, *, num_questions: int) -> TokenStore:
+def question_store(folder: Path, model: Path, *, num_questions: int, any_seq2seq: bool = False) -> TokenStore:
     """Questions of `kit.squad_file`, tokenised for a model."""
     paths = (str(kit.squad_file(folder / "dev.json", num_questions=num_questions)),)
-    words = load_model_and_tokenizer(str(model)).tokenizer
+    words = load_model_and_tokenizer(str(model), any_seq2seq=any_seq2seq).tokenizer
     return load_or_build_store(
         Source(paths=paths, task=SQuADV2(), limits=LengthLimits(512, 128, "truncate")), words, cache=folder
     )

@@ -14,6 +14,7 @@ from fivetune.commands import list as list_command
 from fivetune.config import RunConfig, load_config
 from fivetune.config.recipes import list_recipe_names
 from fivetune.errors import DataError
+from fivetune.model.family import FAMILIES
 
 COMMANDS = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
 
@@ -53,6 +54,7 @@ def test_version(capsys):
 HELP = """
 import sys
 from fivetune import cli
+from fivetune.model.family import FAMILIES
 for name in {names}:
     try:
         cli.main([name, "--help"])
@@ -166,16 +168,17 @@ def test_list_names_each_with_a_line_of_help(capsys, kind):
     code, out, err = run(capsys, "list", kind, "--json")
     *lines, last = out.splitlines()
     table = json.loads(last)
-    names = list_recipe_names() if kind == "recipes" else plugins.list_plugins(kind)
+    others = {"recipes": list_recipe_names, "models": lambda: list(FAMILIES)}
+    names = others[kind]() if kind in others else plugins.list_plugins(kind)
     assert (code, err, list(table)) == (0, "", [kind])
     assert [row["name"] for row in table[kind]] == [line.split()[0] for line in lines if line[0] != " "] == names
     assert all(row["help"] for row in table[kind])
 
 
 def test_list_of_what_there_is_not(capsys):
-    code, out, err = run(capsys, "list", "models")
+    code, out, err = run(capsys, "list", "planets")
     assert (code, out) == (2, "")
-    assert "invalid choice: 'models'" in err
+    assert "invalid choice: 'planets'" in err
 
 
 def test_plugins_of_ones_own_are_listed(tmp_path):

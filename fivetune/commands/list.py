@@ -1,4 +1,4 @@
-"""List the tasks, metrics, optimizers, schedules, strategies, sinks, launchers or recipes, each with a line of help."""
+"""List tasks, metrics, optimizers, schedules, strategies, sinks, launchers, recipes or models, with a line of help."""
 
 from __future__ import annotations
 
@@ -12,25 +12,45 @@ from pathlib import Path
 
 from fivetune.commands import print_json
 
-KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "recipes")
+KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "recipes", "models")
 PIPED = (120, 24)  # columns and lines if the output is not a terminal
 NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--manual", action="store_true", help="models only: print docs/models.md")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.manual:
+        return _print_manual(args.kind)
     columns = shutil.get_terminal_size(PIPED).columns
-    found = _list_recipes() if args.kind == "recipes" else _list_plugins(args.kind)
+    listing = {"recipes": _list_recipes, "models": _list_models}.get(args.kind)
+    found = listing() if listing else _list_plugins(args.kind)
     width = max(map(len, found), default=0)
     for name, line in found.items():
         print(_wrap_entry(name, line, width=width, columns=columns))
     if args.json:
         print_json({args.kind: [{"name": name, "help": line} for name, line in found.items()]})
     return 0
+
+
+def _print_manual(kind: str) -> int:
+    from fivetune.errors import ConfigError
+    from fivetune.model.manual import build_manual_of_models
+
+    if kind != "models":
+        raise ConfigError(f"list: --manual with {kind}: there is no such page. Allowed: models.")
+    print(build_manual_of_models(), end="")
+    return 0
+
+
+def _list_models() -> dict[str, str]:
+    from fivetune.model.family import FAMILIES
+
+    return {kind: family.models for kind, family in FAMILIES.items()}
 
 
 def _list_plugins(kind: str) -> dict[str, str]:

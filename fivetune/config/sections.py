@@ -81,6 +81,11 @@ class ModelSection(_Section):
     dropout: Fraction | None = Field(
         default=0.1, description="dropout rate in training; null keeps the checkpoint's (0 in v1.1 and mT5)"
     )
+    any_seq2seq: bool = Field(
+        default=False,
+        description="also accept sequence-to-sequence models of other families (Bart, Pegasus), computed by "
+        "transformers alone, at your own risk: docs/models.md",
+    )
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelSection:

@@ -1,6 +1,7 @@
 """Tokenise examples within length limits, and count the tokens and answers that the limits remove.
 
-In: TextExamples and a transformers tokenizer. Out: TokenExamples, each sequence ending in the end token.
+In: TextExamples and a transformers tokenizer. Out: TokenExamples. Inputs have the special tokens that the tokenizer
+puts around a text, as when it is called with the text; the labels end with the end token exactly once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,50 @@ class LengthLimits:
     window_overlap: int = 128
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens before and after the text of inputs, and before that of targets, which end with the end token.
+
+        tokenizer                   inputs            targets
+        T5, or one that adds none   text </s>         text </s>
+        RoBERTa (CodeT5, Bart)      <s> text </s>     <s> text </s>
+        Gemma (T5Gemma)             <bos> text        text <eos>
+
+    Gemma's tokenizer adds no end token, and its first token is the one that the decoder starts with.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    before_target: tuple[int, ...]
+
+    @property
+    def num_input_tokens(self) -> int:
+        return len(self.before) + len(self.after)
+
+    @property
+    def num_target_tokens(self) -> int:
+        return len(self.before_target) + 1
+
+
+def find_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
+    """Return the frame of a tokenizer, found at the first call by a probe."""
+    known = vars(tokenizer).get("_fivetune_frame")
+    if known is None:
+        known = vars(tokenizer)["_fivetune_frame"] = _probe_frame(tokenizer)
+    return known
+
+
+def _probe_frame(tokenizer: PreTrainedTokenizerBase) -> Frame:
+    end = (cast("int", tokenizer.eos_token_id),)
+    plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+    framed = tokenizer("a", verbose=False)["input_ids"]
+    at = next((i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0)
+    before, after = tuple(framed[:at]), tuple(framed[at + len(plain) :])
+    if not before:
+        return Frame((), end, ())
+    return Frame(before, after, before if after else ())
+
+
 def encode(
     tokenizer: PreTrainedTokenizerBase,
     examples: Sequence[TextExample],
@@ -60,9 +105,23 @@ def encode(
         for example, piece, target in zip(examples, pieces, targets, strict=True):
             yield _encode_extractive(tokenizer, example, piece, target, limits)
         return
-    pieces = tokenize_inputs(tokenizer, examples, max_tokens=limits.max_input_tokens)
+    room = compute_input_room(tokenizer, limits)
+    pieces = tokenize_inputs(tokenizer, examples, max_tokens=room)
     for example, piece, label_ids in zip(examples, pieces, _tokenize_targets(tokenizer, targets), strict=True):
         yield _encode_generative(tokenizer, example, piece, label_ids, limits, extractive=extractive)
+
+
+def compute_input_room(tokenizer: PreTrainedTokenizerBase, limits: LengthLimits) -> int | None:
+    """The most tokens of an input beside the special ones; None without a limit."""
+    if limits.max_input_tokens is None:
+        return None
+    return max(limits.max_input_tokens - find_frame(tokenizer).num_input_tokens, 0)
+
+
+def encode_labels(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Labels of whole targets."""
+    before, end = find_frame(tokenizer).before_target, cast("int", tokenizer.eos_token_id)
+    return [[*before, *ids, end] for ids in _tokenize_targets(tokenizer, texts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +143,14 @@ def _tokenize_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]
 def tokenize_inputs(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[TextExample], *, max_tokens: int | None = 0
 ) -> Iterator[TokenizedInput]:
-    """Tokenise the inputs of examples, without end token.
+    """Tokenise the inputs of examples, without special tokens.
 
     A call of the tokenizer gets MAX_CHARACTERS at most (or one example), because the tokenizer returns Python objects
     of about 200 bytes per token and offset.
 
     Args:
-        max_tokens: inputs of at most so many tokens, end token included, may lack offsets and clippable tokens, because
-            nothing of them is clipped; None: every input may.
+        max_tokens: inputs of at most so many tokens may lack offsets and clippable tokens, because nothing of them is
+            clipped; None: every input may; 0: none may.
     """
     if not tokenizer.is_fast:
         yield from (_tokenize_by_parts(tokenizer, example) for example in examples)
@@ -99,7 +158,7 @@ def tokenize_inputs(
     table = None if max_tokens == 0 else find_word_table(tokenizer)
     for batch in _iter_batches(examples):
         plain = table.encode([e.inputs for e in batch]) if table else [None] * len(batch)
-        is_short = [ids is not None and (max_tokens is None or len(ids) < max_tokens) for ids in plain]
+        is_short = [ids is not None and (max_tokens is None or len(ids) <= max_tokens) for ids in plain]
         longer = _tokenize_with_offsets(tokenizer, [e for e, short in zip(batch, is_short, strict=True) if not short])
         for ids, short in zip(plain, is_short, strict=True):
             yield TokenizedInput(ids, len(ids), len(ids), None) if short and ids is not None else next(longer)
@@ -136,13 +195,14 @@ def _iter_batches(examples: Sequence[TextExample]) -> Iterator[list[TextExample]
 
 
 def _tokenize_by_parts(tokenizer: PreTrainedTokenizerBase, example: TextExample) -> TokenizedInput:
-    """Tokenise without the tokenizer's offsets (ByT5): encode the text before, inside and after the span separately."""
+    """Tokenise without the tokenizer's offsets (ByT5, MyT5): encode the text before, inside and after the span."""
     low, high = example.clippable
     texts = example.inputs[:low], example.inputs[low:high], example.inputs[high:]
     before, inside, after = (tokenizer.encode(t, add_special_tokens=False) for t in texts)
     ids = [*before, *inside, *after]
     offsets = [(i, i + 1) for i, char in enumerate(example.inputs) for _ in char.encode("utf-8", "surrogatepass")]
-    is_bytes = len(offsets) == len(ids)  # the text spells out no special token
+    # Not if the text spells out a special token; MyT5 writes other bytes than those of the text.
+    is_bytes = type(tokenizer).__name__ == "ByT5Tokenizer" and len(offsets) == len(ids)
     known = np.array(offsets, dtype=np.int32).reshape(-1, 2) if is_bytes else None
     return TokenizedInput(ids, len(before), len(before) + len(inside), known)
 
@@ -156,14 +216,16 @@ def _encode_generative(
     *,
     extractive: bool = True,
 ) -> TokenExample:
-    room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
-    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, cast("int", tokenizer.convert_tokens_to_ids(GAP)))
-    end = cast("int", tokenizer.eos_token_id)
-    label_room = len(label_ids) if limits.max_target_tokens is None else limits.max_target_tokens - 1
+    frame, limit = find_frame(tokenizer), compute_input_room(tokenizer, limits)
+    room = len(pieces.ids) if limit is None else limit
+    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
+    label_room = len(label_ids)
+    if limits.max_target_tokens is not None:
+        label_room = max(limits.max_target_tokens - frame.num_target_tokens, 0)
     return TokenExample(
         id=example.id,
-        input_ids=[*ids, end],
-        labels=[*label_ids[:label_room], end],
+        input_ids=[*frame.before, *ids, *frame.after],
+        labels=[*frame.before_target, *label_ids[:label_room], cast("int", tokenizer.eos_token_id)],
         num_clipped_inputs=max(len(pieces.ids) - room, 0),
         num_clipped_targets=max(len(label_ids) - label_room, 0),
         answer_clipped=extractive and high > low and _is_answer_lost(tokenizer, example, pieces, low, high),
@@ -182,7 +244,9 @@ def _encode_extractive(
 def compute_encoded_offsets(
     tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:
-    """Return the characters [start, end) of each position that `encode` keeps, end token excluded; None for a gap."""
+    """Return the characters [start, end) of each position that `encode` keeps, without the special tokens at the end;
+    None for a gap and a special token.
+    """
     [pieces] = tokenize_inputs(tokenizer, [example])
     return _compute_offsets(tokenizer, pieces, limits)
 
@@ -191,11 +255,19 @@ def _compute_offsets(
     tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:
     assert pieces.offsets is not None, "the extractive head needs the offsets of the tokens"
-    room = len(pieces.ids) if limits.max_input_tokens is None else limits.max_input_tokens - 1
-    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, cast("int", tokenizer.convert_tokens_to_ids(GAP)))
+    limit = compute_input_room(tokenizer, limits)
+    room = len(pieces.ids) if limit is None else limit
+    ids, low, high = _truncate_to_fit(pieces, room, limits.overlong, _find_gap(tokenizer))
     num_put_in = max(len(ids) - len(pieces.ids) + (high - low), 0)
     pairs: list[tuple[int, int]] = list(map(tuple, pieces.offsets.tolist()))
-    return [*pairs[:low], *[None] * num_put_in, *pairs[high:]][: len(ids)]
+    kept: list[tuple[int, int] | None] = [*pairs[:low], *[None] * num_put_in, *pairs[high:]]
+    return [*[None] * len(find_frame(tokenizer).before), *kept[: len(ids)]]
+
+
+def _find_gap(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of GAP; None for a tokenizer without it."""
+    gap = cast("int | None", tokenizer.convert_tokens_to_ids(GAP))
+    return None if gap == tokenizer.unk_token_id else gap
 
 
 def _truncate_to_fit(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.data.encode import TokenizedInput, tokenize_inputs
+from fivetune.data.encode import TokenizedInput, find_frame, tokenize_inputs
 from fivetune.data.store import NUM_BINS
 from fivetune.types import JsonTable, TextExample
 
@@ -59,14 +59,15 @@ def measure_lengths(
         answers_can_be_lost: false for references that occur in the inputs by chance only, such as labels.
     """
     rows: list[tuple[int, int, int]] = []
+    frame = find_frame(tokenizer)
     for first in range(0, len(examples), CHUNK):
         chunk = examples[first : first + CHUNK]
         for example, pieces in zip(chunk, tokenize_inputs(tokenizer, chunk), strict=True):
             rows.append(
                 (
-                    len(pieces.ids) + 1,
+                    len(pieces.ids) + frame.num_input_tokens,
                     pieces.stop - pieces.start,
-                    _compute_needed_limit(example, pieces) if answers_can_be_lost else 0,
+                    _compute_needed_limit(example, pieces, frame.num_input_tokens) if answers_can_be_lost else 0,
                 )
             )
     inputs, contexts, needed = np.array(rows, dtype=np.int64).reshape(-1, 3).T
@@ -75,15 +76,16 @@ def measure_lengths(
 
 def _measure_targets(tokenizer: PreTrainedTokenizerBase, targets: Sequence[str]) -> list[int]:
     lengths: dict[str, int] = {}
+    num_added = find_frame(tokenizer).num_target_tokens
     different = list(dict.fromkeys(targets))
     for first in range(0, len(different), CHUNK):
         chunk = different[first : first + CHUNK]
         encoded = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-        lengths |= {target: len(ids) + 1 for target, ids in zip(chunk, encoded, strict=True)}
+        lengths |= {target: len(ids) + num_added for target, ids in zip(chunk, encoded, strict=True)}
     return [lengths[target] for target in targets]
 
 
-def _compute_needed_limit(example: TextExample, pieces: TokenizedInput) -> int:
+def _compute_needed_limit(example: TextExample, pieces: TokenizedInput, num_special: int) -> int:
     """Return the input limit from which on truncation keeps the first answer; 0 without an answer or offsets.
 
     Truncation removes the end of the context, so an answer in the context also needs room for the tokens behind it.
@@ -94,10 +96,10 @@ def _compute_needed_limit(example: TextExample, pieces: TokenizedInput) -> int:
     last = int(np.searchsorted(pieces.offsets[:, 0], min(ends))) - 1
     behind = len(pieces.ids) - pieces.stop
     if last < pieces.start:
-        return last + 2
+        return last + 1 + num_special
     if last >= pieces.stop:
-        return pieces.start + behind + 2
-    return last + 1 + behind + 1
+        return pieces.start + behind + 1 + num_special
+    return last + 1 + behind + num_special
 
 
 def _find_answer(answer: str, text: str) -> re.Match[str] | None:

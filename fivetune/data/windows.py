@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fivetune.data.encode import LengthLimits, TokenizedInput, tokenize_inputs
+from fivetune.data.encode import LengthLimits, TokenizedInput, compute_input_room, tokenize_inputs
 from fivetune.tasks import find_text
 from fivetune.types import Task, TextExample
 
@@ -32,12 +32,13 @@ def split_into_windows(
     The windows of `q1` have the ids `q1#1`, `q1#2`, the group `q1`, and `meta["window"]` = [number from 1, how many].
     An example whose question leaves no room for a window is not split; `encode` truncates it.
     """
-    if limits.max_input_tokens is None:
+    room = compute_input_room(tokenizer, limits)
+    if room is None:
         return list(examples)
     found = []
-    tokenized = tokenize_inputs(tokenizer, examples, max_tokens=limits.max_input_tokens)
+    tokenized = tokenize_inputs(tokenizer, examples, max_tokens=room)
     for example, pieces in zip(examples, tokenized, strict=True):
-        found += _split_example(example, pieces, limits.max_input_tokens - 1, limits.window_overlap)
+        found += _split_example(example, pieces, room, limits.window_overlap)
     return found
 
 

@@ -17,10 +17,12 @@ from fivetune.decode.beam import run_beam_search
 from fivetune.decode.greedy import run_greedy_search
 from fivetune.decode.labels import GivenScores, score_given
 from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.decode.steps import Decoder
 from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.family import get_family
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ def generate(
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
-        decoder = Decoder(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
+        kind = Decoder if get_family(model.config).flat else PaddedDecoder
+        decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
         for positions in together.iter_together(batches):
             batch_rows = [0] if positions is None else chosen[positions].tolist()
             with autocast():
@@ -124,7 +127,12 @@ def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> 
 
 
 def _answer_batch(
-    model: T5Model, decoder: Decoder, batch: Batch, rows: list[int], decoding: Decoding, rules: LogitsProcessor
+    model: T5Model,
+    decoder: Decoder | PaddedDecoder,
+    batch: Batch,
+    rows: list[int],
+    decoding: Decoding,
+    rules: LogitsProcessor,
 ) -> list[GeneratedAnswer]:
     decoder.start_batch(batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist())
     targets = pad(batch, pad_id=decoder.config.pad_token_id).labels

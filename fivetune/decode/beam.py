@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding, Hypothesis
 from fivetune.decode.steps import Decoder, RowCompactor
 
@@ -68,7 +69,7 @@ class _BeamState:
 
 
 def run_beam_search(
-    decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
+    decoder: Decoder | PaddedDecoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
 ) -> list[list[Hypothesis]]:
     """Return the `num_candidates` best hypotheses of every example, best first."""
     cap, config = decoding.max_new_tokens, decoder.config

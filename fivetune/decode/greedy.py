@@ -8,13 +8,16 @@ from __future__ import annotations
 import torch
 
 from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding, Hypothesis
 from fivetune.decode.steps import Decoder, RowCompactor
 
 MIN_FINISHED_SHARE = 1 / 8  # share of finished rows at which the batch is compacted
 
 
-def run_greedy_search(decoder: Decoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor) -> list[Hypothesis]:
+def run_greedy_search(
+    decoder: Decoder | PaddedDecoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
+) -> list[Hypothesis]:
     """Return the greedy answers of `num_rows` encoded rows, in order."""
     cap, eos = decoding.max_new_tokens, decoder.config.eos_token_id
     written = torch.full((num_rows, cap + 1), eos, device=decoder.device)

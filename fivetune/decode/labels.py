@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fivetune.decode.logits import LogitsProcessor
+from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding
 from fivetune.decode.steps import Decoder
 
@@ -36,7 +37,9 @@ class GivenScores:
     left_label_set: Tensor | None = None
 
 
-def score_given(decoder: Decoder, targets: Tensor, decoding: Decoding, rules: LogitsProcessor) -> GivenScores:
+def score_given(
+    decoder: Decoder | PaddedDecoder, targets: Tensor, decoding: Decoding, rules: LogitsProcessor
+) -> GivenScores:
     """Score targets ([B, T], negative after their ends), phrase and labels, as requested by `decoding`."""
     tree = LabelTree(len(targets), decoder.config.decoder_start_token_id)
     target = tree.add_rows(targets) if decoding.score_targets else []
@@ -109,7 +112,7 @@ class LabelTree:
             self._parents.append(parent)
         return self._child[edge]
 
-    def score_edges(self, decoder: Decoder, rules: LogitsProcessor) -> tuple[Tensor, Tensor]:
+    def score_edges(self, decoder: Decoder | PaddedDecoder, rules: LogitsProcessor) -> tuple[Tensor, Tensor]:
         """Compute -log p of every edge, [B, E] fp32, and whether greedy search would choose it, [B, E] bool."""
         device = decoder.device
         depth, visible = self._compute_layout()
@@ -128,7 +131,7 @@ class LabelTree:
 
 
 def _score_edges(
-    decoder: Decoder, rules: LogitsProcessor, hidden: Tensor, nodes: Tensor, tokens: Tensor
+    decoder: Decoder | PaddedDecoder, rules: LogitsProcessor, hidden: Tensor, nodes: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute -log p of tokens [B, E] after the nodes [E] of hidden [B, N, d], and whether each is the argmax.
 

@@ -1,23 +1,28 @@
-"""All facts about the variants of T5, in one place and without torch.
+"""All facts about the families of models, in one place and without torch.
 
-In: the content of config.json, or the config of a transformers model. Out: transformers' model and tokenizer classes,
-whether the output head is tied to the embedding, whether the decoder's output is scaled.
+In: the content of config.json, or the config of a transformers model. Out: transformers' model classes, what of
+FiveTune a family supports, whether the output head is tied to the embedding, whether the decoder's output is scaled.
 
-    variant                model_type  head     decoder output    feed-forward   relative bias
-    T5 1.0                 t5          tied     x d_model^-1/2    relu           one table per stack
-    T5 1.1, Flan-T5, ByT5  t5 / mt5    untied   not scaled        gated GELU     one table per stack
-    mT5                    mt5         untied   not scaled        gated GELU     one table per stack
-    umT5                   umt5        untied   not scaled        gated GELU     one table per layer
+    variant                model_type  head     decoder output    feed-forward   positions
+    T5 1.0                 t5          tied     x d_model^-1/2    relu           one table of biases per stack
+    T5 1.1, Flan-T5, ByT5  t5 / mt5    untied   not scaled        gated GELU     one table of biases per stack
+    mT5                    mt5         untied   not scaled        gated GELU     one table of biases per stack
+    umT5                   umt5        untied   not scaled        gated GELU     one table of biases per layer
+    LongT5                 longt5      both     1.0: scaled       both           one table of biases per stack
+    T5Gemma                t5gemma     tied     logits capped     gated GELU     rotary
+    T5Gemma 2              t5gemma2    tied     not scaled        gated GELU     rotary
 
-Sources: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5), Chung et al. 2023 (umT5), and the
-published config.json files.
+Sources: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5), Chung et al. 2023 (umT5), Guo et al.
+2022 (LongT5), Zhang et al. 2025 (T5Gemma), and the published config.json files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fivetune.errors import ModelError
 from fivetune.types import JsonTable
@@ -38,30 +43,62 @@ class Family:
 
     Args:
         model_type: its name in config.json.
-        generation_class, span_class: transformers' classes with a language model head, with a span head.
-        tokenizer_class: transformers' class for its SentencePiece file.
+        generation_class, span_class: transformers' classes with a language model head, with a span head (None: no
+            extractive answers).
         scale_flag: the config entry that makes transformers scale the decoder's output; None if it never does.
+        flat: it is built from T5's blocks, which the flat forward, the decoder of `decode/steps.py` and the strategies
+            that divide a model compute; other families are computed by transformers' modules.
+        on_tpu: whether device tpu computes it.
+        start: the config entry with the first input of the decoder, where decoder_start_token_id is not given.
+        t5_tables: it has T5's names of the embedding and the head, and T5's rules of tying and scaling.
+        models: published models of the family.
     """
 
     model_type: str
     generation_class: str
-    span_class: str
-    tokenizer_class: str
-    scale_flag: str | None
+    span_class: str | None = None
+    scale_flag: str | None = None
+    flat: bool = False
+    on_tpu: bool = False
+    start: str = "pad_token_id"
+    t5_tables: bool = False
+    models: str = ""
 
 
+T5_LIKE: dict[str, Any] = {"flat": True, "on_tpu": True, "t5_tables": True}
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("t5", "T5ForConditionalGeneration", "T5ForQuestionAnswering", "T5Tokenizer", "scale_decoder_outputs"),
-        Family("mt5", "MT5ForConditionalGeneration", "MT5ForQuestionAnswering", "T5Tokenizer", None),
         Family(
-            "umt5", "UMT5ForConditionalGeneration", "UMT5ForQuestionAnswering", "T5Tokenizer", "tie_word_embeddings"
+            "t5",
+            "T5ForConditionalGeneration",
+            "T5ForQuestionAnswering",
+            "scale_decoder_outputs",
+            models="T5, T5 1.1, Flan-T5, ByT5 and MyT5, UL2 and Flan-UL2, MADLAD-400, CodeT5 and CodeT5+ (220M, 770M)",
+            **T5_LIKE,
         ),
+        Family("mt5", "MT5ForConditionalGeneration", "MT5ForQuestionAnswering", models="mT5", **T5_LIKE),
+        Family(
+            "umt5",
+            "UMT5ForConditionalGeneration",
+            "UMT5ForQuestionAnswering",
+            "tie_word_embeddings",
+            models="umT5",
+            **T5_LIKE,
+        ),
+        Family(
+            "longt5",
+            "LongT5ForConditionalGeneration",
+            scale_flag="scale_decoder_outputs",
+            t5_tables=True,
+            models="LongT5 with local or transient-global attention",
+        ),
+        Family("t5gemma", "T5GemmaForConditionalGeneration", start="bos_token_id", models="T5Gemma"),
+        Family("t5gemma2", "T5Gemma2ForConditionalGeneration", start="bos_token_id", models="T5Gemma 2, text only"),
     )
 }
-GENERATION_CLASSES = tuple(family.generation_class for family in FAMILIES.values())
-SPAN_CLASSES = tuple(family.span_class for family in FAMILIES.values())
+GENERATION_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.flat)
+SPAN_CLASSES = tuple(family.span_class for family in FAMILIES.values() if family.span_class)
 
 
 class ModelConfig(Protocol):
@@ -69,14 +106,55 @@ class ModelConfig(Protocol):
 
     model_type: str
     d_model: int
+    get_text_config: Callable[..., object]
 
 
-def find_family(raw: JsonTable, where: Path) -> Family:
-    """The family that config.json names. Raises ModelError for any other model."""
+def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool = False) -> Family:
+    """The family that config.json names; with `any_seq2seq` also that of another sequence-to-sequence model.
+
+    Raises ModelError for any other model.
+    """
     kind = raw.get("model_type")
-    if kind not in FAMILIES:
-        raise ModelError(f"{where}: model_type {kind!r} is not of the T5 family. Allowed: {', '.join(FAMILIES)}.")
-    return FAMILIES[str(kind)]
+    if kind in FAMILIES:
+        return FAMILIES[str(kind)]
+    others = _list_other_classes()
+    if kind in others and any_seq2seq:
+        return Family(str(kind), others[str(kind)])
+    allowed = f"Allowed: {', '.join(FAMILIES)}."
+    if kind in others:
+        raise ModelError(
+            f"{where}: model_type {kind!r} is not of the T5 family. {allowed} model.any_seq2seq: true trains "
+            "it with transformers' own forward, at your own risk."
+        )
+    near = get_close_matches(str(kind), FAMILIES, n=3, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ModelError(f"{where}: model_type {kind!r} is not of the T5 family.{hint} {allowed}")
+
+
+def _list_other_classes() -> dict[str, str]:
+    """transformers' classes of sequence-to-sequence models, by model_type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+
+    return {kind: name for kind, name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
+
+
+def get_family(config: ModelConfig) -> Family:
+    """The family of a loaded model: one that is not in FAMILIES was allowed by model.any_seq2seq."""
+    return FAMILIES.get(config.model_type) or Family(config.model_type, "")
+
+
+def explain_unsupported_parts(family: Family, *, strategy: str, sharded: bool, device: str) -> str:
+    """Explain which setting a family does not support, beginning with its key; empty if it supports all.
+
+    Args:
+        sharded: whether the strategy divides the weights among several ranks.
+    """
+    name = f"model_type {family.model_type!r}"
+    if device == "tpu" and not family.on_tpu:
+        return f"device tpu: {name} is not computed there. Use device cpu or cuda."
+    if sharded and not family.flat:
+        return f"strategy.name {strategy}: it divides T5's blocks, and {name} has others. Use single or ddp."
+    return ""
 
 
 def has_span_head(raw: JsonTable) -> bool:
@@ -95,13 +173,18 @@ def has_own_head(raw: JsonTable) -> bool:
 
 def should_scale_output(config: ModelConfig) -> bool:
     """Whether transformers multiplies the decoder's output by d_model^-1/2 before the head."""
-    flag = FAMILIES[config.model_type].scale_flag
+    flag = get_family(config).scale_flag
     return bool(flag and getattr(config, flag))
 
 
 def compute_output_scale(config: ModelConfig) -> float:
     """The factor of the decoder's output before the head: d_model^-1/2 or 1."""
     return config.d_model**-0.5 if should_scale_output(config) else 1.0
+
+
+def get_logit_cap(config: ModelConfig) -> float | None:
+    """The bound of the logits, which T5Gemma caps softly; None for models without."""
+    return getattr(config.get_text_config(decoder=True), "final_logit_softcapping", None)
 
 
 def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
@@ -116,14 +199,17 @@ def infer_output_scale(raw: JsonTable, *, untied: bool, where: str) -> bool:
     False
     """
     own_head = has_own_head(raw)
+    if own_head and not untied and raw["model_type"] == "longt5":
+        return False  # published files of LongT5 may hold the embedding only: transformers ties it, without scaling
     if own_head and not untied:
         raise ModelError(
             f"{where}: config.json declares an output head of its own, but the file holds no {HEAD}. "
             "The file is incomplete; get the model again."
         )
-    if raw["model_type"] == "mt5":
+    flag = FAMILIES[str(raw["model_type"])].scale_flag
+    if flag is None:
         return False
-    if raw["model_type"] == "umt5":
+    if flag == "tie_word_embeddings":
         return not untied
     scale = raw.get("scale_decoder_outputs", not own_head)
     if untied and scale and own_head:

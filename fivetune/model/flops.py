@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model, T5Settings
+    from fivetune.model.modules import T5Settings
     from fivetune.model.shapes import ModelShape
 
 
@@ -27,16 +27,6 @@ class Flops:
     @property
     def total(self) -> float:
         return self.encoder + self.decoder
-
-
-def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
-    """Count the operations of forward and backward over examples of these lengths.
-
-    A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
-    """
-    if hasattr(model, "qa_outputs"):
-        return count_train_flops(model.config, source_lengths, source_lengths, num_outputs=2)
-    return count_train_flops(model.config, source_lengths, target_lengths)
 
 
 def count_train_flops(

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
+from fivetune.model.family import get_logit_cap
 from fivetune.model.span_head import compute_span_losses
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs
     logits = output.logits.float()
     nats = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
     return nats.view_as(batch.labels)
+
+
+def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:
+    """Scores of all tokens, [..., V] fp32, from the decoder's output, scaled for the head.
+
+    T5Gemma's scores are soft-capped, c tanh(scores / c); Bart's have a bias that is not trained.
+    """
+    scores = model.get_output_embeddings()(hidden).float()
+    bias, cap = getattr(model, "final_logits_bias", None), get_logit_cap(model.config)
+    scores = scores if bias is None else scores + bias
+    return scores if cap is None else (scores / cap).tanh() * cap
 
 
 @torch.no_grad()

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from fivetune.data.batch import PaddedBatch
 from fivetune.model.family import compute_output_scale
-from fivetune.model.forward import compute_padded_losses
+from fivetune.model.forward import compute_logits, compute_padded_losses
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
+
+__all__ = ["StatelessModel", "compute_logits", "compute_losses", "decode_padded", "encode_padded"]
 
 
 class StatelessModel(nn.Module):
@@ -51,8 +53,3 @@ def decode_padded(model: T5Model, ids: Tensor, encoded: Tensor, attention_mask: 
         input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask, use_cache=False
     )
     return found.last_hidden_state * compute_output_scale(model.config)
-
-
-def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:
-    """Scores of all tokens, [..., V] fp32."""
-    return model.lm_head(hidden).float()

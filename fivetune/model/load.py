@@ -15,14 +15,14 @@ from torch import nn
 
 from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
-from fivetune.model.family import find_family, has_own_head, has_span_head
+from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.shards import find_tensors, is_untied
 from fivetune.model.tokenizer import load_tokenizer, refuse_other_vocabulary, suppress_output
 from fivetune.rundir.checksums import MANIFEST, verify_checksums
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model, T5Settings
     from fivetune.types import JsonTable
@@ -52,6 +52,7 @@ def load_model_and_tokenizer(
     dropout: float | None = None,
     head: str = "generate",
     on_meta: bool = False,
+    any_seq2seq: bool = False,
 ) -> LoadedModel:
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
@@ -59,7 +60,9 @@ def load_model_and_tokenizer(
         path: folder, hub name or t5-nano. config: folder or config.json of a model with random weights.
         tokenizer: folder or hub name, if it is not in the model's folder.
         head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
-        on_meta: leave the weights of a pre-trained generative model in their files, unless its vocabulary must grow.
+        on_meta: leave the weights of a pre-trained generative model of T5's blocks in their files, unless its
+            vocabulary must grow.
+        any_seq2seq: load other sequence-to-sequence models of transformers too.
 
     Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError if the folder is
     damaged, belongs to another family, has another vocabulary than `tokenizer`, or if the loaded weights differ from
@@ -69,16 +72,26 @@ def load_model_and_tokenizer(
     if source.is_dir():
         verify_checksums(source, advice=_advise_restoring(source))
     raw = read_model_config(source)
-    find_family(raw, source)
-    settings = _load_settings(source, dropout)
+    family = find_family(raw, source, any_seq2seq=any_seq2seq)
+    settings = _load_settings(source, dropout, family)
     words = load_tokenizer(tokenizer, source)
     _refuse_other_ids(words, settings, source)
+    if isinstance(settings.eos_token_id, list):  # instruction-tuned models have several; answers end with the first
+        settings.eos_token_id = cast("int", words.eos_token_id)
+    if head == "extractive" and not family.span_class:
+        raise ModelError(f"{source}: model_type {family.model_type!r} has no span head. Set task.head: generate.")
     if init == "pretrained" and tokenizer:
         refuse_other_vocabulary(words, tokenizer, source)
     if init == "pretrained" and has_span_head(raw):
         span_head.refuse_other_head(head, source)
         return LoadedModel(span_head.load_span_model(source, settings), words)
-    if on_meta and init == "pretrained" and head == "generate" and count_ids(words) <= raw.get("vocab_size", 0):
+    if (
+        on_meta
+        and family.flat
+        and init == "pretrained"
+        and head == "generate"
+        and count_ids(words) <= raw.get("vocab_size", 0)
+    ):
         files = find_weight_files(source)
         return LoadedModel(_build_on_meta(source, settings, raw, files), words, files=files)
     if init == "pretrained":
@@ -128,7 +141,7 @@ def _find_config_source(config: str | None) -> Path:
     return Path(config) if Path(config).is_file() else find_folder(config)
 
 
-def _load_settings(source: Path, dropout: float | None) -> T5Settings:
+def _load_settings(source: Path, dropout: float | None, family: Family) -> T5Settings:
     """Load the transformers config and fill in entries that a config of the family may lack."""
     from transformers import AutoConfig
 
@@ -137,11 +150,22 @@ def _load_settings(source: Path, dropout: float | None) -> T5Settings:
     except Exception as error:  # transformers' strict validation raises its own kinds
         raise ModelError(f"{source}: config.json is refused: {str(error).strip()}") from None
     if dropout is not None:
-        settings.dropout_rate = dropout
+        _set_dropout(settings, dropout)
     if getattr(settings, "decoder_start_token_id", None) is None:
-        settings.decoder_start_token_id = settings.pad_token_id
+        settings.decoder_start_token_id = getattr(settings, family.start)
+    settings.vocab_size = settings.get_text_config(decoder=True).vocab_size
     settings.use_cache = True
     return cast("T5Settings", settings)
+
+
+def _set_dropout(settings: PreTrainedConfig, rate: float) -> None:
+    """Set the dropout rate, in T5Gemma also that of its stacks; Bart's entry has another name."""
+    for name in ("dropout_rate", "dropout"):
+        if hasattr(settings, name):
+            setattr(settings, name, rate)
+    for name in settings.sub_configs:
+        if (part := getattr(settings, name, None)) is not None:
+            _set_dropout(part, rate)
 
 
 def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Model:
@@ -155,6 +179,7 @@ def _load_pretrained(folder: Path, settings: T5Settings, raw: JsonTable) -> T5Mo
             )
         except RuntimeError as error:
             raise ModelError(f"{folder}: the weights do not fit config.json: {str(error).splitlines()[0]}") from None
+    _freeze_vision(model)
     return selfcheck.verify_model(_set_generation_ids(model, settings), files, raw, where=str(folder))
 
 
@@ -164,11 +189,19 @@ def _build_random(settings: T5Settings, raw: JsonTable) -> T5Model:
 
     with suppress_output():
         model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
-    if has_own_head(raw):
+    _freeze_vision(model)
+    if has_own_head(raw) and get_family(settings).t5_tables:
         head = torch.empty_like(model.lm_head.weight).normal_(std=settings.d_model**-0.5)
         model.lm_head.weight = nn.Parameter(head)
         model.config.tie_word_embeddings = False
     return _set_generation_ids(model, settings)
+
+
+def _freeze_vision(model: PreTrainedModel) -> None:
+    """Exclude the part of T5Gemma 2 that reads images from training: text has no gradient for it; it is saved."""
+    for name in ("vision_tower", "multi_modal_projector"):
+        if (part := getattr(model.get_encoder(), name, None)) is not None:
+            part.requires_grad_(False)
 
 
 def _set_generation_ids(model: T5Model, settings: T5Settings) -> T5Model:
@@ -207,6 +240,11 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
     needed = count_ids(loaded.tokenizer)
     if needed <= rows:
         return
+    if not get_family(loaded.model.config).t5_tables:
+        raise ModelError(
+            f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows. Use the tokenizer that belongs "
+            "to the model (model.tokenizer)."
+        )
     grown = -(-needed // 128) * 128
     head = loaded.model.lm_head.weight.detach().clone()
     tied = loaded.model.lm_head.weight is loaded.model.get_input_embeddings().weight

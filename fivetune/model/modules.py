@@ -1,4 +1,4 @@
-"""Types of the parts of transformers' T5, mT5 and umT5 models that FiveTune reads, for annotations only.
+"""Types of the parts of transformers' models that FiveTune reads, for annotations, and the tensors of their files.
 
 transformers chooses a model's class at run time and types most of its attributes as `Tensor | Module`; these
 declarations give the type checker the type of each attribute.
@@ -6,7 +6,7 @@ declarations give the type checker the type of each attribute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ class T5Settings(Protocol):
     pad_token_id: int
     eos_token_id: int
     decoder_start_token_id: int
+    get_text_config: Callable[..., object]
 
 
 class GenerationIds(Protocol):
@@ -108,6 +109,7 @@ class T5Stack(nn.Module):
     block: Sequence[T5Block]
     final_layer_norm: T5Norm
     dropout: nn.Dropout
+    get_input_embeddings: Callable[[], nn.Embedding]
 
 
 class T5Model(nn.Module):
@@ -121,6 +123,9 @@ class T5Model(nn.Module):
     lm_head: nn.Linear
     qa_outputs: nn.Linear
     get_input_embeddings: Callable[[], nn.Embedding]
+    get_output_embeddings: Callable[[], nn.Linear]
+    get_encoder: Callable[[], nn.Module]
+    get_decoder: Callable[[], T5Stack]
     resize_token_embeddings: Callable[[int], nn.Embedding]
     save_pretrained: Callable[[Path], object]
 
@@ -133,3 +138,13 @@ class AutogradContext(FunctionCtx):
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         super().save_for_backward(*tensors)  # type: ignore[arg-type]  # torch accepts None
+
+
+def iter_saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and value of the tensors that belong to a model's files without being trained, such as Bart's bias of
+    the logits; T5 has none.
+    """
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer

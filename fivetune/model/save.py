@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from fivetune.errors import FiveTuneEnvironmentError, RunDirError
+from fivetune.model.modules import iter_saved_buffers
 from fivetune.model.tokenizer import suppress_output
 from fivetune.rundir import fsync_folder
 from fivetune.rundir.checksums import write_checksums
@@ -57,7 +59,8 @@ def save_model(
     try:
         with suppress_output():
             _save_config(model, staging)
-            write_weights(model.named_parameters() if weights is None else weights, staging)
+            weights = model.named_parameters() if weights is None else weights
+            write_weights(chain(weights, iter_saved_buffers(model)), staging)
             tokenizer.save_pretrained(staging)
         _write_tie_flag(model, staging / "config.json")
         if generation and hasattr(model, "lm_head"):
@@ -141,7 +144,7 @@ def _write_tie_flag(model: T5Model, path: Path) -> None:
     if not hasattr(model, "lm_head"):  # a span head is never tied
         return
     config = json.loads(path.read_text())
-    tied = model.lm_head.weight is model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is model.get_decoder().get_input_embeddings().weight
     config["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

@@ -8,19 +8,34 @@ the decoder's output is scaled although the variant (`family.py`) is not, or the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fivetune.errors import ModelError
-from fivetune.model.family import EMBEDDING_COPIES, HEAD, LEFTOVER_WEIGHTS, SHARED, has_own_head, infer_output_scale
+from fivetune.model.family import (
+    EMBEDDING_COPIES,
+    HEAD,
+    LEFTOVER_WEIGHTS,
+    SHARED,
+    get_family,
+    has_own_head,
+    infer_output_scale,
+)
 from fivetune.model.files import iter_tensors
+from fivetune.model.forward import compute_logits
+from fivetune.model.modules import iter_saved_buffers
 from fivetune.model.tokenizer import suppress_output
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightRenaming
+
     from fivetune.model.modules import T5Model, T5Settings
     from fivetune.types import JsonTable
 
@@ -30,14 +45,18 @@ TOLERANCE = 1e-4  # relative, of the probe's logits
 def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: str) -> T5Model:
     """Return the model after comparing it with its files. Raises ModelError naming what differs."""
     head = _compare_tensors(model, files, where, own_head=has_own_head(raw))
+    family = get_family(model.config)
+    if not family.t5_tables:
+        _probe(model, partial(compute_logits, model), "computed from the decoder's output alone", where)
+        return model
     scale = infer_output_scale(raw, untied=head is not None, where=where)
     if head is not None and model.lm_head.weight is model.get_input_embeddings().weight:
         model.lm_head.weight = nn.Parameter(head)  # transformers ties a head that has the embedding's values
     embedding = model.get_input_embeddings().weight.detach()
-    if raw["model_type"] == "umt5":
+    if family.scale_flag == "tie_word_embeddings":
         # transformers 5.23 forces the tie flag of umT5 to True and scales by it; the published models do neither
         model.config.tie_word_embeddings = scale
-    _probe(model, embedding if head is None else head, scale, where)
+    _probe_head(model, embedding if head is None else head, scale, where)
     return model
 
 
@@ -50,7 +69,7 @@ def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where:
     from transformers import AutoModelForSeq2SeqLM
 
     scale = infer_output_scale(raw, untied=untied, where=where)
-    if raw["model_type"] == "umt5":  # as in `verify_model`
+    if get_family(settings).scale_flag == "tie_word_embeddings":  # as in `verify_model`
         settings.tie_word_embeddings = scale
     small: Any = deepcopy(settings)
     small.update({"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1})
@@ -59,7 +78,7 @@ def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where:
         model = AutoModelForSeq2SeqLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
         if untied:
             model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
-    _probe(model, model.lm_head.weight, scale, where)
+    _probe_head(model, model.lm_head.weight, scale, where)
 
 
 def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head: bool) -> Tensor | None:
@@ -68,47 +87,73 @@ def _compare_tensors(model: T5Model, files: list[Path], where: str, *, own_head:
     A head that equals the embedding counts as tied, unless config.json declares an untied one (`own_head`).
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    seen: set[str] = set()
+    buffers, renamings = dict(iter_saved_buffers(model)), _list_renamings(model)
+    seen: set[Tensor] = set()
     shared = head = None
-    for name, tensor in iter_tensors(files):
+    for stored, tensor in iter_tensors(files):
+        name = stored if stored in parameters else _rename(stored, renamings)
         if name in LEFTOVER_WEIGHTS and name not in parameters:
             continue
-        if name not in parameters:
+        held = parameters.get(name, buffers.get(name))
+        if held is None:
             raise ModelError(f"{where}: the model has no tensor {name} of the file. Does config.json belong to it?")
-        seen.add(name)
+        seen.add(held)
         if not tensor.isfinite().all():
             raise ModelError(
                 f"{where}: tensor {name} of the file holds values that are not finite. Get the model again."
             )
-        if not torch.equal(parameters[name].detach(), tensor.float()):
+        if not torch.equal(held.detach(), tensor.float()):
             raise ModelError(f"{where}: tensor {name} differs between file and loaded model (did the loader tie it?).")
         shared = tensor.float() if name in (SHARED, *EMBEDDING_COPIES) else shared
         head = tensor.float() if name == HEAD else head
-    tied = {SHARED, HEAD, *EMBEDDING_COPIES}
-    missing = [n for n in parameters if n not in seen and n not in tied]
-    if missing or not seen & tied:
-        name = (missing or [SHARED])[0]
-        raise ModelError(f"{where}: tensor {name} is not in the file ({len(missing)} missing). Get the model again.")
+    missing = [name for name, parameter in parameters.items() if parameter not in seen]
+    if missing:
+        raise ModelError(
+            f"{where}: tensor {missing[0]} is not in the file ({len(missing)} missing). Get the model again."
+        )
     if head is None or shared is None:
         return None
     return head if own_head or not torch.equal(head, shared) else None
 
 
-@torch.no_grad()
-def _probe(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
+def _rename(name: str, renamings: list[WeightRenaming]) -> str:
+    for one in renamings:
+        name = one.rename_source_key(name)[0]
+    return name
+
+
+def _list_renamings(model: T5Model) -> list[WeightRenaming]:
+    """transformers' renamings of tensors from published files of a family to its classes; T5 has none."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    if get_family(model.config).t5_tables:
+        return []
+    mapping = get_model_conversion_mapping(cast("PreTrainedModel", model))
+    return [one for one in mapping if isinstance(one, WeightRenaming)]
+
+
+def _probe_head(model: T5Model, head: Tensor, scale: bool, where: str) -> None:
     """Compare the model's logits of a probe with hidden states times the file's head, scaled by the variant's rule."""
+
+    def compute(hidden: Tensor) -> Tensor:
+        return (hidden * model.config.d_model**-0.5 if scale else hidden) @ head.T
+
+    _probe(model, compute, f"with the decoder output {'scaled by d_model^-1/2' if scale else 'not scaled'}", where)
+
+
+@torch.no_grad()
+def _probe(model: T5Model, compute: Callable[[Tensor], Tensor], how: str, where: str) -> None:
+    """Compare the model's logits of a probe with those that `compute` makes of the decoder's output."""
     model.eval()
-    input_ids = torch.tensor([[3, 5, 7, 1]]) % head.shape[0]
-    start = model.config.decoder_start_token_id
-    decoder_input_ids = torch.tensor([[start, 5, 3]]) % head.shape[0]
+    rows = model.config.vocab_size
+    input_ids = torch.tensor([[3, 5, 7, 1]]) % rows
+    decoder_input_ids = torch.tensor([[model.config.decoder_start_token_id, 5, 3]]) % rows
     output = model(input_ids=input_ids, decoder_input_ids=decoder_input_ids, output_hidden_states=True, use_cache=False)
-    hidden = output.decoder_hidden_states[-1]
-    expected = (hidden * model.config.d_model**-0.5 if scale else hidden) @ head.T
+    expected = compute(output.decoder_hidden_states[-1])
     error = ((output.logits - expected).abs().max() / expected.abs().max().clamp_min(1e-12)).item()
     if not error <= TOLERANCE:
-        rule = "scaled by d_model^-1/2" if scale else "not scaled"
         raise ModelError(
-            f"{where}: the loaded model's logits differ by {error:.2g} (relative) from those of its own weights "
-            f"with the decoder output {rule}. "
+            f"{where}: the loaded model's logits differ by {error:.2g} (relative) from those of its own weights {how}. "
             "This version of transformers computes this model family incorrectly; use another version."
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fivetune.errors import ModelError, suggest_names
-from fivetune.model.family import find_family, has_own_head
+from fivetune.model.family import FAMILIES, find_family, has_own_head
 from fivetune.model.files import read_model_config
 from fivetune.nano import CHECKPOINT
 
@@ -158,6 +158,12 @@ def read_shape(path: str | None, config: str | None = None) -> ModelShape:
 
 def _parse_shape(raw: Mapping[str, Any], where: Path) -> ModelShape:
     family = find_family(dict(raw), where)
+    if not family.flat:
+        allowed = ", ".join(kind for kind, one in FAMILIES.items() if one.flat)
+        raise ModelError(
+            f"{where}: the shape of model_type {family.model_type!r} is not known. Allowed: {allowed}. fivetune check "
+            "measures a step of any model."
+        )
 
     def count(name: str, default: int | None = None) -> int:
         value = raw.get(name, default)

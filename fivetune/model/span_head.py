@@ -34,7 +34,7 @@ def attach_span_head(model: T5Model) -> T5Model:
     """Replace the head of a generative model by a random span head (torch's global generator), sharing all weights."""
     import transformers
 
-    kind = getattr(transformers, FAMILIES[model.config.model_type].span_class)
+    kind = getattr(transformers, str(FAMILIES[model.config.model_type].span_class))
     with torch.device("meta"):
         pointing = kind(model.config)
     pointing.shared, pointing.encoder, pointing.decoder = model.shared, model.encoder, model.decoder
@@ -49,7 +49,7 @@ def load_span_model(folder: Path, settings: T5Settings) -> T5Model:
     """Load a saved model with a span head. Raises ModelError if the file lacks some of its weights."""
     import transformers
 
-    kind = getattr(transformers, FAMILIES[settings.model_type].span_class)
+    kind = getattr(transformers, str(FAMILIES[settings.model_type].span_class))
     model, told = kind.from_pretrained(
         folder, config=settings, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )

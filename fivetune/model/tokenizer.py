@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
 TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG = "tokenizer.json", "spiece.model", "tokenizer_config.json"
-BYTE_CLASS = "ByT5Tokenizer"
+BYTE_CLASSES = ("ByT5Tokenizer", "MyT5Tokenizer")
+OTHER_VOCABULARIES = (("vocab.json", "merges.txt"), ("sentencepiece.bpe.model",), ("tokenizer.model",))
+"""Files of byte-level BPE (CodeT5, Bart) and of other SentencePiece models, which transformers converts."""
 WORD_START = "\u2581"  # SentencePiece's mark of a space, which is not a piece of text by itself
 
 
@@ -38,7 +41,8 @@ def load_tokenizer(tokenizer: str | None, source: Path) -> PreTrainedTokenizerBa
             refuse_pointer(folder / name)
     settings = _read_object(folder / TOKENIZER_CONFIG)
     _refuse_lost_vocabulary(folder, settings)
-    with suppress_output():
+    with suppress_output(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # MyT5Tokenizer leaves its file open
         try:
             loaded = _load_from_folder(folder, settings)
         except Exception as error:  # transformers raises many kinds for a broken tokenizer file
@@ -105,6 +109,8 @@ def _refuse_lost_vocabulary(folder: Path, settings: JsonTable) -> None:
     """Raise ModelError for a folder without a tokenizer, or with a tokenizer config but without a vocabulary."""
     if any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE)) or _is_byte_level(settings):
         return
+    if any(all((folder / name).is_file() for name in names) for names in OTHER_VOCABULARIES):
+        return
     if not settings:
         raise ModelError(f"{folder}: has no tokenizer. Give model.tokenizer (a folder, a hub name, or t5-nano).")
     raise ModelError(
@@ -114,7 +120,7 @@ def _refuse_lost_vocabulary(folder: Path, settings: JsonTable) -> None:
 
 
 def _is_byte_level(settings: JsonTable) -> bool:
-    return settings.get("tokenizer_class") == BYTE_CLASS
+    return settings.get("tokenizer_class") in BYTE_CLASSES
 
 
 def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerBase:
@@ -123,18 +129,19 @@ def _load_from_folder(folder: Path, settings: JsonTable) -> PreTrainedTokenizerB
     transformers' T5Tokenizer expects a unigram model in tokenizer.json and fails on others (BPE, WordPiece).
     AutoTokenizer identifies a spiece.model as T5's only with a tokenizer_config.json or config.json beside it.
     """
-    from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Tokenizer
+    from transformers import AutoTokenizer, ByT5Tokenizer, MyT5Tokenizer, PreTrainedTokenizerFast, T5Tokenizer
 
     kind = (_read_object(folder / TOKENIZER).get("model") or {}).get("type")
     if _is_byte_level(settings):
-        return ByT5Tokenizer.from_pretrained(folder)
+        byte_level = MyT5Tokenizer if settings["tokenizer_class"] == "MyT5Tokenizer" else ByT5Tokenizer
+        return byte_level.from_pretrained(folder)
     if kind not in (None, "Unigram"):
         tokens: JsonTable = _infer_special_tokens(folder, settings)
         return PreTrainedTokenizerFast.from_pretrained(folder, **tokens)
     if not settings:
         return T5Tokenizer.from_pretrained(folder)
     loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    assert loaded.is_fast or isinstance(loaded, ByT5Tokenizer), type(loaded)
+    assert loaded.is_fast, type(loaded)
     return loaded
 
 

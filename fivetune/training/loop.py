@@ -24,7 +24,8 @@ from torch import Tensor
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics import is_maximized
-from fivetune.model.flops import Flops, count_model_flops
+from fivetune.model.flops import Flops
+from fivetune.model.module_flops import count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.rundir.figures import (

@@ -17,7 +17,7 @@ import torch
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
-from fivetune.data.encode import LengthLimits
+from fivetune.data.encode import LengthLimits, encode_labels, find_frame
 from fivetune.data.examples import Source
 from fivetune.data.mixture import ConcatStore
 from fivetune.data.prepared import is_prepared, open_prepared
@@ -29,6 +29,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.backend import Forward
+from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.load import LoadedModel, count_parameters, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
@@ -126,7 +127,7 @@ def set_up(
     with world.run_rank_zero_first("sources"):
         check_sources(config)
         config = with_data_labels(config)
-    loaded = load_configured_model(config, on_meta=config.strategy.sharded and world.size > 1)
+    loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips)
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
@@ -186,6 +187,17 @@ def _measure_blocks(
     return measure_block_seconds(loaded.model, stream.build_micro_batches(0)[0], compute, world)
 
 
+def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: World) -> LoadedModel:
+    """Load the model. Raises ConfigError if its family does not support the strategy or the device."""
+    is_sharded = config.strategy.sharded and world.size > 1
+    loaded = load_configured_model(config, on_meta=is_sharded)
+    device, strategy = "tpu" if compute.num_chips else compute.device, config.strategy.plugin_name()
+    family = get_family(loaded.model.config)
+    if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=device):
+        raise ConfigError(reason)
+    return loaded
+
+
 def _wrap_model(
     config: RunConfig,
     loaded: LoadedModel,
@@ -196,7 +208,9 @@ def _wrap_model(
 ) -> T5Model:
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
-    costs = block_seconds or list_block_flops(loaded.model.config, train.inputs.lengths, train.labels.lengths)
+    settings, costs = loaded.model.config, block_seconds
+    if not costs and get_family(settings).flat:
+        costs = list_block_flops(settings, train.inputs.lengths, train.labels.lengths)
     with translate_oom_errors():
         model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)
         if loaded.files:
@@ -290,6 +304,7 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
         dropout=section.dropout,
         head=head_of(config.task),
         on_meta=on_meta,
+        any_seq2seq=section.any_seq2seq,
     )
 
 
@@ -406,7 +421,7 @@ def make_evaluator(
 def build_decoding(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, target_p99: int) -> Decoding:
     """Build the decoding options of the run, for evaluation and prediction."""
     phrase = config.task.no_answer_text
-    phrase_ids = tokenizer(phrase, verbose=False)["input_ids"] if phrase else []
+    phrase_ids = encode_labels(tokenizer, [phrase])[0] if phrase else []
     return Decoding(
         max_new_tokens=config.eval.max_new_tokens or estimate_max_new_tokens(target_p99),
         suppressed_ids=tuple(list_sentinel_ids(tokenizer)) if config.eval.suppress_sentinels else (),
@@ -429,13 +444,14 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
     if not config.task.labels or not config.eval.score_labels:
         return ()
     texts = list(config.task.labels.values())
-    ids = [tuple(row) for row in tokenizer(texts, verbose=False)["input_ids"]]
+    ids = [tuple(row) for row in encode_labels(tokenizer, texts)]
+    num_before = len(find_frame(tokenizer).before_target)
     special = set(tokenizer.all_special_ids) - {cast("int", tokenizer.unk_token_id)}
     limit = config.data.max_target_tokens
     room = None if limit is None else limit - 1  # the last is the end token
     kept = [row[:-1][:room] for row in ids]
     for i, row in enumerate(kept):
-        if found := special.intersection(ids[i][:-1]):
+        if found := special.intersection(ids[i][num_before:-1]):
             raise ConfigError(
                 f"task.labels: {texts[i]!r} holds the special token {tokenizer.convert_ids_to_tokens(min(found))!r}. "
                 "Choose other words for the labels."

@@ -24,7 +24,7 @@ class BySpelling:
     """A tokenizer without offsets, as ByT5 is: one id per character."""
 
     is_fast = False
-    eos_token_id = 1
+    eos_token_id, unk_token_id = 1, 0
 
     def encode(self, text: str, **options: Any) -> list[int]:
         return [ord(character) + 2 for character in text]

@@ -24,8 +24,19 @@ def test_classes_and_scale_are_those_of_transformers(family: str) -> None:
 
 
 def test_other_models_are_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"here: model_type 'bert' is not of the T5 family\. Allowed: t5, mt5, umt5\."):
-        find_family({"model_type": "bert"}, Path("here"))
+    allowed = r"Allowed: t5, mt5, umt5, longt5, t5gemma, t5gemma2\."
+    with pytest.raises(ModelError, match=rf"here: model_type 'bert' is not of the T5 family\. {allowed}"):
+        find_family({"model_type": "bert"}, Path("here"), any_seq2seq=True)
+    with pytest.raises(ModelError, match=rf"'t5_gemma' .* Did you mean t5gemma or t5gemma2\? {allowed}"):
+        find_family({"model_type": "t5_gemma"}, Path("here"))
+
+
+def test_other_sequence_to_sequence_models_need_the_setting() -> None:
+    with pytest.raises(ModelError, match=r"model_type 'bart' .* model\.any_seq2seq: true .* at your own risk"):
+        find_family({"model_type": "bart"}, Path("here"))
+    found = find_family({"model_type": "bart"}, Path("here"), any_seq2seq=True)
+    assert found.generation_class == "BartForConditionalGeneration"
+    assert not (found.flat or found.on_tpu or found.span_class)
 
 
 def test_the_facts_need_no_torch() -> None:

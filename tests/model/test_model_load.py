@@ -157,10 +157,10 @@ def test_weights_of_another_shape(copy_of):
         load_model_and_tokenizer(str(folder))
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5gemma", None])
+@pytest.mark.parametrize("kind", ["bert", "gemma2", None])
 def test_foreign_family_is_refused(copy_of, kind):
     folder = kit.changed_config(copy_of("t5"), model_type=kind)
-    with pytest.raises(ModelError, match=rf"model_type {kind!r} is not of the T5 family. Allowed: t5, mt5, umt5."):
+    with pytest.raises(ModelError, match=rf"model_type {kind!r} is not of the T5 family. .*Allowed: t5, mt5, umt5,"):
         load_model_and_tokenizer(str(folder))
 
 

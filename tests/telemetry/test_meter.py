@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fivetune import rundir
 from fivetune.data.batch import collate
 from fivetune.errors import NumericError
-from fivetune.model.flops import count_model_flops, count_train_flops
+from fivetune.model.flops import count_train_flops
+from fivetune.model.module_flops import count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import RunDir
 from fivetune.telemetry.accelerators import find_peak_flops
