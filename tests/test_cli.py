@@ -54,7 +54,6 @@ def test_version(capsys):
 HELP = """
 import sys
 from fivetune import cli
-from fivetune.model.family import FAMILIES
 for name in {names}:
     try:
         cli.main([name, "--help"])

@@ -232,7 +232,9 @@ def open_run(
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
     config = _with_exported_cap(config, folder / "model")
     compute = choose_compute(config)
-    loaded = load_model_and_tokenizer(str(folder / "model"), head=head_of(config.task))
+    loaded = load_model_and_tokenizer(
+        str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
+    )
     model = loaded.model.to(compute.device).eval()
     return TrainedRun(
         folder=folder,

@@ -346,7 +346,8 @@ def _check_reload(setup: Setup) -> Outcome:
         learner.save_model(setup.loaded.tokenizer, folder)
         reloaded = None
         if learner.world.is_first:
-            reloaded = load_model_and_tokenizer(str(folder), head=head_of(setup.config.task)).model
+            foreign = setup.config.model.any_seq2seq
+            reloaded = load_model_and_tokenizer(str(folder), head=head_of(setup.config.task), any_seq2seq=foreign).model
     if learner.strategy.sharded:
         what = "weights"
         loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}

@@ -175,6 +175,19 @@ def test_images_are_not_trained(tmp_path: Path, folder_of: Callable[[str], Path]
     assert frozen <= whole.keys()
 
 
+@pytest.mark.parametrize("name", ["t5gemma2", "bart"])
+def test_a_run_answers_as_it_was_evaluated(tmp_path: Path, folder_of: Callable[[str], Path], name: str) -> None:
+    foreign = {"model__any_seq2seq": True} if name in family_kit.FOREIGN else {}
+    run = fivetune.train(kit.recipe(tmp_path, folder_of(name), train__num_steps=2, eval__every_steps=2, **foreign))
+    opened = fivetune.open_run(tmp_path / "run")
+    evaluated = run.read_predictions(next(one for one in run.evals if one.step == opened.step))
+    assert len(evaluated) == 12
+    answered = opened.predict_file(tmp_path / "dev.json")
+    assert {row.prediction.id: row.prediction.prediction for row in answered} == {
+        one.id: one.prediction for one in evaluated
+    }
+
+
 def test_a_run_of_gemma_resumes_exactly(tmp_path: Path, folder_of: Callable[[str], Path]) -> None:
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     settings = [kit.recipe(path, folder_of("t5gemma")) for path in (whole, parted) if not path.mkdir()]
