@@ -57,6 +57,7 @@ def start_processes(words: Sequence[str], *, nproc: int, nnodes: int = 1, timeou
     if nnodes > 1:
         NodePlace.from_environment(nnodes)  # raises before a process is started
     launch_id = uuid.uuid4().hex
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)  # until both processes can handle them
     agent = subprocess.Popen(
         [sys.executable, "-m", "fivetune.launch", str(nnodes), str(nproc), str(60 * timeout_minutes), *words],
         stdin=subprocess.PIPE,
@@ -65,9 +66,10 @@ def start_processes(words: Sequence[str], *, nproc: int, nnodes: int = 1, timeou
     )
     received: list[int] = []
     with agent, handle_signals(ALL_SIGNALS, _make_signal_forwarder(agent, launch_id, received)):
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = agent.wait()
-        if -code in received:  # torchrun had no handlers yet, and so no ranks
-            sys.stderr.write(f"fivetune: launch: stopped by {signal.Signals(-code).name} before the ranks started.\n")
+        if -code in received:  # torchrun has handlers while it has ranks
+            sys.stderr.write(f"fivetune: launch: stopped by {signal.Signals(-code).name} while no rank was running.\n")
         elif code < 0:
             _stop_orphaned_ranks(launch_id, agent.pid, -code)
     return code if code >= 0 else 128 - code

@@ -21,7 +21,7 @@ import psutil
 
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, ReportedByOtherRankError
 from fivetune.launch.nodes import Meeting, NodePlace, NodeRecord, connect_nodes
-from fivetune.launch.signals import SignalHandler
+from fivetune.launch.signals import ALL_SIGNALS, SignalHandler
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -176,4 +176,5 @@ def _suppress_torch_log() -> Generator[None]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before torchrun has its handlers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL_SIGNALS)  # the parent has blocked them
     sys.exit(run_node(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:]))

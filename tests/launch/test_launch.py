@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import kit
 import psutil
@@ -47,7 +48,18 @@ def test_a_signal_before_torchrun_handles_it_stops_the_launch(signum, capfd, tmp
     threading.Thread(target=send, daemon=True).start()
     assert launch.start_processes(["--version"], nproc=2, timeout_minutes=1) == 128 + signum
     name = signal.Signals(signum).name
-    assert capfd.readouterr().err == f"fivetune: launch: stopped by {name} before the ranks started.\n"
+    assert capfd.readouterr().err == f"fivetune: launch: stopped by {name} while no rank was running.\n"
+
+
+def test_a_signal_while_torchrun_is_started_is_not_lost(capfd, monkeypatch):
+    class Signalled(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fivetune.launch.subprocess.Popen", Signalled)
+    assert launch.start_processes(["--version"], nproc=2, timeout_minutes=1) == 128 + signal.SIGINT
+    assert capfd.readouterr().err == "fivetune: launch: stopped by SIGINT while no rank was running.\n"
 
 
 @pytest.fixture
