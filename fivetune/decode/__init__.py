@@ -106,7 +106,7 @@ def generate(
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
-        kind = Decoder if get_family(model.config).flat else PaddedDecoder
+        kind = Decoder if get_family(model.config).t5_blocks else PaddedDecoder
         decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
         for positions in together.iter_together(batches):
             batch_rows = [0] if positions is None else chosen[positions].tolist()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     class _Context(AutogradContext):
         where: tuple[SequenceBounds, SequenceBounds, bool]
         scale: float
+        cap: float | None
 
 
 MAX_BLOCK_ROWS = 64  # short neighbours share a block: its overhead is about the cost of its matrix products
@@ -180,6 +181,7 @@ def attend(
     table: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
+    cap: float | None = None,
 ) -> Tensor:
     """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
 
@@ -189,16 +191,18 @@ def attend(
         table: [H, 2 * longest - 1], bias of every distance key - query in ascending order; None: no bias.
         causal: mask the keys after each query's position.
         dropout: rate at which attention weights are dropped.
+        cap: bound of the products, cap tanh(q k^T / cap); None: not bounded, the only choice of the kernel.
 
     Returns: [Nq, H, D] in the dtype of q.
     """
     if needs_attention_kernel(q):
+        assert cap is None, "the kernel does not bound products"
         from fivetune.model.cuda.attention import compute_attention
 
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
         return compute_attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
     with suppress_autocast(q.device):
-        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, (queries, keys, causal), dropout)
+        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, (queries, keys, causal), dropout, cap)
     return out.to(q.dtype)
 
 
@@ -281,6 +285,7 @@ class BlockAttention(torch.autograd.Function):
         table: Tensor | None,
         where: tuple[SequenceBounds, SequenceBounds, bool],
         rate: float,
+        cap: float | None,
     ) -> Tensor:
         queries, keys, causal = where
         blocks = build_blocks(queries.ends, keys.ends, causal)
@@ -293,13 +298,17 @@ class BlockAttention(torch.autograd.Function):
             query, key, value = _slice_heads(block, q, k, v)
             added = bias.build_block_bias(block)
             key = key.transpose(1, 2)
-            scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
+            if cap is not None:
+                scores = torch.bmm(query, key).div_(cap).tanh_().mul_(cap)
+                scores = scores if added is None else scores.add_(added)
+            else:
+                scores = torch.bmm(query, key) if added is None else torch.baddbmm(added, query, key)
             weight = torch.softmax(scores, -1)
             kept = weight if dropped is None else zero_dropped_(scores.copy_(weight), dropped)
             out[block.queries] = torch.bmm(kept, value).transpose(0, 1)
             weights.append(weight)
         ctx.save_for_backward(q, k, v, table, drawn, *weights)
-        ctx.where, ctx.scale = where, compute_keep_scale(rate)
+        ctx.where, ctx.scale, ctx.cap = where, compute_keep_scale(rate), cap
         return out if drawn is None else out.mul_(ctx.scale)
 
     @staticmethod
@@ -320,9 +329,12 @@ class BlockAttention(torch.autograd.Function):
             of_weight = zero_dropped_(torch.bmm(out, value.transpose(1, 2)), dropped)
             scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, torch.float32)
             bias.add_grad(block, scores)
+            if ctx.cap is not None:
+                share = torch.bmm(query, key.transpose(1, 2)).div_(ctx.cap).tanh_()
+                scores = scores.addcmul(scores, share.square_(), value=-1)
             of_q[block.queries] = torch.bmm(scores, key).transpose(0, 1)
             of_k[block.keys] = torch.bmm(scores.transpose(1, 2), query).transpose(0, 1)
-        return of_q, of_k, of_v, bias.compute_table_grad(), None, None
+        return of_q, of_k, of_v, bias.compute_table_grad(), None, None, None
 
 
 def _slice_heads(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,8 +46,9 @@ class Family:
         generation_class, span_class: transformers' classes with a language model head, with a span head (None: no
             extractive answers).
         scale_flag: the config entry that makes transformers scale the decoder's output; None if it never does.
-        flat: it is built from T5's blocks, which the flat forward, the decoder of `decode/steps.py` and the strategies
+        t5_blocks: it is built from T5's blocks, which the kernels, the decoder of `decode/steps.py` and the strategies
             that divide a model compute; other families are computed by transformers' modules.
+        flat: the flat forward computes it.
         on_tpu: whether device tpu computes it.
         start: the config entry with the first input of the decoder, where decoder_start_token_id is not given.
         t5_tables: it has T5's names of the embedding and the head, and T5's rules of tying and scaling.
@@ -58,6 +59,7 @@ class Family:
     generation_class: str
     span_class: str | None = None
     scale_flag: str | None = None
+    t5_blocks: bool = False
     flat: bool = False
     on_tpu: bool = False
     start: str = "pad_token_id"
@@ -65,7 +67,7 @@ class Family:
     models: str = ""
 
 
-T5_LIKE: dict[str, Any] = {"flat": True, "on_tpu": True, "t5_tables": True}
+T5_LIKE: dict[str, Any] = {"t5_blocks": True, "flat": True, "on_tpu": True, "t5_tables": True}
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -93,11 +95,11 @@ FAMILIES = {
             t5_tables=True,
             models="LongT5 with local or transient-global attention",
         ),
-        Family("t5gemma", "T5GemmaForConditionalGeneration", start="bos_token_id", models="T5Gemma"),
+        Family("t5gemma", "T5GemmaForConditionalGeneration", flat=True, start="bos_token_id", models="T5Gemma"),
         Family("t5gemma2", "T5Gemma2ForConditionalGeneration", start="bos_token_id", models="T5Gemma 2, text only"),
     )
 }
-GENERATION_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.flat)
+GENERATION_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.t5_blocks)
 SPAN_CLASSES = tuple(family.span_class for family in FAMILIES.values() if family.span_class)
 
 
@@ -152,7 +154,7 @@ def explain_unsupported_parts(family: Family, *, strategy: str, sharded: bool, d
     name = f"model_type {family.model_type!r}"
     if device == "tpu" and not family.on_tpu:
         return f"device tpu: {name} is not computed there. Use device cpu or cuda."
-    if sharded and not family.flat:
+    if sharded and not family.t5_blocks:
         return f"strategy.name {strategy}: it divides T5's blocks, and {name} has others. Use single or ddp."
     return ""
 

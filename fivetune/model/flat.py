@@ -19,7 +19,16 @@ from fivetune.distributed.sharding import GATHER, call_gathered, get_local
 from fivetune.distributed.tensor_parallel import draw_own_masks
 from fivetune.model.attention import SequenceBounds, attend, get_relative_buckets
 from fivetune.model.cuda.dispatch import needs_attention_kernel
-from fivetune.model.family import ACTIVATIONS, GENERATION_CLASSES, compute_output_scale, is_gated, should_scale_output
+from fivetune.model.family import (
+    ACTIVATIONS,
+    FAMILIES,
+    GENERATION_CLASSES,
+    compute_output_scale,
+    get_family,
+    is_gated,
+    should_scale_output,
+)
+from fivetune.model.flat_gemma import compute_gemma_losses, explain_unsupported_gemma
 from fivetune.model.layers import (
     add_dropout_residual,
     apply_dropout_,
@@ -36,11 +45,19 @@ from fivetune.types import Batch, PhaseTimer, ignore_phase
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Norm, T5Stack
 
+GEMMA_CLASS = FAMILIES["t5gemma"].generation_class
 
-def explain_unsupported_model(model: T5Model) -> str:
-    """Explain why `compute_flat_losses` cannot run a model; empty if it can."""
+
+def explain_unsupported_model(model: T5Model, device: str = "cpu") -> str:
+    """Explain why `compute_flat_losses` cannot run a model; empty if it can.
+
+    Args:
+        device: where a T5Gemma would run; that of a T5 is not looked at.
+    """
+    if any(kind.__name__ == GEMMA_CLASS for kind in type(model).__mro__):
+        return explain_unsupported_gemma(model, device.partition(":")[0])
     if not any(kind.__name__ in GENERATION_CLASSES for kind in type(model).__mro__):
-        return f"it is a {type(model).__name__}, not one of {', '.join(GENERATION_CLASSES)}"
+        return f"it is a {type(model).__name__}, not one of {', '.join((*GENERATION_CLASSES, GEMMA_CLASS))}"
     if not is_plain_linear(model.lm_head):
         return "its output head is not a plain linear module"
     embeddings = (model.shared, model.encoder.embed_tokens, model.decoder.embed_tokens)
@@ -70,7 +87,7 @@ def compute_flat_losses(
     Returns: [N_tgt] fp32, in nats; of a pipeline stage that is not the last one, [0].
     """
     stage = find_stage(model)
-    device = stage.device if stage else model.shared.weight.device
+    device = stage.device if stage else model.get_output_embeddings().weight.device
     if device.type != "cpu":
         timer("copy")
     source = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_src, device, fused=fused)
@@ -105,6 +122,8 @@ def _compute_losses(
 ) -> Tensor:
     if stage := find_stage(model):
         return _compute_stage(model, stage, ids, labels, source, target, recompute)
+    if get_family(model.config).model_type == "t5gemma":
+        return compute_gemma_losses(model, ids, labels, source, target, recompute)
     tied_gradient = TiedGradient()
     # Gathered weights may be in bf16; the sums of the residual stream are in fp32.
     embedded = embed(model.shared.weight, ids, tied_gradient).float()

@@ -87,7 +87,7 @@ def load_model_and_tokenizer(
         return LoadedModel(span_head.load_span_model(source, settings), words)
     if (
         on_meta
-        and family.flat
+        and family.t5_blocks
         and init == "pretrained"
         and head == "generate"
         and count_ids(words) <= raw.get("vocab_size", 0)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         parameter: Tensor
         table_dtype: torch.dtype
         rows: int
+        cap: float | None
 
     class _TableGrad(Protocol):
         def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
@@ -74,16 +75,19 @@ def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
     return getattr(parameter, "table_grad", None) if parameter.grad is None else None
 
 
-def compute_head_losses(hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None) -> Tensor:
+def compute_head_losses(
+    hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None, *, cap: float | None = None
+) -> Tensor:
     """-log softmax(hidden head^T)[label], [N] fp32.
 
     Args:
         hidden: [N, d]. head: [V, d]. labels: [N], every one scored.
         tied_gradient: receives the gradient of a tied head; None for an untied one.
+        cap: bound of the logits, cap tanh(logits / cap); None: not bounded.
     """
     kind = get_matmul_dtype(hidden.device)
     with suppress_autocast(hidden.device):
-        return LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient)
+        return LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient, cap)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -94,7 +98,12 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _HeadContext, hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None
+        ctx: _HeadContext,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        tied_gradient: TiedGradient | None,
+        cap: float | None,
     ) -> Tensor:
         ctx.parameter = head
         rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head)), head.dtype
@@ -102,14 +111,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
-            logits = part @ head.t()
+            logits = _apply_cap(part @ head.t(), cap)
             norm = logits.float().logsumexp(-1)
             nats.append(norm - logits.gather(1, targets[:, None])[:, 0])
             norms.append(norm)
             if keeps:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, labels, torch.cat(norms), *kept)
-        ctx.rows, ctx.tied_gradient = rows, tied_gradient
+        ctx.rows, ctx.tied_gradient, ctx.cap = rows, tied_gradient, cap
         return torch.cat(nats)
 
     @staticmethod
@@ -119,10 +128,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         table_grad = _get_table_grad(ctx.parameter) if len(hidden) * THIN <= hidden.shape[1] else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
-            logits = kept[i] if kept else part @ head.t()
+            logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)
             share = logits.float().sub(norm[:, None]).exp_()
             share.scatter_add_(1, targets[:, None], torch.full_like(norm, -1)[:, None])
-            share = share.mul_(weight[:, None]).to(head.dtype)
+            share = share.mul_(weight[:, None])
+            if ctx.cap is not None:
+                share.addcmul_(share, (logits.float() / ctx.cap).square_(), value=-1)
+            share = share.to(head.dtype)
             torch.mm(share, head, out=of_part)
             if table_grad is not None:
                 table_grad.add_product(share, part)
@@ -130,7 +142,12 @@ class LinearCrossEntropy(torch.autograd.Function):
                 of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
         if ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
-        return of_hidden, of_head, None, None
+        return of_hidden, of_head, None, None, None
+
+
+def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap tanh(logits / cap), in place."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

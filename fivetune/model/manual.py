@@ -18,8 +18,9 @@ compared with those of the files, and the logits of a probe with the decoder's o
 
 NOTES = """
 The padded forward is that of transformers, on a rectangle as long as the longest example. The flat forward computes
-real tokens only; its kernels, CUDA graphs and the sharded strategies take T5's blocks apart. Answers of families
-without it are decoded with transformers' cache, token for token as its `generate` does.
+real tokens only; that of T5Gemma runs on a CPU, because the kernels, which a GPU needs, know neither its soft-capped
+scores nor grouped heads. CUDA graphs and the sharded strategies take T5's blocks apart. Answers of other families are
+decoded with transformers' cache, token for token as its `generate` does.
 
 ## What to know
 
@@ -50,13 +51,14 @@ def build_manual_of_models() -> str:
     """Build the text of docs/models.md."""
     strategies = {name: plugins.load_plugin("strategies", name) for name in plugins.list_plugins("strategies")}
     whole = [name for name, options in strategies.items() if not options.sharded]
-    columns = ["model_type", "models", "padded", "flat, kernels", "extractive head", ", ".join(whole)]
+    columns = ["model_type", "models", "padded", "flat", "kernels", "extractive head", ", ".join(whole)]
     columns += [name for name in strategies if name not in whole] + ["device tpu"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for family in FAMILIES.values():
         cells = [
             "yes",
             _format_answer(family.flat),
+            _format_answer(family.t5_blocks),
             _format_answer(bool(family.span_class)),
             _format_answer(_supports(family, whole[0])),
         ]

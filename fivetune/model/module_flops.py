@@ -25,7 +25,7 @@ def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths:
     A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
     Families without T5's blocks are counted from their modules.
     """
-    if not get_family(model.config).flat:
+    if not get_family(model.config).t5_blocks:
         return count_module_flops(model, source_lengths, target_lengths)
     if hasattr(model, "qa_outputs"):
         return count_train_flops(model.config, source_lengths, source_lengths, num_outputs=2)

@@ -158,8 +158,8 @@ def read_shape(path: str | None, config: str | None = None) -> ModelShape:
 
 def _parse_shape(raw: Mapping[str, Any], where: Path) -> ModelShape:
     family = find_family(dict(raw), where)
-    if not family.flat:
-        allowed = ", ".join(kind for kind, one in FAMILIES.items() if one.flat)
+    if not family.t5_blocks:
+        allowed = ", ".join(kind for kind, one in FAMILIES.items() if one.t5_blocks)
         raise ModelError(
             f"{where}: the shape of model_type {family.model_type!r} is not known. Allowed: {allowed}. fivetune check "
             "measures a step of any model."

@@ -209,7 +209,7 @@ def _wrap_model(
     """Place the model as the strategy does; a model on torch's meta device gets the values of this rank's shards."""
     strategy = config.strategy
     settings, costs = loaded.model.config, block_seconds
-    if not costs and get_family(settings).flat:
+    if not costs and get_family(settings).t5_blocks:
         costs = list_block_flops(settings, train.inputs.lengths, train.labels.lengths)
     with translate_oom_errors():
         model = strategy.wrap(loaded.model, compute.device, world, precision=compute.precision, costs=costs)

@@ -192,7 +192,7 @@ def test_a_run_of_gemma_resumes_exactly(tmp_path: Path, folder_of: Callable[[str
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     settings = [kit.recipe(path, folder_of("t5gemma")) for path in (whole, parted) if not path.mkdir()]
     run = fivetune.train(settings[0])
-    assert run.evals[-1].scores["f1"] >= 0 and run.machine.forward.kind == "padded"
+    assert run.evals[-1].scores["f1"] >= 0 and run.machine.forward.kind == "flat"
     fivetune.train(settings[1], overrides={"train.num_steps": 3})
     fivetune.train(settings[1] | {"train": {**settings[1]["train"], "num_steps": 6}}, resume=True)
     assert kit.weights_of(whole / "run") == kit.weights_of(parted / "run")
@@ -201,7 +201,7 @@ def test_a_run_of_gemma_resumes_exactly(tmp_path: Path, folder_of: Callable[[str
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("t5gemma", {"train__forward": "flat"}, r"train.forward: flat cannot run this model: it is a T5GemmaFor"),
+        ("t5gemma2", {"train__forward": "flat"}, r"train.forward: flat cannot run this model: it is a T5Gemma2For"),
         ("t5gemma", {"task__head": "extractive"}, r"model_type 't5gemma' has no span head. Set task.head: generate"),
         ("longt5-local", {"train__forward": "flat"}, r"flat cannot run this model: it is a LongT5For"),
     ],
@@ -262,4 +262,5 @@ def test_the_families_agree_with_their_models(folder_of: Callable[[str], Path], 
     family = FAMILIES[model.config.model_type]
     assert type(model).__name__ == family.generation_class
     assert family.flat == (explain_unsupported_model(model) == "")
+    assert family.t5_blocks == (family.flat and explain_unsupported_model(model, "cuda:0") == "")
     assert family.t5_tables == hasattr(model, "shared")

@@ -91,7 +91,7 @@ def choose_forward(
 
 def explain_unsupported_flat(model: T5Model, device: str, autocast: Autocast) -> str:
     """Explain why the flat forward cannot run a model on a device; empty if it can."""
-    return explain_unsupported_model(model) or _explain_unsupported_device(model, device, autocast)
+    return explain_unsupported_model(model, device) or _explain_unsupported_device(model, device, autocast)
 
 
 def choose_fastest(
