@@ -48,4 +48,4 @@ def padded_nats(model: Any, batch: Batch) -> Tensor:
 def gradients(model: Any, nats: Tensor, weight: Tensor | None = None) -> dict[str, Tensor]:
     model.zero_grad()
     (nats if weight is None else nats * weight).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -24,8 +24,10 @@ from fivetune.model.precision import suppress_autocast
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
 
+    _Where = tuple["SequenceBounds", "SequenceBounds", bool, tuple[int, ...], int]
+
     class _Context(AutogradContext):
-        where: tuple[SequenceBounds, SequenceBounds, bool]
+        where: _Where
         scale: float
         cap: float | None
 
@@ -87,26 +89,40 @@ class Block:
 
 
 @lru_cache(maxsize=8)  # all layers of a step, forward and backward, request the same few
-def build_blocks(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> tuple[Block, ...]:
-    """Group sequences, given by their bounds, into blocks of at most MAX_BLOCK_ROWS rows; a longer one has its own."""
+def build_blocks(
+    queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...] = (), window: int = 0
+) -> tuple[Block, ...]:
+    """Group sequences, given by their bounds, into blocks of at most MAX_BLOCK_ROWS rows; a longer one has its own.
+
+    For `prefixes` and `window` see `attend`.
+    """
     cuts = [0]
     for i in range(1, len(queries) - 1):
         if max(queries[i + 1] - queries[cuts[-1]], keys[i + 1] - keys[cuts[-1]]) > MAX_BLOCK_ROWS:
             cuts.append(i)
     cuts.append(len(queries) - 1)
-    return tuple(_build_block(queries[a : b + 1], keys[a : b + 1], causal) for a, b in pairwise(cuts))
+    return tuple(
+        _build_block(queries[a : b + 1], keys[a : b + 1], causal, prefixes[a:b], window) for a, b in pairwise(cuts)
+    )
 
 
-def _build_block(queries: tuple[int, ...], keys: tuple[int, ...], causal: bool) -> Block:
+def _build_block(
+    queries: tuple[int, ...], keys: tuple[int, ...], causal: bool, prefixes: tuple[int, ...], window: int
+) -> Block:
     rows = slice(queries[0], queries[-1]), slice(keys[0], keys[-1])
-    if len(queries) == 2:
+    if len(queries) == 2 and not prefixes:
         return Block(*rows)
     owner, place = _locate_rows(queries)
     key_owner, key_place = _locate_rows(keys)
+    if prefixes:
+        sizes = torch.tensor(prefixes)
+        place, is_own = place + sizes[owner], key_place >= sizes[key_owner]
     distances = key_place - place[:, None]
     hidden = key_owner != owner[:, None]
     if causal:
         hidden |= distances > 0
+    if prefixes and window:
+        hidden |= (distances <= -window) & is_own
     return Block(*rows, distances.masked_fill_(hidden, 0), hidden)
 
 
@@ -182,6 +198,8 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
     cap: float | None = None,
+    prefixes: tuple[int, ...] = (),
+    window: int = 0,
 ) -> Tensor:
     """softmax(q k^T + bias) v within every sequence; T5 does not scale the products.
 
@@ -192,17 +210,21 @@ def attend(
         causal: mask the keys after each query's position.
         dropout: rate at which attention weights are dropped.
         cap: bound of the products, cap tanh(q k^T / cap); None: not bounded, the only choice of the kernel.
+        prefixes: the number of keys of every sequence that come before those of its queries, and that all queries see;
+            () for none, the only choice of the kernel.
+        window: with `prefixes`, how many of the other keys a query sees, its own included; 0: all.
 
     Returns: [Nq, H, D] in the dtype of q.
     """
     if needs_attention_kernel(q):
-        assert cap is None, "the kernel does not bound products"
+        assert cap is None and not prefixes, "the kernel neither bounds products nor has prefixes"
         from fivetune.model.cuda.attention import compute_attention
 
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
         return compute_attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
     with suppress_autocast(q.device):
-        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, (queries, keys, causal), dropout, cap)
+        where = (queries, keys, causal, prefixes, window)
+        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, where, dropout, cap)
     return out.to(q.dtype)
 
 
@@ -283,12 +305,12 @@ class BlockAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         table: Tensor | None,
-        where: tuple[SequenceBounds, SequenceBounds, bool],
+        where: _Where,
         rate: float,
         cap: float | None,
     ) -> Tensor:
-        queries, keys, causal = where
-        blocks = build_blocks(queries.ends, keys.ends, causal)
+        queries, keys, causal, prefixes, window = where
+        blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
         bias = RelativeBias(table, keys.longest, causal, q.device)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
         drawn = draw_dropout(sum(sizes), rate, q.device)
@@ -314,8 +336,8 @@ class BlockAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, table, drawn, *weights = ctx.saved_tensors
-        queries, keys, causal = ctx.where
-        blocks = build_blocks(queries.ends, keys.ends, causal)
+        queries, keys, causal, prefixes, window = ctx.where
+        blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
         bias = RelativeBias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device)
         grad = grad if drawn is None else grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))

@@ -96,7 +96,13 @@ FAMILIES = {
             models="LongT5 with local or transient-global attention",
         ),
         Family("t5gemma", "T5GemmaForConditionalGeneration", flat=True, start="bos_token_id", models="T5Gemma"),
-        Family("t5gemma2", "T5Gemma2ForConditionalGeneration", start="bos_token_id", models="T5Gemma 2, text only"),
+        Family(
+            "t5gemma2",
+            "T5Gemma2ForConditionalGeneration",
+            flat=True,
+            start="bos_token_id",
+            models="T5Gemma 2, text only",
+        ),
     )
 }
 GENERATION_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.t5_blocks)

@@ -45,7 +45,7 @@ from fivetune.types import Batch, PhaseTimer, ignore_phase
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Attention, T5Block, T5Layer, T5Model, T5Norm, T5Stack
 
-GEMMA_CLASS = FAMILIES["t5gemma"].generation_class
+GEMMA_CLASSES = tuple(family.generation_class for family in FAMILIES.values() if family.flat and not family.t5_blocks)
 
 
 def explain_unsupported_model(model: T5Model, device: str = "cpu") -> str:
@@ -54,10 +54,10 @@ def explain_unsupported_model(model: T5Model, device: str = "cpu") -> str:
     Args:
         device: where a T5Gemma would run; that of a T5 is not looked at.
     """
-    if any(kind.__name__ == GEMMA_CLASS for kind in type(model).__mro__):
+    if any(kind.__name__ in GEMMA_CLASSES for kind in type(model).__mro__):
         return explain_unsupported_gemma(model, device.partition(":")[0])
     if not any(kind.__name__ in GENERATION_CLASSES for kind in type(model).__mro__):
-        return f"it is a {type(model).__name__}, not one of {', '.join((*GENERATION_CLASSES, GEMMA_CLASS))}"
+        return f"it is a {type(model).__name__}, not one of {', '.join((*GENERATION_CLASSES, *GEMMA_CLASSES))}"
     if not is_plain_linear(model.lm_head):
         return "its output head is not a plain linear module"
     embeddings = (model.shared, model.encoder.embed_tokens, model.decoder.embed_tokens)
@@ -122,7 +122,7 @@ def _compute_losses(
 ) -> Tensor:
     if stage := find_stage(model):
         return _compute_stage(model, stage, ids, labels, source, target, recompute)
-    if get_family(model.config).model_type == "t5gemma":
+    if not get_family(model.config).t5_blocks:
         return compute_gemma_losses(model, ids, labels, source, target, recompute)
     tied_gradient = TiedGradient()
     # Gathered weights may be in bf16; the sums of the residual stream are in fp32.

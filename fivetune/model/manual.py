@@ -18,9 +18,9 @@ compared with those of the files, and the logits of a probe with the decoder's o
 
 NOTES = """
 The padded forward is that of transformers, on a rectangle as long as the longest example. The flat forward computes
-real tokens only; that of T5Gemma runs on a CPU, because the kernels, which a GPU needs, know neither its soft-capped
-scores nor grouped heads. CUDA graphs and the sharded strategies take T5's blocks apart. Answers of other families are
-decoded with transformers' cache, token for token as its `generate` does.
+real tokens only; that of T5Gemma and T5Gemma 2 runs on a CPU, because the kernels, which a GPU needs, know neither
+soft-capped scores nor merged attention. CUDA graphs and the sharded strategies take T5's blocks apart. Answers of
+other families are decoded with transformers' cache, token for token as its `generate` does.
 
 ## What to know
 

@@ -201,7 +201,7 @@ def test_a_run_of_gemma_resumes_exactly(tmp_path: Path, folder_of: Callable[[str
 @pytest.mark.parametrize(
     "name, settings, message",
     [
-        ("t5gemma2", {"train__forward": "flat"}, r"train.forward: flat cannot run this model: it is a T5Gemma2For"),
+        ("bart", {"train__forward": "flat"}, r"train.forward: flat cannot run this model: it is a BartFor"),
         ("t5gemma", {"task__head": "extractive"}, r"model_type 't5gemma' has no span head. Set task.head: generate"),
         ("longt5-local", {"train__forward": "flat"}, r"flat cannot run this model: it is a LongT5For"),
     ],

@@ -1,7 +1,8 @@
-"""The flat forward of T5Gemma: losses and gradients of transformers' forward to 1e-5, with every part that differs."""
+"""The flat forward of T5Gemma and T5Gemma 2: losses and gradients of transformers' forward to 1e-5, part by part."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ def assert_equal(model: Any, batch: Batch, **options: Any) -> None:
     expected, flat = padded_nats(model, batch), compute_flat_losses(model, batch, **options)
     assert torch.allclose(flat, expected, rtol=1e-5, atol=1e-5)
     theirs = gradients(model, expected, weight)
-    for name, ours in gradients(model, flat, weight).items():
+    found = gradients(model, flat, weight)
+    assert found.keys() == theirs.keys()
+    for name, ours in found.items():
         assert (ours - theirs[name]).abs().max() <= 1e-5 * max(1.0, theirs[name].abs().max().item()), name
 
 
@@ -44,6 +47,20 @@ def test_losses_and_gradients_are_those_of_transformers(folder: Path, recompute:
     model = load(folder)
     assert explain_unsupported_model(model) == ""
     assert_equal(model, make_batch(LENGTHS), recompute=recompute)
+
+
+@pytest.mark.parametrize("window", [6, 5, 64])
+def test_t5gemma_2_is_exact(tmp_path: Path, window: int) -> None:
+    """Merged attention, norms of queries and keys, another window, frequencies by type of layer, one table."""
+    config = copy.deepcopy(family_kit.CONFIGS["t5gemma2"][1])
+    for part in (config["encoder"]["text_config"], config["decoder"]):
+        part.update(sliding_window=window, max_position_embeddings=128)
+    parts: dict[str, Any] = {name: config[name] for name in ("encoder", "decoder")}
+    model = load(family_kit.make_family_model(tmp_path / "model", "t5gemma2", **parts))
+    batch = make_batch(LENGTHS)
+    batch.input_ids[3] = batch.labels[2] = 381  # the end of an image, spelt out
+    assert_equal(model, batch)
+    assert_equal(model, make_batch([(3, 2), (20, 9)]), recompute=True)
 
 
 @pytest.mark.parametrize("change", ["no caps", "own head", "sizes"])
@@ -79,7 +96,7 @@ def test_dropout_is_applied_everywhere(folder: Path) -> None:
 
 def test_other_devices_and_hooks_are_left_to_transformers(folder: Path) -> None:
     model = load(folder)
-    assert explain_unsupported_model(model, "cuda:0") == "the kernels of the flat forward have no soft-capped scores"
+    assert explain_unsupported_model(model, "cuda:0").startswith("the kernels of the flat forward have neither")
     handle = model.get_decoder().layers[1].mlp.register_forward_hook(lambda *given: None)
     assert "layers.1.mlp has hooks" in explain_unsupported_model(model)
     handle.remove()
