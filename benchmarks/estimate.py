@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from fivetune.estimation.memory import estimate_memory
 from fivetune.estimation.recipe import build_workload
 from fivetune.estimation.workload import Layout
 from fivetune.model.backend import Forward
+from fivetune.model.flops import list_block_flops
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer
 from fivetune.training.update import train_step
 from fivetune.types import Batch
@@ -63,12 +64,23 @@ SMALL, NARROW = make_shape(512, 2048, 8, 6), make_shape(256, 1024, 4, 4)
 CASES = [
     Case("t5-small, adamw", SMALL, (256, 64), {"train.batch_size": 8}),
     Case("t5-small, adafactor", SMALL, (400, 16), {"train.batch_size": 8, "optimizer.name": "adafactor"}),
-    Case("t5-small, accumulation", SMALL, (128, 32), {"train.batch_size": 4, "train.global_batch_size": 8}),
     Case("t5-small, recompute", SMALL, (512, 128), {"train.batch_size": 8, "train.recompute": True}),
-    Case("narrow, long inputs", NARROW, (1024, 32), {"train.batch_size": 4}),
     Case("narrow, short examples, no dropout", NARROW, (40, 40), {"train.batch_size": 64, "model.dropout": 0}),
     Case("gated, large vocabulary", make_shape(128, 256, 2, 4, 250112, gated=True), (200, 64), {"train.batch_size": 8}),
     Case("gated, ddp", make_shape(384, 1024, 6, 6, gated=True), (256, 80), {"strategy.name": "ddp"}, 2),
+    Case("t5-small, tensor", SMALL, (256, 64), {"strategy.name": "tensor", "train.batch_size": 8}, 2),
+    Case(
+        "t5-small, pipeline, accumulation",
+        SMALL,
+        (256, 64),
+        {
+            "strategy.name": "pipeline",
+            "strategy.balance": "counted",
+            "train.batch_size": 4,
+            "train.global_batch_size": 16,
+        },
+        2,
+    ),
     Case("t5-small, fsdp", SMALL, (256, 64), {"strategy.name": "fsdp"}, 2),
     Case(
         "gated, fsdp, recompute, accumulation",
@@ -115,9 +127,7 @@ def start_case(number: int) -> dict[str, Any]:
         if ended.returncode or len(found) != case.ranks:
             sys.exit(f"{case.name} ended with {ended.returncode}:\n{ended.stderr}")
         config = build_config(case, folder)
-        shards = case.ranks if config.strategy.sharded else 1
-        layout = Layout(config.strategy.plugin_name(), case.ranks, shards=shards)
-        memory = estimate_memory(build_workload(config, None), layout)
+        memory = estimate_memory(build_workload(config, None), build_layout(config.strategy.plugin_name(), case.ranks))
     return {
         "name": case.name,
         "ranks": case.ranks,
@@ -130,6 +140,12 @@ def start_case(number: int) -> dict[str, Any]:
         "activations_bytes": round(memory.activations),
         "buffers_bytes": round(memory.buffers),
     }
+
+
+def build_layout(strategy: str, ranks: int) -> Layout:
+    """All ranks share one copy of the model, except under ddp."""
+    shared = {"tensor": "heads", "pipeline": "stages", "fsdp": "shards"}.get(strategy)
+    return replace(Layout(strategy, ranks), **{shared: ranks} if shared else {})
 
 
 def build_config(case: Case, folder: str) -> RunConfig:
@@ -155,7 +171,9 @@ def measure_rank(case: Case, folder: str) -> None:
 
 def train(shape: dict[str, Any], lengths: tuple[int, int], config: RunConfig, world: World) -> int:
     """Run NUM_STEPS steps of a new model; returns the largest anonymous memory of this process during them."""
-    model = config.strategy.wrap(make_random_model(shape, config), "cpu", world)
+    model = make_random_model(shape, config)
+    costs = list_block_flops(model.config, *([length] for length in lengths))
+    model = config.strategy.wrap(model, "cpu", world, costs=costs)
     forward = Forward("flat", "", recompute=config.train.recompute)
     learner = Learner(
         model=model,
