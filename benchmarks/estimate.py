@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,7 @@ def start_case(number: int) -> dict[str, Any]:
             command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks), "-m"]
         command += ["benchmarks.estimate", "--only", str(number + 1), "--folder", folder]
         ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **QUIET})
-        found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+        found = [json.loads(text) for text in re.findall("{.+?}", ended.stdout)]  # ranks may share a line
         if ended.returncode or len(found) != case.ranks:
             sys.exit(f"{case.name} ended with {ended.returncode}:\n{ended.stderr}")
         config = build_config(case, folder)

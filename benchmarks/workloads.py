@@ -21,7 +21,7 @@ from fivetune.data.arrays import map_arrays, write_arrays
 from fivetune.data.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.model.shapes import find_known_shape
+from fivetune.model.shapes import KNOWN_SHAPES, ModelShape
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import ignore_progress
@@ -35,10 +35,22 @@ _TINY = {
     "model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096,
     "feed_forward_proj": "relu",
 }  # fmt: skip
-_PUBLISHED = ("t5-small", "t5-base", "flan-t5-base", "mt5-small", "umt5-small")
+
+
+def build_model_config(shape: ModelShape, model_type: str) -> dict[str, Any]:
+    """The entries of config.json that give a shape."""
+    return {
+        "model_type": model_type, "d_model": shape.d_model, "d_kv": shape.d_kv, "d_ff": shape.d_ff,
+        "num_heads": shape.num_heads, "num_layers": shape.num_layers, "vocab_size": shape.vocab_size,
+        "num_decoder_layers": shape.num_decoder_layers, "tie_word_embeddings": shape.is_tied,
+        "feed_forward_proj": "gated-gelu" if shape.is_gated_act else "relu",
+    }  # fmt: skip
+
+
+_PUBLISHED = {"t5-small": "t5", "t5-base": "t5", "flan-t5-base": "t5", "mt5-small": "mt5", "umt5-small": "umt5"}
 MODELS: dict[str, dict[str, Any]] = {
     "t5-tiny": _TINY,
-    **{name: find_known_shape(name).as_config() for name in _PUBLISHED},
+    **{name: build_model_config(KNOWN_SHAPES[name], kind) for name, kind in _PUBLISHED.items()},
 }
 COMMON: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "dropout_rate": 0.1}
 

@@ -47,7 +47,7 @@ def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> di
     from fivetune.estimation.recipe import suggest_strategy
 
     config = load_config(recipe, {**settings, "launch.nnodes": 1, "launch.nproc": 1})
-    proposed, reason = suggest_strategy(config, counts[0] * counts[1])
+    proposed, reason = suggest_strategy(config, *counts)
     if not quiet:
         print(f"strategy: {proposed['strategy.name']}, {reason}; --strategy.name sets another", flush=True)
     return proposed

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from math import ceil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import format_settings, print_json
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fivetune.estimation.choice import Change, Estimate
+    from fivetune.config import RunConfig
+    from fivetune.estimation.choice import Change, Estimate, Refusal
     from fivetune.estimation.speed import Machine
     from fivetune.estimation.workload import Layout, Workload
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.estimation.choice import choose_estimate, estimate_strategies, find_change
+    from fivetune.estimation.choice import Change, choose_estimate, estimate_strategies, find_change
     from fivetune.estimation.recipe import (
         build_machine,
         build_workload,
@@ -71,15 +72,14 @@ def run(args: argparse.Namespace) -> int:
         peak_share=args.mfu,
     )
 
-    def find_obstacle(layout: Layout) -> str:
-        return explain_excluded_layout(config, layout)
-
+    _refuse_partial_nodes(args.devices, machine)
+    find_obstacle = partial(explain_excluded_layout, config, batch_size=work.batch_size)
     estimates = estimate_strategies(work, machine, args.devices, find_obstacle)
     chosen = choose_estimate(estimates)
     change = None if chosen else find_change(work, machine, args.devices, find_obstacle)
-    assumptions = _list_assumptions(args, work, machine, precision, config.train.batch_size == "auto")
-    per_node = machine.fabric.devices_per_node
-    verdict = _describe_choice(chosen, per_node) if chosen else _describe_change(change, args.devices, per_node)
+    verdict = _describe_choice(chosen, config, machine) if chosen else ""
+    verdict = _describe_change(change, config, args.devices, machine) if change else verdict
+    assumptions = _list_assumptions(args, config, work, machine, precision)
     if args.json:
         print_json(
             {
@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
                 "devices": args.devices,
                 "device": args.device,
                 "precision": precision,
-                "strategies": [_as_json(estimate, work) for estimate in estimates],
-                "choice": chosen.layout.as_settings() if chosen else None,
-                "change": change.settings if change else None,
+                "strategies": [_as_json(estimate, config, work) for estimate in estimates],
+                "choice": _build_settings(chosen.layout, config) if chosen else None,
+                "change": _build_changed_settings(change, config) if isinstance(change, Change) else None,
                 "verdict": verdict,
                 "assumptions": assumptions,
             }
@@ -125,6 +125,16 @@ def _refuse_bad_numbers(args: argparse.Namespace) -> None:
 _EXAMPLES = {"devices": 8, "devices_per_node": 8, "link": 450, "network": 50, "mfu": 0.3}
 
 
+def _refuse_partial_nodes(num_devices: int, machine: Machine) -> None:
+    if not machine.can_fill_nodes(num_devices):
+        per_node = machine.fabric.devices_per_node
+        whole = num_devices - num_devices % per_node
+        raise ConfigError(
+            f"--devices: {num_devices} are not whole nodes of {per_node} devices, and every node starts as many "
+            f"processes. Try --devices {whole} or {whole + per_node}, or --devices-per-node NUMBER."
+        )
+
+
 def _name_layout(layout: Layout) -> str:
     """The strategy, and the ranks that share a copy of the model if it has a size."""
     size = {"tensor": layout.heads, "fsdp_tensor": layout.heads, "pipeline": layout.stages}.get(layout.strategy, 0)
@@ -141,8 +151,8 @@ def _format_row(estimate: Estimate, work: Workload) -> list[str]:
     room = f"{'yes' if estimate.fits else 'no'} {_format_number(estimate.room / GIB):>5}"
     cells = ["n/a"] * 3
     if time:
-        tokens = work.examples_per_step * (work.num_inputs + work.num_targets)
-        cells = [_format_number(time.total), f"{time.exposed / time.total:.0%}", f"{tokens / time.total / 1000:,.0f}k"]
+        rate = work.tokens_per_step / time.total
+        cells = [_format_number(time.total), f"{time.exposed / time.total:.0%}", f"{rate / 1000:,.0f}k"]
     return [_name_layout(estimate.layout), *(_format_number(kind / GIB) for kind in kinds), room, *cells]
 
 
@@ -163,11 +173,11 @@ def _format_table(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def _as_json(estimate: Estimate, work: Workload) -> dict[str, Any]:
+def _as_json(estimate: Estimate, config: RunConfig, work: Workload) -> dict[str, Any]:
     layout, memory, time = estimate.layout, estimate.memory, estimate.time
     found: dict[str, Any] = {
         "strategy": layout.strategy,
-        "settings": layout.as_settings(),
+        "settings": _build_settings(layout, config),
         "world": layout.world,
         "obstacle": estimate.obstacle or None,
     }
@@ -184,7 +194,6 @@ def _as_json(estimate: Estimate, work: Workload) -> dict[str, Any]:
             "peak_at": memory.moment,
         }
     if time is not None:
-        tokens = work.examples_per_step * (work.num_inputs + work.num_targets)
         found |= {
             "step_seconds": time.total,
             "compute_seconds": time.compute,
@@ -192,37 +201,63 @@ def _as_json(estimate: Estimate, work: Workload) -> dict[str, Any]:
             "exposed_communication_seconds": time.exposed,
             "hidden_communication_seconds": time.hidden,
             "optimizer_seconds": time.optimizer,
-            "tokens_per_second": tokens / time.total,
+            "tokens_per_second": work.tokens_per_step / time.total,
         }
     return found
 
 
-def _build_launch_settings(num_devices: int, per_node: int) -> dict[str, object]:
+def _build_settings(layout: Layout, config: RunConfig) -> dict[str, object]:
+    """The settings that give a layout: some exclude train.batch_size auto, which is estimated with one example."""
+    from fivetune.estimation.recipe import explain_excluded_layout
+
+    needs_number = config.train.batch_size == "auto" and explain_excluded_layout(config, layout)
+    return {**layout.as_settings(), **({"train.batch_size": 1} if needs_number else {})}
+
+
+def _build_changed_settings(change: Change, config: RunConfig) -> dict[str, object]:
+    layout = change.estimate.layout
+    return {**(_build_settings(layout, config) if layout.world > 1 else {}), **change.settings}
+
+
+def _build_launch_settings(num_devices: int, machine: Machine) -> dict[str, object]:
+    per_node = machine.fabric.devices_per_node
     if num_devices == 1:
         return {}
     if num_devices <= per_node:
         return {"launch.nproc": num_devices}
-    return {"launch.nnodes": ceil(num_devices / per_node), "launch.nproc": per_node}
+    return {"launch.nnodes": num_devices // per_node, "launch.nproc": per_node}
 
 
-def _describe_choice(chosen: Estimate, per_node: int) -> str:
+def _describe_choice(chosen: Estimate, config: RunConfig, machine: Machine) -> str:
     layout = chosen.layout
     why = "the fastest that fits" if chosen.time else "the simplest that fits"
     used = "" if layout.world > 1 else " (one device)"
-    settings = {**_build_launch_settings(layout.world, per_node), **layout.as_settings()}
+    settings = {**_build_launch_settings(layout.world, machine), **_build_settings(layout, config)}
     return (
         f"Take {_name_layout(layout)}{used}: {why}, with {chosen.room / GIB:.1f} GiB to spare:\n"
         f"{' '.join(format_settings(settings))}"
     )
 
 
-def _describe_change(change: Change | None, num_devices: int, per_node: int) -> str:
-    if change is None:
-        return (
-            "None fits, not even with fsdp, recomputation, micro-batches of one example, offload and more devices. "
-            "Shorten the examples: data.max_input_tokens."
-        )
-    settings = {**_build_launch_settings(change.num_devices, per_node), **change.settings}
+def _describe_refusal(refusal: Refusal) -> str:
+    """Settings that exclude fsdp on more devices come first; without any, memory is the reason."""
+    most = "recomputation and micro-batches of one example"
+    most = f"fsdp, {most} and offload on {refusal.tried} devices" if refusal.tried > 1 else most
+    text = f"None fits, not even with {most}. " if refusal.tried else "None fits. "
+    if refusal.obstacle:
+        return f"{text}With fsdp on {refusal.num_devices} devices: {refusal.obstacle}."
+    return f"{text}Shorten the examples: data.max_input_tokens."
+
+
+def _describe_change(change: Change | Refusal, config: RunConfig, num_devices: int, machine: Machine) -> str:
+    from fivetune.estimation.choice import Refusal
+
+    if isinstance(change, Refusal):
+        return _describe_refusal(change)
+    settings = {
+        **_build_launch_settings(change.num_devices, machine),
+        **_build_changed_settings(change, config),
+    }
     more = "" if change.num_devices == num_devices else f" on {change.num_devices} devices"
     return (
         f"None fits. This does{more}, with {change.estimate.room / GIB:.1f} GiB to spare:\n"
@@ -231,20 +266,21 @@ def _describe_change(change: Change | None, num_devices: int, per_node: int) -> 
 
 
 def _list_assumptions(
-    args: argparse.Namespace, work: Workload, machine: Machine, precision: str, is_auto: bool
+    args: argparse.Namespace, config: RunConfig, work: Workload, machine: Machine, precision: str
 ) -> list[str]:
     from fivetune.estimation.choice import USABLE_SHARE
     from fivetune.estimation.communication import ACHIEVED_SHARE, LINK_LATENCY, NETWORK_LATENCY
     from fivetune.estimation.recipe import PEAK_SHARE
 
     memory, fabric = machine.memory_bytes / GIB, machine.fabric
-    auto = " (auto: estimated with one)" if is_auto else ""
+    auto = " (auto: estimated with one)" if config.train.batch_size == "auto" else ""
     lines = [
         f"All examples have {work.num_inputs:,} input and {work.num_targets:,} target tokens, the recipe's limits; "
         f"{work.batch_size:,} in a micro-batch{auto}, {work.examples_per_step:,} in a step.",
         f"{args.device}: {memory:.1f} GiB per rank, of which {USABLE_SHARE:.0%} are usable. The columns are those of "
         "the moment of the peak and add up to it.",
         "Flat forward; on GPUs with Triton's kernels. Recomputation costs another forward pass.",
+        *_list_unused_options(config),
     ]
     if machine.flops is None:
         return [
@@ -260,4 +296,19 @@ def _list_assumptions(
         f"{ACHIEVED_SHARE:.0%} are reached; {1e6 * LINK_LATENCY:g} and {1e6 * NETWORK_LATENCY:g} microseconds per "
         "message.",
         "comm is the communication that computation does not hide. Launches of kernels and reading data cost nothing.",
+    ]
+
+
+def _list_unused_options(config: RunConfig) -> list[str]:
+    """A line about the options of the recipe's strategy, if it sets any."""
+    from fivetune import plugins
+
+    name = config.strategy.plugin_name()
+    defaults = plugins.load_plugin("strategies", name)().model_dump()
+    given = [f"{key} {value}" for key, value in config.strategy.model_dump().items() if value != defaults[key]]
+    if not given:
+        return []
+    return [
+        f"The recipe's options of strategy {name} are not used: {', '.join(given)}. Every strategy is estimated with "
+        "its default options and the settings that are printed with it."
     ]

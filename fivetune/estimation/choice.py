@@ -1,7 +1,7 @@
 """All strategies beside each other, and which to take.
 
-In: a Workload, a Machine, a number of devices. Out: the best Estimate of each strategy; the fastest that fits, or what
-to change if none does.
+In: a Workload, a Machine, a number of devices. Out: the best Estimate of each strategy; the fastest that fits, or if
+none does what to change, or why nothing helps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _list_divisions(work: Workload, machine: Machine, num_devices: int) -> Itera
         yield Layout("fsdp", num_devices, shards=per_node)
     shape = work.shape
     for size in _list_divisors(num_devices):
-        if size <= per_node and not (shape.num_heads % size or shape.d_ff % size):
+        if not (per_node % size or shape.num_heads % size or shape.d_ff % size):
             yield Layout("tensor", num_devices, heads=size)
             if size < num_devices:
                 yield Layout("fsdp_tensor", num_devices, heads=size, shards=num_devices // size)
@@ -135,29 +135,62 @@ class Change:
     estimate: Estimate
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no change makes a run fit.
+
+    Args:
+        tried: the largest number of devices on which memory is known and too small; 0 if on none.
+        num_devices, obstacle: on how many devices settings exclude fsdp, and why; 0 and "" if they do not.
+    """
+
+    tried: int
+    num_devices: int = 0
+    obstacle: str = ""
+
+
 def find_change(
     work: Workload, machine: Machine, num_devices: int, find_obstacle: Obstacle = ignore_settings
-) -> Change | None:
-    """Find what makes a run fit; None if nothing does.
+) -> Change | Refusal:
+    """Find what makes a run fit, or why nothing does.
 
     Each step is on top of the one before: fsdp that reduces gradients after each micro-batch, recomputation,
-    micro-batches of one example, offload to the host's memory, twice the devices.
+    micro-batches of one example, offload to the host's memory, twice the devices. Nodes are used whole.
     """
-    recomputed = replace(work, recompute=True)
-    smallest = replace(recomputed, batch_size=1)
-    settings: dict[str, object] = {}
+    refusal = Refusal(0)
     while num_devices <= MAX_DEVICES:
-        base = Layout("fsdp", num_devices, shards=num_devices) if num_devices > 1 else Layout("single")
-        for changed, offload in ((work, False), (recomputed, False), (smallest, False), (smallest, True)):
-            is_whole = num_devices == 1 or base.count_micro_batches(changed) == 1
-            layout = replace(base, offload=offload and num_devices > 1, reduce_once=is_whole)
-            settings = layout.as_settings() if num_devices > 1 else {}
-            if changed.recompute:
-                settings["train.recompute"] = "true"
-            if changed.batch_size != work.batch_size:
-                settings["train.batch_size"] = changed.batch_size
+        for changed, layout in _list_changes(work, num_devices) if machine.can_fill_nodes(num_devices) else ():
             found = estimate_layout(changed, layout, machine, find_obstacle)
             if found.fits:
-                return Change(settings, num_devices, found)
+                return Change(_build_settings(work, changed, layout), num_devices, found)
+            if not found.obstacle:
+                refusal = replace(refusal, tried=num_devices)
+            elif not refusal.obstacle:
+                refusal = replace(refusal, num_devices=num_devices, obstacle=found.obstacle)
         num_devices *= 2
-    return None
+    return refusal
+
+
+def _list_changes(work: Workload, num_devices: int) -> list[tuple[Workload, Layout]]:
+    """List what to try on so many devices, each once."""
+    recomputed = replace(work, recompute=True)
+    smallest = replace(recomputed, batch_size=1)
+    if num_devices == 1:
+        return list(dict.fromkeys((changed, Layout("single")) for changed in (work, recomputed, smallest)))
+    base = Layout("fsdp", num_devices, shards=num_devices)
+    tried = ((work, False), (recomputed, False), (smallest, False), (smallest, True))
+    return list(
+        dict.fromkeys(
+            (changed, replace(base, offload=offload, reduce_once=base.count_micro_batches(changed) == 1))
+            for changed, offload in tried
+        )
+    )
+
+
+def _build_settings(work: Workload, changed: Workload, layout: Layout) -> dict[str, object]:
+    settings = layout.as_settings() if layout.world > 1 else {}
+    if changed.recompute:
+        settings["train.recompute"] = "true"
+    if changed.batch_size != work.batch_size:
+        settings["train.batch_size"] = changed.batch_size
+    return settings

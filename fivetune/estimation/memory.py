@@ -33,8 +33,8 @@ from fivetune.distributed.pipeline import divide_costs
 from fivetune.estimation.workload import BUCKET_BYTES, FP32, Layout, Workload
 from fivetune.model.shapes import NUM_BUCKETS
 
-CHUNK_LOGITS = 2**24  # of model/loss.py: most logits that are saved, and those of a chunk
-BLOCK_ROWS = 64  # of model/attention.py: rows of short sequences that share a block
+CHUNK_LOGITS = 2**24  # as model/loss.py: most logits that are saved, and those of a chunk
+BLOCK_ROWS = 64  # as model/attention.py: rows of short sequences that share a block
 POSITION = 8  # bytes of a dropped position on a CPU
 
 
@@ -91,21 +91,23 @@ class Memory:
 
 def estimate_memory(work: Workload, layout: Layout) -> Memory:
     """Estimate the peak of the rank that needs most."""
-    parts = list_parts(work, layout)
-    if layout.stages == 1:
-        return _find_peak(work, layout, parts, in_flight=1)
-    stages = divide_costs(work.list_block_flops(), layout.stages)
     num_micro_batches = layout.count_micro_batches(work)
     peaks = (
-        _find_peak(
-            work,
-            layout,
-            list(_select_stage(work, parts, blocks)),
-            in_flight=min(layout.stages - number, num_micro_batches),
-        )
-        for number, blocks in enumerate(stages)
+        _find_peak(work, layout, parts, in_flight=min(layout.stages - number, num_micro_batches))
+        for number, parts in enumerate(list_stages(work, layout))
     )
     return max(peaks, key=lambda memory: memory.peak)
+
+
+def list_stages(work: Workload, layout: Layout) -> list[list[Part]]:
+    """List the parts that a rank computes, for each pipeline stage; without a pipeline there is one, the model.
+
+    Weights that the ranks of a tensor-parallel group or several stages replicate belong to each of them.
+    """
+    parts = list_parts(work, layout)
+    if layout.stages == 1:
+        return [parts]
+    return [list(_select_stage(work, parts, blocks)) for blocks in divide_costs(work.list_block_flops(), layout.stages)]
 
 
 def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flight: int) -> Memory:

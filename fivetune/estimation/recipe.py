@@ -5,9 +5,8 @@ In: a RunConfig, numbers of the command line. Out: a Workload, a Machine, and wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-
-import psutil
 
 from fivetune import plugins
 from fivetune.config import RunConfig
@@ -18,20 +17,24 @@ from fivetune.estimation.speed import Machine
 from fivetune.estimation.workload import FP32, Layout, Workload
 from fivetune.model.shapes import read_shape
 from fivetune.telemetry.accelerators import ACCELERATORS, Accelerator, find_accelerator, find_peak_flops
+from fivetune.telemetry.limits import get_host_memory
 from fivetune.telemetry.nvml import Nvml
 from fivetune.types import RunSettings
 
 CPU = "cpu"
 HOST_FABRIC = Fabric(10e9, 1.25e9, 2**20)  # gloo over memory; unused for times, because a CPU's operations are unknown
 PEAK_SHARE = {"fp32": 0.5, "fp16": 0.3, "bf16": 0.3}
-"""Assumed share of the peak that a step reaches. Published for T5 on A100 and H100 in bf16: 0.24 to 0.36."""
+"""Assumed share of the peak that a step reaches; it was not measured."""
 
 
-def find_device(name: str) -> Accelerator | None:
-    """Find an accelerator by name; None for a CPU. Raises ConfigError with the known names."""
+def find_device(name: str, memory_mib: int | None = None) -> Accelerator | None:
+    """Find an accelerator by name, and by its memory if that is known; None for a CPU.
+
+    Raises ConfigError with the known names.
+    """
     if name == CPU:
         return None
-    if (found := find_accelerator(name)) is None:
+    if (found := find_accelerator(name, memory_mib)) is None:
         raise ConfigError(f"--device: there is no {name!r}. {suggest_names(name, [*ACCELERATORS, CPU])}")
     return found
 
@@ -86,13 +89,15 @@ def build_machine(
     network: float | None = None,
     peak_share: float | None = None,
 ) -> Machine:
-    """Build the machine of an estimate; processes on a CPU share the memory of this host.
+    """Build the machine of an estimate; processes on a CPU share the memory of their host, which is as large as this.
 
     Args:
         link, network: GB/s, in place of those of the device; peak_share: in place of PEAK_SHARE.
     """
     if device is None:
-        return Machine(psutil.virtual_memory().total / num_devices, None, 0.0, HOST_FABRIC)
+        per_node = devices_per_node or HOST_FABRIC.devices_per_node
+        fabric = replace(HOST_FABRIC, devices_per_node=per_node)
+        return Machine(get_host_memory()[0] / min(num_devices, per_node), None, 0.0, fabric)
     peak = find_peak_flops(device.peak_name, precision)
     assert peak is not None
     fabric = Fabric(
@@ -106,14 +111,17 @@ def find_local_device(requested: str) -> Accelerator | None:
     samples = Nvml().sample() if requested in ("auto", "cuda") else ()
     if not samples:
         return None
-    return find_device(samples[0].name or "a device without a name")
+    first = next((sample for sample in samples if sample.cuda_index == 0), samples[0])
+    memory_mib = first.memory_total_bytes // 2**20 if first.memory_total_bytes else None
+    return find_device(first.name or "a device without a name", memory_mib)
 
 
-def suggest_strategy(config: RunConfig, num_ranks: int) -> tuple[dict[str, object], str]:
-    """Propose a strategy for several ranks on this node's devices: ddp if it fits, else the fastest that does.
+def suggest_strategy(config: RunConfig, nnodes: int, nproc: int) -> tuple[dict[str, object], str]:
+    """Propose a strategy for several ranks on devices like this node's: ddp if it fits, else the fastest that does.
 
     Args:
         config: of the run, read for one process.
+        nnodes: nodes of the run. nproc: processes of each.
 
     Returns: its dotted settings, and the reason.
     """
@@ -121,7 +129,8 @@ def suggest_strategy(config: RunConfig, num_ranks: int) -> tuple[dict[str, objec
     try:
         device = find_local_device(config.device)
         work = build_workload(config, device)
-        machine = build_machine(device, resolve_precision(config.train.precision, device), num_ranks)
+        precision, num_ranks = resolve_precision(config.train.precision, device), nnodes * nproc
+        machine = build_machine(device, precision, num_ranks, devices_per_node=nproc)
     except FiveTuneError as error:
         return default, f"the default; memory cannot be estimated: {str(error).partition('. ')[0]}"
     found = estimate_strategies(work, machine, num_ranks, partial(explain_excluded_layout, config))
@@ -136,13 +145,18 @@ def suggest_strategy(config: RunConfig, num_ranks: int) -> tuple[dict[str, objec
     why = f"because ddp needs {need} of {usable} for each process by estimate"
     if chosen is None:
         chosen = min(several, key=lambda one: one.memory.peak if one.memory else 0.0)
-        why += "; no strategy fits, this one needs least (fivetune estimate says what to change)"
+        excluded = next((f". {one.obstacle}" for one in found if one.obstacle), "")
+        why += f"; no strategy fits, this one needs least (fivetune estimate prints what to change){excluded}"
     assert chosen.memory is not None
     return chosen.layout.as_settings(), f"{why}, this one {format_size(chosen.memory.peak)}"
 
 
-def explain_excluded_layout(config: RunConfig, layout: Layout) -> str:
-    """Explain why the settings of a recipe exclude a layout; empty if they do not."""
+def explain_excluded_layout(config: RunConfig, layout: Layout, *, batch_size: int | None = None) -> str:
+    """Explain why the settings of a recipe exclude a layout; empty if they do not.
+
+    Args:
+        batch_size: in place of train.batch_size.
+    """
     if layout.world == 1:
         return ""
     settings = {key.removeprefix("strategy."): value for key, value in layout.as_settings().items()}
@@ -150,6 +164,10 @@ def explain_excluded_layout(config: RunConfig, layout: Layout) -> str:
     train = config.train
     return strategy.explain_incompatibility(
         RunSettings(
-            config.optimizer.plugin_name(), train.precision, train.forward, train.batch_size, num_ranks=layout.world
+            config.optimizer.plugin_name(),
+            train.precision,
+            train.forward,
+            batch_size or train.batch_size,
+            num_ranks=layout.world,
         )
     )

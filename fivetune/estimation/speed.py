@@ -9,8 +9,11 @@ share of the device's peak. Communication that overlaps with computation counts 
                    shards; behind the computation
     tensor         per encoder block two all-reduces of activations and two of gradients, per decoder block three and
                    four: nothing overlaps
-    pipeline       per micro-batch and border the activations and their gradients; a stage waits for (p - 1) / m of its
+    pipeline       per micro-batch and border the activations and their gradients, after the last micro-batch one
+                   all-reduce of all gradients between copies: nothing overlaps; a stage waits for (p - 1) / m of its
                    computation (the bubble), and the slowest stage determines the rest
+
+A rank's weights are those it holds: under tensor embeddings, norms and head whole, under pipeline those of its stage.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from fivetune.estimation.communication import (
     compute_send_seconds,
     make_group,
 )
+from fivetune.estimation.memory import list_stages
 from fivetune.estimation.workload import BUCKET_BYTES, FP32, Layout, Workload
 
 BACKWARD_SHARE = 2 / 3  # of the operations of a step
@@ -45,6 +49,10 @@ class Machine:
     flops: float | None
     bandwidth: float
     fabric: Fabric
+
+    def can_fill_nodes(self, num_devices: int) -> bool:
+        """Whether so many devices are part of one node, or whole nodes."""
+        return num_devices <= self.fabric.devices_per_node or not num_devices % self.fabric.devices_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +83,13 @@ def estimate_step_time(work: Workload, layout: Layout, machine: Machine) -> Step
     compute = _count_rank_flops(work, layout) / machine.flops
     bubble = compute * (layout.stages - 1) / num_micro_batches
     blocking = _compute_tensor_seconds(work, layout, machine) + _compute_pipeline_seconds(work, layout, machine)
-    behind, window = _compute_reduction_seconds(work, layout, machine), compute * BACKWARD_SHARE / num_micro_batches
+    behind = _compute_reduction_seconds(work, layout, machine)
+    window = compute * BACKWARD_SHARE / num_micro_batches if layout.stages == 1 else 0.0
     gathers = _compute_gather_seconds(work, layout, machine)
     if layout.shards > 1:
         behind, window = behind + gathers, compute
     exposed = max(0.0, behind - window)
-    weights = work.shape.num_weights / layout.heads / layout.stages / layout.shards
+    weights = _count_rank_weights(work, layout) / layout.shards
     traffic = weights * (3 * FP32 + 2 * work.state_bytes)  # weights are read and written, gradients read
     optimizer = traffic / machine.bandwidth
     if work.gathers_state and layout.shards > 1:  # each rank computes whole updates from gathered weights and gradients
@@ -102,11 +111,16 @@ def _count_rank_flops(work: Workload, layout: Layout) -> float:
     return total * (4 / 3 if work.recompute else 1)
 
 
+def _count_rank_weights(work: Workload, layout: Layout) -> int:
+    """Weights of the rank that has most, before they are sharded."""
+    return max(sum(part.num_weights for part in parts) for parts in list_stages(work, layout))
+
+
 def _compute_reduction_seconds(work: Workload, layout: Layout, machine: Machine) -> float:
     """Sums of gradients over the copies of the model, in a step."""
     if layout.copies == 1:
         return 0.0
-    num_bytes = FP32 * work.shape.num_weights / layout.heads / layout.stages
+    num_bytes = FP32 * _count_rank_weights(work, layout)
     stride = layout.heads * layout.stages
     shards = make_group(layout.shards, machine.fabric, stride=stride)
     replicas = make_group(layout.replicas, machine.fabric, stride=stride * layout.shards)
@@ -122,9 +136,9 @@ def _compute_gather_seconds(work: Workload, layout: Layout, machine: Machine) ->
     """All-gathers of weights that are sharded, in a step."""
     if layout.shards == 1:
         return 0.0
-    shape = work.shape
-    root = (1 if shape.is_tied else 2) * shape.table_size
-    blocks = (shape.num_weights - root) / layout.heads
+    (parts,) = list_stages(work, layout)
+    blocks = sum(part.num_weights for part in parts if part.is_block)
+    root = sum(part.num_weights for part in parts) - blocks
     group = make_group(layout.shards, machine.fabric, stride=layout.heads)
     num_bytes, num_calls = work.matmul_bytes * (root + 2 * blocks), 1 + 2 * _count_blocks(work)
     seconds = compute_all_gather_seconds(num_bytes, group, machine.fabric, num_calls=num_calls)

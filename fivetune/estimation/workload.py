@@ -12,7 +12,7 @@ from fivetune.model.flops import count_train_flops, list_block_flops
 from fivetune.model.shapes import ModelShape
 
 FP32 = 4  # bytes
-BUCKET_BYTES = 16 * 2**20  # of strategies/_buckets.py
+BUCKET_BYTES = 16 * 2**20  # as strategies/_buckets.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ class Workload:
     state_bytes: float = 8.0
     gathers_state: bool = False
     on_gpu: bool = True
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input and target tokens of a step, of all ranks."""
+        return self.examples_per_step * (self.num_inputs + self.num_targets)
 
     def count_flops(self, num_examples: int) -> float:
         """Operations of forward and backward over so many examples, without recomputation."""
@@ -106,7 +111,7 @@ class Layout:
     def as_settings(self) -> dict[str, object]:
         """The dotted settings that give this layout."""
         settings: dict[str, object] = {"strategy.name": self.strategy}
-        if self.heads > 1 and (self.strategy, self.heads) not in (("tensor", self.world), ("fsdp_tensor", 2)):
+        if self.heads > 1 and (self.strategy, self.heads) != ("tensor", self.world):
             settings["strategy.size"] = self.heads
         if 1 < self.stages < self.world:
             settings["strategy.stages"] = self.stages

@@ -69,16 +69,6 @@ class ModelShape:
         """Weights of wi and wo; gated models have wi_0, wi_1 and wo."""
         return (3 if self.is_gated_act else 2) * self.d_model * self.d_ff
 
-    def as_config(self) -> dict[str, Any]:
-        """The entries of config.json that give this shape."""
-        kind = "umt5" if self.has_bias_per_layer else "t5" if self.vocab_size < 200_000 else "mt5"
-        return {
-            "model_type": kind, "d_model": self.d_model, "d_kv": self.d_kv, "d_ff": self.d_ff,
-            "num_heads": self.num_heads, "num_layers": self.num_layers, "vocab_size": self.vocab_size,
-            "num_decoder_layers": self.num_decoder_layers, "tie_word_embeddings": self.is_tied,
-            "feed_forward_proj": "gated-gelu" if self.is_gated_act else "relu",
-        }  # fmt: skip
-
 
 V1_1_SIZES = {
     # size: d_model, d_kv, d_ff, heads, layers

@@ -6,7 +6,7 @@ In: the name of a device, as its driver or as people write it. Out: its peak, or
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     # device: (fp32, fp16, bf16)                                        source
@@ -40,7 +40,8 @@ PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
 """Dense peaks in 10^12 operations per second: fp32 without tensor cores, 16-bit products with them. Data sheets often
 state the value with structured sparsity, which is twice as high. None: not supported by the device."""
 VENDORS = {"NVIDIA", "TESLA", "GEFORCE"}
-MEMORY_SIZE = re.compile(r"\d+GB?|HBM\d\w*")
+MEMORY_SIZE = re.compile(r"(\d+)GB?|HBM\d\w*")
+SAME_SIZE = 0.1  # a driver reports up to this share less memory than the size in the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Accelerator:
 ACCELERATORS = {
     #             peak             MiB     GB/s  link network node      node (source of link, network and devices)
     "v100": Accelerator("V100 SXM2", 32768, 900, 150, 6.25, 8),  # NVIDIA DGX-1: NVLink 2, 4 x 100 Gb/s
+    "v100-16gb": Accelerator("V100 SXM2", 16384, 900, 150, 6.25, 8),  # NVIDIA DGX-1 with 16 GB
     "t4": Accelerator("T4", 15360, 320, 16, 1.56, 4),  # AWS g4dn.12xlarge: PCIe 3, 50 Gb/s
     "a10": Accelerator("A10", 23028, 600, 32, 1.56, 8),  # PCIe 4, 100 Gb/s, as AWS g5.48xlarge
     "a10g": Accelerator("A10G", 23028, 600, 32, 1.56, 8),  # AWS g5.48xlarge: PCIe 4, 100 Gb/s
@@ -115,14 +117,29 @@ def _normalize_name(name: str) -> str:
     return " ".join(word for word in words if word not in VENDORS and not MEMORY_SIZE.fullmatch(word))
 
 
-def find_accelerator(name: str) -> Accelerator | None:
+def find_accelerator(name: str, memory_mib: int | None = None) -> Accelerator | None:
     """Find an accelerator by a short name, or by the driver's name of a device; None if it is not in the table.
+
+    Args:
+        memory_mib: as the driver reports it; default: the size in the name, if it has one.
 
     >>> find_accelerator("NVIDIA H100 80GB HBM3") == find_accelerator("h100"), find_accelerator("gpu") is None
     (True, True)
+    >>> find_accelerator("NVIDIA A100-SXM4-40GB") == find_accelerator("a100-40gb")
+    True
     """
-    short = name.lower()
-    if short in ACCELERATORS:
-        return ACCELERATORS[short]
-    named = _normalize_name(name)
-    return next((found for found in ACCELERATORS.values() if found.peak_name == named), None)
+    short, named = name.lower(), _normalize_name(name)
+    alike = [ACCELERATORS[short]] if short in ACCELERATORS else []
+    alike = alike or [found for found in ACCELERATORS.values() if found.peak_name == named]
+    size = memory_mib or _read_memory_mib(name)
+    if size is None or not alike:
+        return alike[0] if alike else None
+    closest = min(alike, key=lambda found: abs(found.memory_mib - size))
+    is_same = memory_mib is None and abs(closest.memory_mib - size) <= SAME_SIZE * size
+    return closest if is_same else replace(closest, memory_mib=size)
+
+
+def _read_memory_mib(name: str) -> int | None:
+    """The size of the memory in a device's name."""
+    sizes = [found[1] for word in re.split(r"[\s-]+", name.upper()) if (found := MEMORY_SIZE.fullmatch(word))]
+    return next((1024 * int(size) for size in sizes if size), None)

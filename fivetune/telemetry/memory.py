@@ -1,4 +1,4 @@
-"""Free memory, and the peak memory of a function.
+"""Memory in use, and the peak memory of a function.
 
 In: a device, a function to run. Out: bytes. On a CPU, a thread polls the process a few hundred times per second.
 """
@@ -6,26 +6,19 @@ In: a device, a function to run. Out: bytes. On a CPU, a thread polls the proces
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event, Thread
 
 import psutil
 import torch
 
+from fivetune.telemetry.limits import get_host_memory
+
 POLL_INTERVAL_SECONDS = 0.003
-CGROUP_DIR = Path("/sys/fs/cgroup")
 
 
 def get_free_bytes() -> int:
-    """Bytes that a CPU process can still allocate, by the machine or, if that is less, by the container's limit."""
-    free = psutil.virtual_memory().available
-    try:
-        limit = int((CGROUP_DIR / "memory.max").read_text())
-        used = int((CGROUP_DIR / "memory.current").read_text())
-        cached = int((CGROUP_DIR / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-    except (OSError, ValueError, IndexError):  # no container, or no limit
-        return free
-    return min(free, limit - used + cached)
+    """Bytes that a CPU process can still allocate."""
+    return get_host_memory()[1]
 
 
 def get_used_bytes(device: str) -> int:

@@ -11,11 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.workloads import build_model_config
 from fivetune import cli
 from fivetune.config import load_config
 from fivetune.errors import ModelError
 from fivetune.estimation import recipe as estimation_recipe
-from fivetune.estimation.choice import choose_estimate, estimate_layout, estimate_strategies, find_change
+from fivetune.estimation.choice import (
+    Change,
+    Refusal,
+    choose_estimate,
+    estimate_layout,
+    estimate_strategies,
+    find_change,
+    list_layouts,
+)
 from fivetune.estimation.communication import (
     Fabric,
     Group,
@@ -26,16 +35,24 @@ from fivetune.estimation.communication import (
     make_group,
 )
 from fivetune.estimation.memory import (
+    BLOCK_ROWS,
+    CHUNK_LOGITS,
     Part,
     count_bucket_share,
     estimate_memory,
     list_parts,
+    list_stages,
 )
-from fivetune.estimation.recipe import build_machine, find_device, suggest_strategy
+from fivetune.estimation.recipe import build_machine, find_device, find_local_device, suggest_strategy
 from fivetune.estimation.speed import Machine, estimate_step_time
 from fivetune.estimation.workload import BUCKET_BYTES, Layout, Workload
+from fivetune.model import attention, loss
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, find_known_shape, read_shape
+from fivetune.rundir.records import DeviceSample
+from fivetune.strategies import _buckets
+from fivetune.telemetry import limits
+from fivetune.telemetry.accelerators import find_accelerator
 from fivetune.types import Batch
 
 GOLDEN = Path(__file__).parent / "golden" / "squad_t5_base.json"
@@ -57,11 +74,21 @@ def find_part(work: Workload, name: str, layout: Layout | None = None) -> Part:
 # --- shapes ---
 
 
-@pytest.mark.parametrize("name", ["t5-base", "flan-t5-small", "mt5-small", "umt5-small", "byt5-small", "t5-11b"])
-def test_known_shapes_have_the_weights_that_transformers_builds(name):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("t5-base", "t5"),
+        ("flan-t5-small", "t5"),
+        ("mt5-small", "mt5"),
+        ("umt5-small", "umt5"),
+        ("byt5-small", "t5"),
+        ("t5-11b", "t5"),
+    ],
+)
+def test_known_shapes_have_the_weights_that_transformers_builds(name, kind):
     transformers: Any = import_module("transformers")
     shape = KNOWN_SHAPES[name]
-    settings = transformers.AutoConfig.for_model(**shape.as_config())
+    settings = transformers.AutoConfig.for_model(**build_model_config(shape, kind))
     with torch.device("meta"):
         model = transformers.AutoModelForSeq2SeqLM.from_config(settings)
     own_head = 0 if shape.is_tied else shape.table_size  # a new model is always tied
@@ -71,7 +98,7 @@ def test_known_shapes_have_the_weights_that_transformers_builds(name):
 def test_a_folder_goes_before_the_table(tmp_path):
     folder = tmp_path / "t5-base"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(TINY.as_config()))
+    (folder / "config.json").write_text(json.dumps(build_model_config(TINY, "t5")))
     assert read_shape(str(folder)) == TINY
     assert read_shape("google-t5/t5-base") == find_known_shape("t5-base")
     assert read_shape("t5-nano").num_weights == 919_296
@@ -95,6 +122,11 @@ def test_an_unusable_config_is_named(tmp_path, text, message):
 
 
 # --- memory: worked numbers ---
+
+
+def test_constants_are_those_of_the_code_that_is_estimated():
+    assert CHUNK_LOGITS == loss.MAX_CHUNK_LOGITS == loss.MAX_SAVED_LOGITS
+    assert (BLOCK_ROWS, BUCKET_BYTES) == (attention.MAX_BLOCK_ROWS, _buckets.BUCKET_BYTES)
 
 
 def test_an_encoder_block_on_a_gpu():
@@ -137,7 +169,7 @@ def test_saved_tensors_of_the_flat_forward(gated, lengths, dropout):
     torch.manual_seed(0)
     shape = ModelShape(64, 32, 256, 2, 2, 2, 512, is_gated_act=gated, is_tied=True)
     settings = transformers.AutoConfig.for_model(
-        **{**shape.as_config(), "dropout_rate": dropout, "decoder_start_token_id": 0}
+        **{**build_model_config(shape, "t5"), "dropout_rate": dropout, "decoder_start_token_id": 0}
     )
     model = transformers.AutoModelForSeq2SeqLM.from_config(settings).train()
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -250,6 +282,40 @@ def test_a_slow_network_exposes_the_communication():
     assert slow.exposed > fast.exposed and slow.compute == fast.compute
 
 
+@pytest.mark.parametrize("name", ["t5-base", "mt5-small", "umt5-small"])
+def test_one_rank_holds_the_weights_of_the_model(name):
+    (parts,) = list_stages(make_work(KNOWN_SHAPES[name]), Layout("single"))
+    assert sum(part.num_weights for part in parts) == KNOWN_SHAPES[name].num_weights
+
+
+def test_copies_of_a_pipeline_sum_gradients_when_nothing_computes():
+    work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=16, num_inputs=512, num_targets=64)
+    one, two = (
+        estimate_step_time(replace(work, examples_per_step=8 * n), Layout("pipeline", 2 * n, stages=2), H100)
+        for n in (1, 2)
+    )
+    assert one is not None and two is not None and one.hidden == two.hidden == 0
+    held = 4 * max(sum(part.num_weights for part in parts) for parts in list_stages(work, Layout("x", 2, stages=2)))
+    assert two.exposed - one.exposed > held / (0.8 * H100.fabric.link)  # two ranks send every gradient once
+
+
+def test_weights_that_ranks_replicate_are_updated_and_summed_by_each():
+    # mt5-small: 256 M of 300 M weights are embedding and head, which two ranks of a tensor-parallel group hold whole
+    shape = KNOWN_SHAPES["mt5-small"]
+    work = make_work(shape, examples_per_step=2)
+    machine = replace(H100, flops=1e30)  # hides nothing
+    alone, tensor, stages = (
+        estimate_step_time(work, layout, machine)
+        for layout in (Layout("single"), Layout("tensor", 4, heads=2), Layout("pipeline", 4, stages=2))
+    )
+    assert alone is not None and tensor is not None and stages is not None
+    assert tensor.optimizer > 0.9 * alone.optimizer  # divided alike it would be half
+    assert stages.optimizer > 0.5 * alone.optimizer
+    one_copy = estimate_step_time(replace(work, examples_per_step=1), Layout("tensor", 2, heads=2), machine)
+    assert one_copy is not None  # differs by the all-reduce alone, in which each of two copies sends its tables once
+    assert tensor.exposed - one_copy.exposed > 4 * 2 * shape.table_size / (0.8 * H100.fabric.link)
+
+
 # --- the choice ---
 
 
@@ -276,8 +342,73 @@ def test_a_run_that_does_not_fit_gets_a_change_that_does():
     machine = build_machine(find_device("l4"), "bf16", 8)
     assert choose_estimate(estimate_strategies(work, machine, 8)) is None
     change = find_change(work, machine, 8)
-    assert change is not None and change.estimate.fits and change.settings["strategy.name"] == "fsdp"
-    assert find_change(replace(work, num_inputs=10**8), machine, 8) is None
+    assert isinstance(change, Change) and change.estimate.fits and change.settings["strategy.name"] == "fsdp"
+    refused = find_change(replace(work, num_inputs=10**8), machine, 8)
+    assert refused == Refusal(128, 256, "train.global_batch_size 128 is not a multiple of 256 copies")
+
+
+def test_groups_that_share_heads_stay_inside_a_node():
+    machine = build_machine(find_device("h100"), "bf16", 12, devices_per_node=6)
+    work = make_work(KNOWN_SHAPES["t5-base"], examples_per_step=12)
+    assert {layout.heads for layout in list_layouts(work, machine, 12)} == {1, 2, 3, 6}  # 4 would cross the border
+
+
+def test_a_change_uses_whole_nodes():
+    machine = build_machine(find_device("l4"), "bf16", 3)  # 8 in a node
+    work = make_work(LARGE, examples_per_step=96, num_inputs=512, num_targets=97)
+    tried = []
+    assert find_change(work, machine, 3, lambda layout: tried.append(layout.world) or "no") == Refusal(0, 3, "no")
+    assert set(tried) == {3, 6, 24, 48, 96}
+
+
+def test_nothing_is_tried_twice():
+    tried: list[Layout] = []
+    work = make_work(LARGE, examples_per_step=1, recompute=True, num_inputs=512, num_targets=64)
+    full = replace(H100, memory_bytes=1)
+    find_change(work, full, 1, lambda layout: tried.append(layout) or "")
+    assert tried == [Layout("single")]
+
+
+# --- devices ---
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA A100-SXM4-80GB", 80),
+        ("Tesla V100-SXM2-16GB", 16),
+        ("Tesla V100-SXM2-32GB", 32),
+        ("a100-40gb", 40),
+        ("v100", 32),
+        ("NVIDIA H100 64GB HBM3", 64),
+    ],
+)
+def test_the_size_in_a_name_counts(name, gib):
+    found = find_accelerator(name)
+    assert found is not None and found.memory_bytes == gib * 2**30
+
+
+def test_the_memory_of_a_local_device_is_sampled(monkeypatch):
+    samples = (
+        DeviceSample(index=0, name="NVIDIA H100 80GB HBM3", memory_total_bytes=80 * 2**30),
+        DeviceSample(index=1, cuda_index=0, name="NVIDIA A100-SXM4", memory_total_bytes=39 * 2**30),
+    )
+    monkeypatch.setattr("fivetune.telemetry.nvml.Nvml.sample", lambda self: samples)
+    found = find_local_device("auto")
+    assert found is not None and (found.memory_bytes, found.bandwidth) == (39 * 2**30, 1555)
+    assert find_local_device("cpu") is None
+
+
+def test_the_limit_of_a_container_is_the_memory_of_a_cpu(monkeypatch, tmp_path):
+    for name, text in (("max", "1000000"), ("current", "600000"), ("stat", "anon 1\ninactive_file 50000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(limits, "CGROUP_DIR", tmp_path)
+    assert limits.get_host_memory() == (1_000_000, 450_000)
+    assert build_machine(None, "fp32", 4).memory_bytes == 250_000
+    assert build_machine(None, "fp32", 4, devices_per_node=2).memory_bytes == 500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert limits.get_host_memory()[0] > 2**28
 
 
 # --- the command ---
@@ -338,6 +469,48 @@ def test_mistakes_are_one_line(capsys, words, code, message):
     assert (found, out) == (code, "") and message in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", ["--devices 12", "--devices 8 --devices-per-node 3"])
+def test_devices_that_are_no_whole_nodes_are_refused(capsys, words):
+    code, out, err = run(capsys, "squad_t5_base", "--device", "h100", *words.split())
+    assert (code, out) == (2, "") and "are not whole nodes of" in err
+
+
+BIG = ("--device", "h100", "--model.path", "t5-11b", "--optimizer.name", "adamw")
+
+
+def test_settings_that_exclude_the_strategies_are_the_verdict(capsys):
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", *BIG, "--train.precision", "fp16")
+    assert (
+        "None fits. With fsdp on 8 devices: train.precision fp16 adapts the loss scale" in out and "Shorten" not in out
+    )
+    words = ("--train.batch_size", "1", "--train.global_batch_size", "1")
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "1", *BIG, *words)
+    assert (
+        "recomputation and micro-batches of one example. With fsdp on 2 devices: train.global_batch_size 1 is " in out
+    )
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "128", *BIG, "--data.max_input_tokens", "90000000")
+    assert "Shorten the examples" not in out and "offload on 128 devices. With fsdp on 256 devices: train.global" in out
+
+
+@pytest.mark.parametrize("num", ["2", "8"])
+def test_a_layout_that_needs_a_batch_size_prints_one(capsys, num):
+    words = ("--train.batch_size", "auto", "--train.global_batch_size", "128", "--json")
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", num, *BIG, *words)
+    found = json.loads(out)
+    settings = found["choice"] or found["change"]
+    assert settings["train.batch_size"] == 1 and "--train.batch_size 1" in found["verdict"]
+    ddp = next(one for one in found["strategies"] if one["strategy"] == "ddp")
+    assert ddp["settings"] == {"strategy.name": "ddp"}  # supports auto
+
+
+def test_options_of_a_strategy_that_are_not_used_are_named(capsys):
+    words = ("--strategy.name", "pipeline", "--strategy.schedule", "gpipe", "--json")
+    _, out, _ = run(capsys, "squad_t5_base", "--devices", "8", "--device", "h100", *words)
+    assert any(
+        "options of strategy pipeline are not used: schedule gpipe. " in line for line in json.loads(out)["assumptions"]
+    )
+
+
 def test_a_missing_recipe_is_named(capsys):
     assert run(capsys, "nosuch", "--devices", "8", "--device", "h100")[0] == 2
 
@@ -372,10 +545,41 @@ def test_another_strategy_is_proposed_if_ddp_does_not_fit(monkeypatch):
         {"model.path": "t5-11b", "optimizer.name": "adamw", "device": "cuda", "train.global_batch_size": 128},
     )
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("h100"))
-    settings, reason = suggest_strategy(config, 8)
+    settings, reason = suggest_strategy(config, 1, 8)
     assert settings["strategy.name"] == "fsdp_tensor" and "ddp needs 242" in reason
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("l4"))
-    assert "no strategy fits" in suggest_strategy(config, 8)[1]
+    assert "no strategy fits" in suggest_strategy(config, 1, 8)[1]
     unknown = config.model_copy(update={"model": config.model.model_copy(update={"path": "unknown/model"})})
-    settings, reason = suggest_strategy(unknown, 8)
+    settings, reason = suggest_strategy(unknown, 1, 8)
     assert settings == {"strategy.name": "ddp"} and "memory cannot be estimated" in reason
+
+
+def test_a_proposal_counts_nodes_and_their_processes(monkeypatch, tmp_path):
+    config = load_config("quickstart", {"device": "cpu"})
+    seen = []
+    build = estimation_recipe.build_machine
+    monkeypatch.setattr(estimation_recipe, "build_machine", lambda *a, **k: seen.append(build(*a, **k)) or seen[-1])
+    monkeypatch.setattr(estimation_recipe, "get_host_memory", lambda: (8 * 2**30, 0))
+    _, reason = suggest_strategy(config, 4, 2)
+    assert seen[0].memory_bytes == 4 * 2**30 and seen[0].fabric.devices_per_node == 2 and "of 3.6 GiB" in reason
+
+
+def test_nodes_and_processes_of_a_command_reach_the_proposal(monkeypatch):
+    seen: list[object] = []
+
+    def suggest(config: object, *counts: int) -> tuple[dict[str, object], str]:
+        seen.extend(counts)
+        return {"strategy.name": "ddp"}, "a reason"
+
+    monkeypatch.setattr(estimation_recipe, "suggest_strategy", suggest)
+    train_words(monkeypatch, "--launch.nnodes", "2", "--launch.nproc", "3", "--train.global_batch_size", "192")
+    assert seen == [2, 3]
+
+
+def test_a_proposal_names_the_setting_that_excludes_others(monkeypatch):
+    config = load_config(
+        "squad_t5_base", {"model.path": "t5-11b", "optimizer.name": "adamw", "train.precision": "fp16"}
+    )
+    monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("h100"))
+    settings, reason = suggest_strategy(config, 1, 8)
+    assert settings == {"strategy.name": "ddp"} and "train.precision fp16 adapts the loss scale" in reason
