@@ -69,7 +69,8 @@ def test_the_choice_and_its_reason(setup, tmp_path, model_folder):
     assert choose("auto", model=pointing) == Forward(
         "padded",
         "flat tokens cannot run: it is a T5ForQuestionAnswering, not one of T5ForConditionalGeneration, "
-        "MT5ForConditionalGeneration, UMT5ForConditionalGeneration",
+        "MT5ForConditionalGeneration, UMT5ForConditionalGeneration, T5GemmaForConditionalGeneration, "
+        "T5Gemma2ForConditionalGeneration",
     )
     with pytest.raises(
         ConfigError, match=r"train\.forward: flat cannot run this model: it is a T5ForQuestionAnswering"
