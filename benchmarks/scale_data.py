@@ -1,15 +1,14 @@
 """Data at scale: records prepared per second beside `datasets.map`, and the memory of a million examples.
 
 Both sides read the same JSONL file, tokenise with the same tokenizer on the same cores, and write token ids to disk.
-They alternate A B B A, each window in new processes with an empty cache.
-`datasets.map` gets a process per core, and batches
-of 1,000 and the fast tokenizer; FiveTune also checks the ids, counts, and keeps the texts.
+They alternate A B B A, each window in new processes with an empty cache. `datasets.map` gets a process per core, and
+batches of 1,000 and the fast tokenizer; FiveTune also checks the ids, counts, and keeps the texts.
     python -m benchmarks.scale_data speed
     python -m benchmarks.scale_data memory
     python -m benchmarks.scale_data readers
 The second prepares synthetic examples, trains some steps from the shards, and records the largest resident memory of
-all processes together (proportional set size: pages that processes share count once). The
-third compares, by format, the process that reads with one that converts.
+all processes together (proportional set size: pages that processes share count once). The third compares, by format,
+the process that reads with one that converts.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def main() -> None:
             for count in map(int, args.ranks.split(","))
         ]
     write_result(f"sharding-{args.model}", {"facts": facts("cpu"), "model": args.model, "rows": rows})
-    head = ["strategy", "ranks", "weights", "state", "sum", "of 1 rank", "peak of loading", "of 1 rank"]
+    of_first = f"of {rows[0]['ranks']}"
+    head = ["strategy", "ranks", "weights", "state", "sum", of_first, "peak of loading", of_first]
     lines = [head]
     for row in rows:
         alone = next(r for r in rows if r["strategy"] == row["strategy"] and r["ranks"] == rows[0]["ranks"])

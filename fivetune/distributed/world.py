@@ -204,14 +204,19 @@ class World:
 
     def all_reduce_max(self, number: int) -> int:
         """All-reduce (max) a number."""
+        (found,) = self.all_reduce_maxima([number])
+        return found
+
+    def all_reduce_maxima(self, numbers: list[int]) -> list[int]:
+        """All-reduce (max) numbers, each with those of the other ranks at its place."""
         if self.size == 1:
-            return number
+            return numbers
         import torch
         from torch import distributed
 
-        held = torch.tensor([number])
+        held = torch.tensor(numbers)
         import_collectives().all_reduce(held, distributed.ReduceOp.MAX)
-        return int(held)
+        return [int(value) for value in held]
 
     def iter_together(self, items: Sequence[T]) -> Iterator[T | None]:
         """Yield the items, then None until every rank has had as many as the rank with the most.

@@ -152,8 +152,8 @@ class StrategyOptions(Options):
             count_rows: counts the rows of the encoder's and of the decoder's activations of a micro-batch.
         """
         total: Tensor | None = None
-        for batch in batches:
-            self.prepare_backward(model, world, is_last=batch is batches[-1])
+        for number, batch in enumerate(batches, start=1):
+            self.prepare_backward(model, world, is_last=number == len(batches))
             loss = compute_loss(batch)
             backward(loss)
             total = loss.detach() if total is None else total + loss.detach()
@@ -226,8 +226,8 @@ class ShardedOptions(StrategyOptions):
         timer: PhaseTimer,
     ) -> Tensor:
         log, total, failed = find_collective_log(model), None, None
-        for batch in batches:
-            is_last = batch is batches[-1]
+        for number, batch in enumerate(batches, start=1):
+            is_last = number == len(batches)
             log.begin()
             if failed is None:
                 try:

@@ -1,8 +1,8 @@
 """Fully sharded data parallel (torch's FSDP2): each rank holds a shard of weights, gradients and optimizer state.
 
 A block's weights are all-gathered for each of its computations, in training and in generation, and freed afterwards;
-its gradients are reduce-scattered. No rank ever holds the whole model. With `replicas`, groups of ranks hold a copy
-each (hybrid sharding): weights are gathered inside a group, gradients are also all-reduced between the groups.
+its gradients are reduce-scattered. A pre-trained model is never whole on a rank. With `replicas`, groups of ranks hold
+a copy each (hybrid sharding): weights are gathered inside a group, gradients are also all-reduced between the groups.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Tensor parallel: the ranks share every matrix product of a block (Megatron-LM); all compute the same examples.
 
-Each rank computes its attention heads and feed-forward features; two all-reduces per block and direction sum the
-results. Generation runs the same way. Worth it inside one machine, for models whose blocks are large.
-With more ranks than `size`, each group of `size` ranks holds a copy, and gradients are all-reduced between the groups.
+Each rank computes its attention heads and feed-forward features; an all-reduce sums the results of every layer (two in
+an encoder block, three in a decoder block), and their gradients. Generation runs the same way. Worth it inside one
+machine, for models whose blocks are large. With more ranks than `size`, each group of `size` ranks holds a copy, and
+gradients are all-reduced between the groups.
 """
 
 from __future__ import annotations

@@ -320,6 +320,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
         try:
             run_training_loop(training)
         except (InterruptedRunError, NumericError, RunDirError):  # raised by all ranks: the others are there to help
+            training.writer.wait()
             uploader.finish(training.progress.log, warn)
             raise
         finally:

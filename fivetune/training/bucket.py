@@ -11,7 +11,9 @@ newest whole checkpoint. An upload that fails is a warning: the run directory ha
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -359,9 +361,13 @@ class Uploader:
                 put_file(source / name, join_location(self.url, CHECKPOINTS, str(step), name))
 
     def _wait_for_rank(self, job: int, rank: int) -> None:
+        timeout = self._world.timeout
+        end = time.monotonic() + (timeout.total_seconds() if timeout else math.inf)
         while (answer := self._world.find_published(f"uploaded-{job}-{rank}")) is None:
             if self._stopped.wait(POLL_SECONDS):
                 raise UploadError("the run has ended")
+            if time.monotonic() > end:
+                raise UploadError(f"process {rank} did not upload its files within launch.timeout_minutes")
         if answer:
             raise UploadError(f"process {rank}: {answer}")
 

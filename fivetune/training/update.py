@@ -264,7 +264,8 @@ def _sum_over_ranks(
         sums = torch.zeros_like(sums)
     if device != "cpu":  # the flags take the way over the hosts, which do not wait for the device
         world.all_reduce_sum(sums)
-        return sums, world.all_reduce_max(too_many), world.all_reduce_max(signum)
+        too_many, signum = world.all_reduce_maxima([too_many, signum])
+        return sums, too_many, signum
     message = torch.zeros(2 + 2 * world.size)
     message[:2] = sums
     message[2 + 2 * world.rank :][:2] = torch.tensor([too_many, signum])

@@ -90,6 +90,24 @@ def test_clipping_says_the_norm_before(name, limit, clipped):
     assert float(next(model.parameters()).grad.norm()) == pytest.approx(clipped, rel=1e-4)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "pipeline"])
+def test_gradients_are_reduced_after_the_last_micro_batch_only(name, monkeypatch):
+    """Fillers may be one and the same batch: two processes waited for each other for ever."""
+    options, asked = plugins.load_plugin("strategies", name), []
+    monkeypatch.setattr(options, "prepare_backward", lambda self, model, world, *, is_last: asked.append(is_last))
+    batch = make_batch([(3, 2)])
+    options().accumulate_gradients(
+        torch.nn.Linear(1, 1),
+        World(),
+        [batch] * 3,
+        lambda batch: torch.ones(()),
+        lambda loss: None,
+        lambda batch: (3, 2),
+        lambda phase: None,
+    )
+    assert asked == [False, False, True]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_broken_gradient_is_not_hidden(name):
     strategy, model = plugins.load_plugin("strategies", name)(), model_with_gradients()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fivetune.compare import MEASURES
 from fivetune.compare.records import Measure, Variant
+from fivetune.compare.scaling import BATCH_KEYS, PARALLELISM_KEYS
 from fivetune.report.comparison.charts import build_scaling_chart
 from fivetune.report.comparison.variants import SPEED, format_measure, format_with_range, get_measure
 from fivetune.report.page.parts import Section, Table, Text
@@ -16,7 +17,6 @@ from fivetune.report.page.wording import format_percent, format_setting
 from fivetune.report.run.speed import MEANINGS
 
 SIZE, EFFICIENCY = "world_size", "scaling_efficiency"
-PLACEMENT = ("launch.", "strategy", "train.batch_size", "train.global_batch_size")
 MAX_EFFICIENCY = 1.05  # a higher efficiency indicates different work
 
 
@@ -48,7 +48,11 @@ def _scale_measure(one: Measure, factor: float) -> Measure:
 def _describe_line(variant: Variant) -> str:
     """Describe a line of the chart: the strategy, and the varied settings other than devices."""
     settings = {key: format_setting(key, value) for key, value in variant.settings.items()}
-    words = [f"{key.rpartition('.')[2]} {value}" for key, value in settings.items() if not key.startswith(PLACEMENT)]
+    words = [
+        f"{key.rpartition('.')[2]} {value}"
+        for key, value in settings.items()
+        if not key.startswith(PARALLELISM_KEYS + BATCH_KEYS)
+    ]
     return ", ".join([value for key, value in settings.items() if key.startswith("strategy")] + words) or "measured"
 
 
