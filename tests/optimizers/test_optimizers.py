@@ -14,6 +14,10 @@ from fivetune.optimizers import _batched_adafactor
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 from fivetune.optimizers.adafactor import Adafactor
 from fivetune.optimizers.adamw import AdamW
+from fivetune.optimizers.adamw_rms import AdamWRMS
+from fivetune.optimizers.lion import Lion
+from fivetune.optimizers.muon import Muon
+from fivetune.optimizers.sgd import SGD
 
 OPTIMIZERS = plugins.list_plugins("optimizers")
 SIZE = 64
@@ -281,3 +285,72 @@ def test_adamw_is_torchs_with_these_settings():
         "eps": 1e-6,
         "fused": True,
     }
+
+
+# --- lion, muon, sgd, adamw_rms ---
+
+
+def test_lion_steps_by_the_sign():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    optimizer = Lion(lr=0.1, weight_decay=0.5, beta1=0.5, beta2=0.8).build([{"params": [weight]}])
+    weight.grad = torch.tensor([4.0, -1.0, 0.0])
+    optimizer.step()  # the mean of nothing and the gradient; 5 % of decay
+    assert weight.tolist() == pytest.approx([0.95 - 0.1, -1.9 + 0.1, 2.85])
+    assert optimizer.state[weight]["exp_avg"].tolist() == pytest.approx([0.8, -0.2, 0.0])
+    weight.grad = torch.tensor([-0.5, -1.0, 0.0])
+    optimizer.step()  # 0.5 * 0.8 - 0.5 * 0.5 is positive
+    assert weight.tolist() == pytest.approx([0.85 * 0.95 - 0.1, -1.8 * 0.95 + 0.1, 2.85 * 0.95])
+
+
+def test_adamw_rms_is_adamw_where_the_weights_have_size_one():
+    def run(options: Any, **given: Any) -> list[torch.Tensor]:
+        random = torch.Generator().manual_seed(0)
+        weights = [torch.nn.Parameter(torch.ones(8, 4)), torch.nn.Parameter(torch.ones(5))]
+        optimizer = options(lr=1e-2, weight_decay=0.1, **given).build([{"params": weights}])
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=random)
+        optimizer.step()
+        return weights
+
+    for ours, theirs in zip(run(AdamWRMS), run(AdamW), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_adamw_rms_scales_by_the_size_of_the_tensor():
+    small, large = torch.nn.Parameter(torch.full((4,), 0.5)), torch.nn.Parameter(torch.full((4,), 2.0))
+    empty = torch.nn.Parameter(torch.zeros(8))
+    optimizer = AdamWRMS(lr=0.1, min_rms=0.01).build([{"params": [small, large, empty]}])
+    for weight in (small, large, empty):
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert [weight[0].item() for weight in (small, large, empty)] == pytest.approx([0.45, 1.8, -0.001])
+    expected = 0.1 * (4 * 0.5 + 4 * 2.0 + 8 * 0.01) / 16
+    assert AdamWRMS(lr=0.1).effective_lr(optimizer) == pytest.approx(expected)
+
+
+def test_muon_updates_matrices_and_adamw_the_rest():
+    matrix, table, norm = (torch.nn.Parameter(torch.randn(*shape)) for shape in [(6, 4), (9, 4), (4,)])
+    groups = [{"params": [matrix]}, {"params": [table], "kind": "table"}, {"params": [norm], "weight_decay": 0.0}]
+    before = matrix.detach().clone()
+    optimizer = Muon(lr=0.01, weight_decay=0.1).build(groups)
+    for weight in (matrix, table, norm):
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    assert [sorted(optimizer.state[weight]) for weight in (matrix, table, norm)] == [
+        ["momentum_buffer"],
+        ["exp_avg", "exp_avg_sq", "step"],
+        ["exp_avg", "exp_avg_sq", "step"],
+    ]
+    assert {group["params"][0].dim(): group["weight_decay"] for group in optimizer.param_groups} == {2: 0.1, 1: 0.0}
+    update = (before * (1 - 0.01 * 0.1) - matrix.detach()) / 0.01
+    sizes = torch.linalg.svdvals(update) / (0.2 * 6**0.5)
+    assert sizes.min() > 0.5 and sizes.max() < 1.3  # nearly orthogonal: five iterations of Newton and Schulz
+
+
+def test_sgd_is_torchs():
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = SGD(lr=0.1, momentum=0.5).build([{"params": [weight]}])
+    for _ in range(2):
+        weight.grad = torch.tensor([1.0])
+        optimizer.step()
+    assert weight.item() == pytest.approx(1.0 - 0.1 - 0.15)

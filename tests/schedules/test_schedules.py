@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from fivetune import plugins
 from fivetune.schedules.cosine import Cosine
+from fivetune.schedules.inverse_sqrt import InverseSqrt
 from fivetune.schedules.linear import Linear
+from fivetune.schedules.wsd import WSD
 
 SCHEDULES = plugins.list_plugins("schedules")
 STEPS = st.integers(1, 10_000)
@@ -82,3 +84,17 @@ def test_cosine_is_its_formula(progress, final):
     expected = final + (1 - final) * (1 + cos(pi * progress)) / 2
     assert Cosine(final_fraction=final).compute_decay(progress) == pytest.approx(expected, abs=1e-12)
     assert Cosine(final_fraction=final).compute_decay(1.0) == pytest.approx(final, abs=1e-12)
+
+
+def test_inverse_square_root():
+    decay = InverseSqrt(warmup_steps=4)
+    assert [decay.factor(step, 100) for step in (3, 4, 16)] == pytest.approx([1.0, 1.0, 0.5])
+    assert decay.factor(50, 100) == decay.factor(50, 1000)
+    assert InverseSqrt().factor(30_000, 40_000) == pytest.approx(0.5)
+
+
+def test_wsd():
+    linear = WSD(warmup_steps=2, decay_fraction=0.5, final_fraction=0.2)
+    assert [linear.factor(step, 10) for step in (1, 2, 6, 8, 9)] == pytest.approx([1.0, 1.0, 1.0, 0.6, 0.4])
+    curved = WSD(decay_fraction=1.0, shape="sqrt")
+    assert [curved.factor(step, 4) for step in range(4)] == pytest.approx([1.0, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5])

@@ -1,0 +1,63 @@
+"""torch's Muon and AdamW as one optimizer.
+
+In: parameter groups; a group's key `kind` is "table" for embeddings and head. Out: changed weights and the state of the
+two optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from fivetune.types import TorchState
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for groups of matrices other than tables, AdamW for the others."""
+
+    def __init__(
+        self,
+        groups: list[TorchState],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        matrices = [group for group in groups if is_for_muon(group)]
+        others = [group for group in groups if not is_for_muon(group)]
+        self._parts: list[Optimizer] = []
+        if matrices:
+            muon = torch.optim.Muon(
+                matrices, lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
+            )
+            self._parts.append(muon)
+        if others:
+            self._parts.append(
+                torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, foreach=True)
+            )
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        at = 0
+        for part in self._parts:  # load_state_dict replaces groups and state
+            part.param_groups = self.param_groups[at : at + len(part.param_groups)]
+            part.state = self.state
+            part.step()
+            at += len(part.param_groups)
+        return loss
+
+
+def is_for_muon(group: TorchState) -> bool:
+    """Whether a group holds matrices, other than tables that are looked up by row."""
+    return group.get("kind") != "table" and all(weight.dim() == 2 for weight in group["params"])

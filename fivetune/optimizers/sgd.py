@@ -1,0 +1,45 @@
+"""Stochastic gradient descent with momentum, torch's.
+
+State: with momentum one fp32 tensor of the parameters' size. T5's gradients differ in size by layer, so that one rate
+for all of them learns slowly: a baseline for comparisons.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from fivetune.plugins import Options
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from fivetune.types import TorchState
+
+
+class SGD(Options):
+    """Gradient descent with momentum. It needs clipping and a much larger rate than AdamW."""
+
+    state_bytes_per_parameter: ClassVar[float] = 4.0
+    lr_range: ClassVar[tuple[float, float]] = (1e-3, 0.5)
+
+    lr: Annotated[float, Field(gt=0, le=10)] = Field(0.05, description="peak learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = Field(False, description="Nesterov's momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="added to the gradient; not applied to norms")
+
+    def build(self, groups: list[TorchState]) -> Optimizer:
+        import torch
+
+        return torch.optim.SGD(
+            groups,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            foreach=True,
+        )
+
+    def effective_lr(self, optimizer: Optimizer) -> float | None:
+        return float(optimizer.param_groups[0]["lr"])
