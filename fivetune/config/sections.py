@@ -85,6 +85,13 @@ class ModelSection(_Section):
         default=False,
         description="also accept sequence-to-sequence models of other families (Bart, Pegasus), computed by "
         "transformers alone, at your own risk: docs/models.md",
+    freeze: tuple[str, ...] = Field(
+        default=(),
+        description="weights that are not trained, by parts of their names: shared, encoder, encoder.block.0-3, "
+        "relative_attention_bias, decoder.block.*.layer.1",
+    )
+    unfreeze: Annotated[dict[str, PositiveInt], Table] = Field(
+        default={}, description="weights that are trained from a step on: {encoder.block.8-11: 200, encoder: 500}"
     )
 
     @model_validator(mode="after")
@@ -408,6 +415,23 @@ class RunConfig(_Section):
         )
         if obstacle := self.strategy.explain_incompatibility(settings):
             raise ValueError(obstacle)
+        return self
+
+    @model_validator(mode="after")
+    def _check_unfreezing(self) -> RunConfig:
+        patterns = ", ".join(self.model.unfreeze)
+        if patterns and self.launch.num_processes > 1:
+            raise ValueError(
+                f"model.unfreeze ({patterns}) changes during the run which gradients the processes reduce, and "
+                f"launch asks for {self.launch.num_processes}. Use one process, or model.freeze"
+            )
+        length = self.train.num_steps
+        if late := {name: step for name, step in self.model.unfreeze.items() if length and step >= length}:
+            name, step = next(iter(late.items()))
+            raise ValueError(
+                f"model.unfreeze {name} at step {step} has no effect: train.num_steps is {length}. Lower the step, "
+                "or freeze it for good by model.freeze"
+            )
         return self
 
     @model_validator(mode="after")

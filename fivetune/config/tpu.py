@@ -5,6 +5,8 @@ from __future__ import annotations
 from fivetune.types import JsonTable
 
 SUPPORTED: dict[str, tuple[object, ...]] = {
+    "model.freeze": ((), []),
+    "model.unfreeze": ({},),
     "launch.nnodes": (1,),
     "launch.nproc": (1,),  # one process uses all chips of the machine
     "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips

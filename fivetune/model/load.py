@@ -131,9 +131,9 @@ def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, 
             )
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Count the weights, tied ones once."""
-    return sum(p.numel() for p in model.parameters())
+def count_parameters(model: nn.Module, *, trained: bool = False) -> int:
+    """Count the weights, tied ones once; with `trained`, without frozen ones."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
 def _find_config_source(config: str | None) -> Path:

@@ -125,7 +125,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: _HeadContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, head, labels, norms, *kept = ctx.saved_tensors
         of_hidden, of_head = torch.empty_like(hidden), None
-        table_grad = _get_table_grad(ctx.parameter) if len(hidden) * THIN <= hidden.shape[1] else None
+        factored = ctx.needs_input_grad[1] and len(hidden) * THIN <= hidden.shape[1]
+        table_grad = _get_table_grad(ctx.parameter) if factored else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)

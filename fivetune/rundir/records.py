@@ -281,6 +281,7 @@ class MachineRecord:
     num_threads: int | None = None
     peak_flops: float | None = None
     num_parameters: int | None = None
+    num_trained_parameters: int | None = None
     vocab_size: int | None = None
     strategy: StrategyFacts = StrategyFacts()
     command: str | None = None

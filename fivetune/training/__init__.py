@@ -90,6 +90,7 @@ from fivetune.training.sources import with_data_labels
 from fivetune.training.update import make_nonfinite_flag
 
 if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
     from fivetune.types import JsonTable
 
 FP16_WARNING = (
@@ -460,9 +461,14 @@ def _format_headline(setup: Setup, state: TrainingProgress) -> str:
         devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
     return (
         f"{setup.plan.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(setup.data.stream.store):,} in the set), {count_parameters(learner.model):,} parameters, "
+        f"({len(setup.data.stream.store):,} in the set), {_describe_parameters(learner.model)}, "
         f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
     )
+
+
+def _describe_parameters(model: T5Model) -> str:
+    count, trained = count_parameters(model), count_parameters(model, trained=True)
+    return f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
 
 
 @contextlib.contextmanager

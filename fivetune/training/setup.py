@@ -31,6 +31,7 @@ from fivetune.evaluation.evaluator import Evaluator
 from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
+from fivetune.model.freeze import Unfreezing, freeze_weights
 from fivetune.model.load import LoadedModel, count_parameters, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
@@ -85,6 +86,7 @@ class Setup:
         plan: the resolved numbers.
         fit: result of the search for train.batch_size auto; None if the recipe gives a number.
         block_seconds: measured cost of every block, by which the model was divided into stages; () if not measured.
+        unfreezing: freezes and unfreezes weights between steps; None if model.unfreeze is empty.
     """
 
     config: RunConfig
@@ -94,6 +96,7 @@ class Setup:
     plan: Plan
     fit: Fit | None = None
     block_seconds: tuple[float, ...] = ()
+    unfreezing: Unfreezing | None = None
 
     @property
     def metric(self) -> str:
@@ -159,7 +162,8 @@ def set_up(
         lr=get_peak_lr(optimizer),
         max_new_tokens=data.evaluator.decoding.max_new_tokens if data.evaluator else None,
     )
-    return Setup(config, loaded, learner, data, plan, fit, block_seconds)
+    unfreezing = Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None
+    return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing)
 
 
 def _choose_forward(
@@ -295,7 +299,7 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
     path, model_config, tokenizer = (
         name and find_typed_path(name, config.run.dir) for name in (section.path, section.config, section.tokenizer)
     )
-    return load_model_and_tokenizer(
+    loaded = load_model_and_tokenizer(
         path,
         config=model_config,
         tokenizer=tokenizer,
@@ -306,6 +310,8 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
         on_meta=on_meta,
         any_seq2seq=section.any_seq2seq,
     )
+    freeze_weights(loaded.model, section.freeze)
+    return loaded
 
 
 def prepare_split(
@@ -478,6 +484,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "num_threads": torch.get_num_threads(),
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),
         "num_parameters": count_parameters(learner.model),
+        "num_trained_parameters": count_parameters(learner.model, trained=True),
         "vocab_size": learner.model.config.vocab_size,
         "strategy": {
             "name": setup.config.strategy.plugin_name(),

@@ -25,7 +25,7 @@ from fivetune.training.update import train_step
 
 # A setting with another value that must change what `observe` sees; the base is that of kit.recipe.
 ACTING: dict[str, Any] = {
-    "run.seed": 2, "model.dropout": 0.3, "model.init": "random",
+    "run.seed": 2, "model.dropout": 0.3, "model.init": "random", "model.freeze": ["encoder"],
     "task.template": "{context} {question}", "task.no_answer": "none", "task.pad_punctuation": True,
     "data.max_input_tokens": 12, "data.max_target_tokens": 3, "data.max_train_examples": 5, "data.max_eval_examples": 5,
     "data.bucket_pool": 1,
@@ -39,7 +39,7 @@ ACTING: dict[str, Any] = {
 }  # fmt: skip
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
-    "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "task.name", "task.train_answers",
+    "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "model.unfreeze", "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py

@@ -89,6 +89,7 @@ def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
         ("system", format_plain(machine.host.os)),
         ("precision, attention", _join_words(machine.precision, machine.attention)),
         ("parameters", format_count(machine.num_parameters)),
+        ("trained parameters", format_count(machine.num_trained_parameters)),
         ("commit", format_plain(machine.git.commit) + changes),
         *((f"version of {name}", format_plain(version)) for name, version in machine.versions.items()),
     ]

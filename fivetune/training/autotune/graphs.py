@@ -80,6 +80,7 @@ def find_graph_obstacle(setup: Setup) -> str:
         (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
         (config.optimizer.plugin_name() != "adamw", f"optimizer.name is {config.optimizer.plugin_name()}, not adamw"),
         (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16 or fp32"),
+        (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
         (forward.recompute, "train.recompute keeps random states on the host"),
     )
