@@ -31,7 +31,7 @@ from fivetune.model.flat import compute_flat_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.nano import CHECKPOINT
-from fivetune.training.learner import group_weights
+from fivetune.training.groups import group_weights
 from fivetune.types import Batch
 
 LENGTHS = (128, 16)  # tokens of the inputs and of the targets of the only example

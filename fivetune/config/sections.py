@@ -85,6 +85,7 @@ class ModelSection(_Section):
         default=False,
         description="also accept sequence-to-sequence models of other families (Bart, Pegasus), computed by "
         "transformers alone, at your own risk: docs/models.md",
+    )
     freeze: tuple[str, ...] = Field(
         default=(),
         description="weights that are not trained, by parts of their names: shared, encoder, encoder.block.0-3, "
@@ -101,6 +102,16 @@ class ModelSection(_Section):
         if self.init == "random" and not (self.config or self.path):
             raise ValueError("init: random needs model.config (a folder or a config.json)")
         return self
+
+
+class ParamGroup(_Section):
+    """Settings of the weights that a pattern selects."""
+
+    match: str = Field(description="a part of the weights' names, as in model.freeze")
+    lr: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of optimizer.lr")
+    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="default: that of the optimizer; norms have none"
+    )
 
 
 class TrainSection(_Section):
@@ -137,6 +148,15 @@ class TrainSection(_Section):
     )
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="clip the gradient norm; null: no clipping"
+    )
+    param_groups: tuple[ParamGroup, ...] = Field(
+        default=(),
+        description="other rates or weight decay for some weights; the first match counts: "
+        "[{match: encoder, lr: 0.1}, {match: shared, weight_decay: 0.0}]",
+    )
+    layer_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="factor of the learning rate per layer, from the top of each stack down to the embedding; null: 1",
     )
     early_stopping: PositiveInt | None = Field(
         default=None,
@@ -446,6 +466,12 @@ class RunConfig(_Section):
         """Refuse a schedule with an optimizer that computes its own learning rate."""
         if not getattr(self.optimizer, "relative_step", False):
             return self
+        if self.train.layer_decay or any(group.lr != 1 for group in self.train.param_groups):
+            key = "layer_decay" if self.train.layer_decay else "param_groups"
+            raise ValueError(
+                f"train.{key} changes learning rates, and has no effect with optimizer.relative_step, which computes "
+                "its own. Drop one of them"
+            )
         warmup = next((n for n in ("warmup_steps", "warmup_fraction") if getattr(self.schedule, n, None)), None)
         name = self.schedule.plugin_name()
         if name != "constant" or warmup:

@@ -7,6 +7,8 @@ from fivetune.types import JsonTable
 SUPPORTED: dict[str, tuple[object, ...]] = {
     "model.freeze": ((), []),
     "model.unfreeze": ({},),
+    "train.param_groups": ((), []),
+    "train.layer_decay": (None,),
     "launch.nnodes": (1,),
     "launch.nproc": (1,),  # one process uses all chips of the machine
     "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips

@@ -24,6 +24,7 @@ from fivetune.telemetry.devices import (
     pick_device,
     pick_precision,
 )
+from fivetune.training.groups import group_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
     from fivetune.training.tpu import Chips
-    from fivetune.types import Strategy, TorchState
+    from fivetune.types import Strategy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -137,7 +138,7 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights."""
-    groups = group_weights(model)
+    groups = group_weights(model, config.train.param_groups, layer_decay=config.train.layer_decay)
     for group in groups:
         for parameter in group["params"]:
             vars(parameter).pop("table_grad", None)  # left by an earlier optimizer with factored gradients
@@ -148,23 +149,15 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     optimizer = build(groups)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
+    set_lr(optimizer, get_peak_lr(optimizer))
     return optimizer
 
 
-def group_weights(model: nn.Module) -> list[TorchState]:
-    """Divide the trainable weights into an optimizer's groups; norms have no weight decay.
-
-    torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
-    """
-    alike: dict[tuple[bool, str], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            is_norm = parameter.dim() <= 1
-            alike.setdefault((is_norm, str(getattr(parameter, "device_mesh", ""))), []).append(parameter)
-    return [
-        {"params": params, **({"weight_decay": 0.0} if is_norm else {})}
-        for (is_norm, _), params in sorted(alike.items(), key=lambda item: item[0])
-    ]
+def set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
+    """Set the learning rate of each group to `lr` times its lr_factor; None: the optimizer computes its own."""
+    if lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
 
 
 def get_peak_lr(optimizer: torch.optim.Optimizer) -> float | None:

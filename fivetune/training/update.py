@@ -20,7 +20,7 @@ from fivetune.errors import NumericError, is_out_of_memory
 from fivetune.model.flat import compute_flat_losses, find_nonfinite_block
 from fivetune.model.forward import compute_padded_losses, find_nonfinite_module
 from fivetune.strategies import build_minimal_batch
-from fivetune.training.learner import Learner
+from fivetune.training.learner import Learner, set_lr
 from fivetune.training.snapshot import get_random_states, set_random_states
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
@@ -147,7 +147,7 @@ def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfini
     if nonfinite_flag is not None:
         optimizer.found_inf = nonfinite_flag.logical_or_(~values.isfinite().all())  # type: ignore[attr-defined]
         values = values.to("cpu", non_blocking=True)
-    _set_lr(optimizer, lr)
+    set_lr(optimizer, lr)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
@@ -162,18 +162,12 @@ def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: floa
         raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)
 
 
-def _set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:
-    if lr is not None:
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-
-
 def _run_on_chips(
     learner: Learner, group: list[Batch], step: int, lr: float | None, batch_size: int, num_scored_tokens: int
 ) -> Tensor:
     """Run the step on TPU chips; returns `Update.values`. One program has all phases: its time counts as the host's."""
     assert learner.chips is not None
-    _set_lr(learner.optimizer, lr)
+    set_lr(learner.optimizer, lr)
     values = learner.chips.update(group, learner.optimizer, batch_size=batch_size, num_scored_tokens=num_scored_tokens)
     refuse_nonfinite(learner, group, step, *values[:2].tolist())
     return values
@@ -191,7 +185,7 @@ def _replay_graphs(
     """Run the step by CUDA graphs. One launch contains all phases, so its time counts as forward."""
     assert lr is not None and learner.graphs is not None
     graphs = learner.graphs
-    _set_lr(learner.optimizer, lr)
+    set_lr(learner.optimizer, lr)
     timer("forward")
     values, batch_size, signum = _run_with_oom_retry(
         learner, group, batch_size, lambda parts: graphs.update(parts, lr=lr), timer=timer, get_signum=get_signum

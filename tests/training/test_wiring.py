@@ -33,6 +33,7 @@ ACTING: dict[str, Any] = {
     "optimizer.eps": 1e-2, "schedule.name": "linear", "schedule.warmup_steps": 2, "schedule.warmup_fraction": 0.5,
     "train.num_steps": 7, "train.batch_size": 2, "train.global_batch_size": 4, "train.precision": "bf16",
     "train.forward": "padded", "train.recompute": True, "train.max_grad_norm": 0.1,
+    "train.param_groups": [{"match": "encoder", "lr": 0.1}], "train.layer_decay": 0.5,
     "eval.every_steps": 2, "eval.batch_size": 3, "eval.suppress_sentinels": False, "eval.max_new_tokens": 4,
     "eval.min_new_tokens": 3, "eval.num_beams": 2, "eval.num_candidates": 3, "eval.length_penalty": 2.0,
     "eval.repetition_penalty": 1.5, "eval.metric": "exact", "checkpoint.every_steps": 1,

@@ -1,0 +1,65 @@
+"""Parameter groups of an optimizer: by kind of weight, by pattern, and by the depth of a layer.
+
+In: a model and the settings train.param_groups and train.layer_decay. Out: groups of trainable weights with the keys
+weight_decay (0 for norms), kind ("norm", "table" for embeddings and heads, "matrix") and lr_factor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fivetune.model.freeze import matches_name, select_names
+
+if TYPE_CHECKING:
+    from fivetune.config.sections import ParamGroup
+    from fivetune.types import TorchState
+
+
+def group_weights(
+    model: nn.Module, rules: Sequence[ParamGroup] = (), *, layer_decay: float | None = None
+) -> list[TorchState]:
+    """Divide the trainable weights into an optimizer's groups, the one with the largest lr_factor first.
+
+    torch's fused steps refuse a group with both sharded and other weights, or with shards over two meshes.
+
+    Args:
+        rules: the first one whose pattern matches a weight applies to it; norms stay without weight decay.
+        layer_decay: factor of the learning rate per layer, as `compute_depth_factor` says.
+
+    Raises ConfigError for a pattern that matches nothing.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for rule in rules:
+        select_names(names, rule.match, setting="train.param_groups")
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    groups: dict[tuple[float, str, str, float | None], TorchState] = {}
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        rule = next((rule for rule in rules if matches_name(rule.match, name)), None)
+        factor = (rule.lr if rule else 1.0) * (compute_depth_factor(model, name, layer_decay) if layer_decay else 1.0)
+        is_table = id(weight) in tables or name.startswith("lm_head.")
+        kind = "norm" if weight.dim() <= 1 else "table" if is_table else "matrix"
+        decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
+        key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
+        group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor})
+        if decay is not None:
+            group["weight_decay"] = decay
+        group["params"].append(weight)
+    return [groups[key] for key in sorted(groups, key=lambda key: (key[:3], key[3] is not None, key[3] or 0.0))]
+
+
+def compute_depth_factor(model: nn.Module, name: str, decay: float) -> float:
+    """Compute the factor of the learning rate of a weight by the depth of its layer (Clark et al. 2020, ELECTRA).
+
+    Block i of a stack of n has decay^(n - 1 - i), the embedding decay^n of the deeper stack, everything above the
+    blocks 1.
+    """
+    stacks = {stack: len(getattr(model, stack).block) for stack in ("encoder", "decoder")}
+    if found := re.match(r"(encoder|decoder)\.block\.(\d+)\.", name):
+        return decay ** (stacks[found[1]] - 1 - int(found[2]))
+    return decay ** max(stacks.values()) if name.startswith("shared.") else 1.0

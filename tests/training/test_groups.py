@@ -1,0 +1,98 @@
+"""Parameter groups: kinds of weights, patterns, layer-wise learning rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kit
+import pytest
+import torch
+
+from fivetune.config import load_config
+from fivetune.errors import ConfigError
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.training.groups import compute_depth_factor, group_weights
+from fivetune.training.update import train_step
+
+
+@pytest.fixture(params=["t5", "v1_1", "umt5"])
+def model(request, family_folders) -> Any:
+    return load_model_and_tokenizer(str(family_folders[request.param])).model
+
+
+def test_every_weight_is_in_one_group_with_its_kind(model):
+    groups = group_weights(model)
+    kinds = {id(weight): group["kind"] for group in groups for weight in group["params"]}
+    assert len(kinds) == sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    for name, weight in model.named_parameters():
+        is_table = name in ("shared.weight", "lm_head.weight") or "relative_attention_bias" in name
+        assert kinds[id(weight)] == ("norm" if "layer_norm" in name else "table" if is_table else "matrix")
+    assert [group.get("weight_decay") for group in groups] == [None, 0.0, None]
+    assert {group["lr_factor"] for group in groups} == {1.0}
+
+
+def test_layers_have_smaller_rates_towards_the_embedding(model):
+    def factor(name: str) -> float:
+        return compute_depth_factor(model, name, 0.5)
+
+    assert [factor(f"encoder.block.{i}.layer.0.SelfAttention.q.weight") for i in (0, 1)] == [0.5, 1.0]
+    assert [factor(f"decoder.block.{i}.layer.2.layer_norm.weight") for i in (0, 1)] == [0.5, 1.0]
+    names = ("shared.weight", "lm_head.weight", "encoder.final_layer_norm.weight")
+    assert [factor(name) for name in names] == [0.25, 1.0, 1.0]
+
+
+def test_rules_and_depth_act_on_the_step(tmp_path, model_folder):
+    """SGD without momentum and without clipping: the change of a weight is rate times gradient."""
+
+    def run(name: str, **changes: Any) -> dict[str, torch.Tensor]:
+        folder = tmp_path / name
+        folder.mkdir()
+        sgd = {"name": "sgd", "momentum": 0.0, "lr": 0.1, "weight_decay": 0.5}
+        options = {"optimizer": sgd, "model__dropout": 0.0, "train__max_grad_norm": None}
+        ready = kit.ready(folder, model_folder, **options, **{f"train__{key}": value for key, value in changes.items()})
+        learner = ready.learner
+        before = {name: weight.detach().clone() for name, weight in learner.model.named_parameters()}
+        assert ready.plan.lr == 0.1
+        train_step(learner, ready.data.stream.build_micro_batches(0), lr=0.1, step=1)
+        return {name: before[name] - weight.detach() for name, weight in learner.model.named_parameters()}
+
+    plain = run("plain")
+    rules = [{"match": "encoder.block.0", "lr": 0.1}, {"match": "encoder", "weight_decay": 0.0}]
+    changed = run("changed", param_groups=rules, layer_decay=0.5)
+    name = "{}.layer.0.SelfAttention.q.weight"
+    factors = {"encoder.block.0": 0.05, "decoder.block.0": 0.5, "decoder.block.1": 1.0}
+    for part, factor in factors.items():
+        torch.testing.assert_close(changed[name.format(part)], factor * plain[name.format(part)], rtol=1e-3, atol=1e-7)
+    weight = load_model_and_tokenizer(str(model_folder)).model.get_parameter(name.format("encoder.block.1")).detach()
+    undecayed = plain[name.format("encoder.block.1")] - 0.1 * 0.5 * weight
+    torch.testing.assert_close(changed[name.format("encoder.block.1")], undecayed, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"param_groups": [{"match": "encodr", "lr": 0.1}]}, "train.param_groups: 'encodr' matches no weight.*encoder"),
+        ({"layer_decay": 1.5}, "layer_decay.*less than 1"),
+        ({"param_groups": [{"match": "encoder", "lr": 0}]}, "greater than 0"),
+        ({"param_groups": [{"match": "encoder", "rate": 1}]}, "rate"),
+    ],
+)
+def test_wrong_rules_are_refused(tmp_path, model_folder, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        kit.ready(tmp_path, model_folder, **{f"train__{key}": value for key, value in changes.items()})
+
+
+def test_an_optimizer_with_rates_of_its_own_has_no_factors(tmp_path, model_folder):
+    adafactor = {"name": "adafactor", "relative_step": True}
+    with pytest.raises(ConfigError, match=r"train.layer_decay changes learning rates, and has no effect with optimizer"):
+        load_config(kit.recipe(tmp_path, model_folder, optimizer=adafactor, train__layer_decay=0.9))
+
+
+def test_muon_orthogonalises_the_matrices_of_the_blocks_only(tmp_path, model_folder):
+    ready = kit.ready(tmp_path, model_folder, optimizer={"name": "muon", "lr": 1e-3})
+    learner = ready.learner
+    train_step(learner, ready.data.stream.build_micro_batches(0), lr=1e-3, step=1)
+    states = {name: set(learner.optimizer.state[weight]) for name, weight in learner.model.named_parameters()}
+    for name, keys in states.items():
+        is_matrix = name.endswith((".q.weight", ".k.weight", ".v.weight", ".o.weight", ".wi.weight", ".wo.weight"))
+        assert keys == ({"momentum_buffer"} if is_matrix else {"step", "exp_avg", "exp_avg_sq"}), name
