@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fivetune.config.sections import ParamGroup
     from fivetune.types import TorchState
 
+BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
+
 
 def group_weights(
     model: nn.Module, rules: Sequence[ParamGroup] = (), *, layer_decay: float | None = None
@@ -41,8 +43,11 @@ def group_weights(
         if not weight.requires_grad:
             continue
         rule = next((rule for rule in rules if matches_name(rule.match, name)), None)
-        factor = (rule.lr if rule else 1.0) * (compute_depth_factor(model, name, layer_decay) if layer_decay else 1.0)
-        is_table = id(weight) in tables or name.startswith("lm_head.")
+        is_embedding = id(weight) in tables
+        is_table = is_embedding or name.startswith("lm_head.")
+        factor = rule.lr if rule else 1.0
+        if layer_decay:
+            factor *= compute_depth_factor(names, name, layer_decay, is_embedding=is_embedding)
         kind = "norm" if weight.dim() <= 1 else "table" if is_table else "matrix"
         decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
         key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
@@ -53,13 +58,22 @@ def group_weights(
     return [groups[key] for key in sorted(groups, key=lambda key: (key[:3], key[3] is not None, key[3] or 0.0))]
 
 
-def compute_depth_factor(model: nn.Module, name: str, decay: float) -> float:
+def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_embedding: bool) -> float:
     """Compute the factor of the learning rate of a weight by the depth of its layer (Clark et al. 2020, ELECTRA).
 
     Block i of a stack of n has decay^(n - 1 - i), the embedding decay^n of the deeper stack, everything above the
     blocks 1.
+
+    Args:
+        names: of all weights. is_embedding: whether it is an embedding outside of the blocks.
+
+    >>> names = [f"encoder.block.{i}.layer.0.layer_norm.weight" for i in range(3)]
+    >>> [compute_depth_factor(names, name, 0.5, is_embedding=False) for name in names]
+    [0.25, 0.5, 1.0]
+    >>> compute_depth_factor(names, "shared.weight", 0.5, is_embedding=True)
+    0.125
     """
-    stacks = {stack: len(getattr(model, stack).block) for stack in ("encoder", "decoder")}
-    if found := re.match(r"(encoder|decoder)\.block\.(\d+)\.", name):
-        return decay ** (stacks[found[1]] - 1 - int(found[2]))
-    return decay ** max(stacks.values()) if name.startswith("shared.") else 1.0
+    found = [match for one in names if (match := BLOCK_NAME.search(one))]
+    if own := BLOCK_NAME.search(name):
+        return decay ** (max(int(match[2]) for match in found if match[1] == own[1]) - int(own[2]))
+    return decay ** (1 + max(int(match[2]) for match in found)) if is_embedding else 1.0

@@ -40,7 +40,8 @@ ACTING: dict[str, Any] = {
 }  # fmt: skip
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
-    "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "model.unfreeze", "task.name", "task.train_answers",
+    "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "model.unfreeze", "model.any_seq2seq",
+    "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
