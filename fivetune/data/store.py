@@ -343,11 +343,13 @@ def _build_store(
             build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
             (staging / LOCK).unlink(missing_ok=True)
             fsync_folder(staging)
-            if folder.exists():
-                shutil.rmtree(staging, ignore_errors=True)
-            else:  # from the rename on, a folder of the name `staging` is that of another process
+            try:  # from the rename on, a folder of the name `staging` is that of another process
                 staging.rename(folder)
                 fsync_folder(folder.parent)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                shutil.rmtree(staging, ignore_errors=True)  # another process was first, with the same data
         except (KeyboardInterrupt, FiveTuneEnvironmentError):  # the next attempt continues
             if not (staging / name_progress(0)).is_file():
                 shutil.rmtree(staging, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import kit
@@ -93,6 +94,23 @@ def test_a_build_that_begins_while_another_ends_is_left_alone(tmp_path, tokenize
     monkeypatch.setattr(store_module, "fsync_folder", begin_another)
     load_or_build_store(_source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder), cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache").glob(".*.partial"))) == 1
+
+
+def test_a_build_that_another_process_finishes_first_is_dropped(tmp_path, tokenizer_folder, monkeypatch):
+    source, tokenizer = _source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder)
+    load_or_build_store(source, tokenizer, cache=tmp_path / "first")
+    (built,) = (tmp_path / "first").iterdir()
+    plain = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if not target.exists():
+            shutil.copytree(built, target)
+        return plain(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    store = load_or_build_store(source, tokenizer, cache=tmp_path / "cache")
+    assert store.summary["num_read"] == 24
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [built.name]
 
 
 # --- the command ---
