@@ -172,9 +172,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     group = next(groups)
     data_seconds = time.perf_counter() - started
     meter.enter("host")
-    lr = setup.compute_lr(state.step)
-    if setup.unfreezing:
-        setup.unfreezing.update(state.step)
+    lr = setup.start_step(state.step)
     lengths = stream.get_lengths(state.step)
     num_inputs, num_targets = (int(each.sum()) for each in lengths)
     with translate_oom_errors():

@@ -103,6 +103,12 @@ class Setup:
         """Name of the score that selects the best checkpoint."""
         return self.config.eval.metric or self.config.task.main_metric
 
+    def start_step(self, step: int) -> float | None:
+        """Freeze and unfreeze weights for a 0-based step; returns its learning rate."""
+        if self.unfreezing:
+            self.unfreezing.update(step)
+        return self.compute_lr(step)
+
     def compute_lr(self, step: int) -> float | None:
         """Learning rate of a 0-based step; None if the optimizer computes its own."""
         return None if self.plan.lr is None else self.plan.lr * self.config.schedule.factor(step, self.plan.num_steps)
