@@ -17,6 +17,7 @@ from fivetune.config.data import DataSection
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
 from fivetune.config.search import SearchSection
 from fivetune.config.tpu import explain_unsupported_tpu
+from fivetune.config.train import TrainSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
@@ -49,15 +50,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-def _check_count_or_auto(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    raise ValueError(
-        f"Input should be a valid integer of at least 1, or auto, not {'null' if value is None else repr(value)}"
-    )
-
-
-PositiveIntOrAuto = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_check_count_or_auto)]
 Table = BeforeValidator(parse_table)
 
 
@@ -102,94 +94,6 @@ class ModelSection(_Section):
         if self.init == "random" and not (self.config or self.path):
             raise ValueError("init: random needs model.config (a folder or a config.json)")
         return self
-
-
-class ParamGroup(_Section):
-    """Settings of the weights that a pattern selects."""
-
-    match: str = Field(description="a part of the weights' names, as in model.freeze")
-    lr: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of optimizer.lr")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="default: that of the optimizer; norms have none"
-    )
-
-
-class TrainSection(_Section):
-    """Length of the training, batch sizes and how a step is computed."""
-
-    num_steps: PositiveInt | None = Field(default=None, description="optimizer steps; excludes num_epochs")
-    num_epochs: float | None = Field(
-        default=None, gt=0, description="passes over the data; default 3 without num_steps"
-    )
-    batch_size: PositiveIntOrAuto = Field(
-        default=8,
-        description="examples per forward pass and device (micro-batch); auto: the largest divisor of "
-        "global_batch_size that fits into memory, measured at the start",
-    )
-    global_batch_size: PositiveInt | None = Field(
-        default=None,
-        description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
-    )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="auto: bf16 autocast with fp32 weights if the device supports it, else fp32"
-    )
-    forward: Literal["auto", "flat", "padded", "buckets"] = Field(
-        default="auto",
-        description="flat computes real tokens only; padded a padded rectangle; buckets rectangles of fixed sizes; "
-        "auto: chosen by device, printed at the start",
-    )
-    capture: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="replay steps as CUDA graphs; auto: if they agree with launched kernels and are faster, measured "
-        "at the start; on: refuse to train without them",
-    )
-    recompute: bool = Field(
-        default=False, description="recompute activations in the backward pass: less memory, a third slower"
-    )
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="clip the gradient norm; null: no clipping"
-    )
-    param_groups: tuple[ParamGroup, ...] = Field(
-        default=(),
-        description="other rates or weight decay for some weights; the first match counts: "
-        "[{match: encoder, lr: 0.1}, {match: shared, weight_decay: 0.0}]",
-    )
-    layer_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        default=None,
-        description="factor of the learning rate per layer, from the top of each stack down to the embedding; null: 1",
-    )
-    early_stopping: PositiveInt | None = Field(
-        default=None,
-        description="stop after this number of evaluations in a row without improvement (a better score; at equal "
-        "scores a lower loss); null: off",
-    )
-    log_every_steps: PositiveInt = Field(default=10, description="steps between two progress lines outside a terminal")
-    num_threads: PositiveInt | None = Field(
-        default=None,
-        description="CPU threads of each process; default: OMP_NUM_THREADS, else the process's share of the cores",
-    )
-
-    @model_validator(mode="after")
-    def _check_one_length(self) -> TrainSection:
-        if self.num_steps and self.num_epochs:
-            raise ValueError("num_steps and num_epochs are both given. Keep one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _check_auto_batch_size(self) -> TrainSection:
-        if self.batch_size == "auto" and not self.global_batch_size:
-            raise ValueError(
-                "batch_size auto needs global_batch_size, because it is the largest divisor of it that fits. "
-                "Add it (128 in the T5 paper), or set batch_size to a number"
-            )
-        return self
-
-    @property
-    def examples_per_step(self) -> int:
-        if self.global_batch_size:
-            return self.global_batch_size
-        assert self.batch_size != "auto"
-        return self.batch_size
 
 
 class EvalSection(_Section):

@@ -136,6 +136,12 @@ def count_parameters(model: nn.Module, *, trained: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
+def describe_parameters(model: nn.Module) -> str:
+    """Describe the number of weights, and the share that is trained if some are frozen."""
+    count, trained = count_parameters(model), count_parameters(model, trained=True)
+    return f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
+
+
 def _find_config_source(config: str | None) -> Path:
     assert config is not None  # RunConfig requires it
     return Path(config) if Path(config).is_file() else find_folder(config)

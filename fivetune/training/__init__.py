@@ -26,7 +26,7 @@ from fivetune.distributed.world import (
     refuse_wrong_world_size,
 )
 from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
-from fivetune.model.load import count_parameters
+from fivetune.model.load import describe_parameters
 from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import (
     DATA,
@@ -59,6 +59,7 @@ from fivetune.training.loop import (
     run_training_loop,
     warn_once,
 )
+from fivetune.training.machine import describe_machine
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
     add_part,
@@ -79,7 +80,6 @@ from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import (
     Setup,
     build_decoding,
-    describe_machine,
     seed_everything,
     set_up,
     with_batch_size,
@@ -90,7 +90,6 @@ from fivetune.training.sources import with_data_labels
 from fivetune.training.update import make_nonfinite_flag
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Model
     from fivetune.types import JsonTable
 
 FP16_WARNING = (
@@ -461,14 +460,9 @@ def _format_headline(setup: Setup, state: TrainingProgress) -> str:
         devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
     return (
         f"{setup.plan.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(setup.data.stream.store):,} in the set), {_describe_parameters(learner.model)}, "
+        f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
         f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
     )
-
-
-def _describe_parameters(model: T5Model) -> str:
-    count, trained = count_parameters(model), count_parameters(model, trained=True)
-    return f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
 
 
 @contextlib.contextmanager

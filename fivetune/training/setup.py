@@ -9,7 +9,7 @@ import os
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -32,7 +32,7 @@ from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
 from fivetune.model.freeze import Unfreezing, freeze_weights
-from fivetune.model.load import LoadedModel, count_parameters, load_model_and_tokenizer
+from fivetune.model.load import LoadedModel, load_model_and_tokenizer
 from fivetune.model.shards import load_shards
 from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -40,8 +40,6 @@ from fivetune.rundir.plan import Plan
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import (
-    collect_machine_info,
-    get_device_peak_flops,
     translate_oom_errors,
 )
 from fivetune.training.autotune.blocks import measure_block_seconds
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
 
     from fivetune.model.modules import T5Model
     from fivetune.training.tpu import Chips
-    from fivetune.types import JsonTable
 
 PROVISIONAL_BATCH_SIZE = 8  # examples per forward pass until train.batch_size auto is known
 
@@ -476,31 +473,6 @@ def _encode_labels(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tup
                 f"task.labels: {texts[other]!r} and {texts[i]!r} are tokenized identically{within}. {advice}"
             )
     return tuple(ids)
-
-
-def describe_machine(setup: Setup, command: str | None) -> JsonTable:
-    """Collect the content of machine.json; `command` is None if FiveTune is used as a library."""
-    learner, compute = setup.learner, setup.learner.compute
-    return {
-        **collect_machine_info(compute.kind if compute.num_chips else compute.device),
-        "precision": compute.precision,
-        "forward": asdict(learner.forward),
-        "batch_size_auto": asdict(setup.fit) if setup.fit else None,
-        "attention": learner.forward.describe_attention(learner.model, compute.device),
-        "num_threads": torch.get_num_threads(),
-        "peak_flops": get_device_peak_flops(compute.device, compute.precision),
-        "num_parameters": count_parameters(learner.model),
-        "num_trained_parameters": count_parameters(learner.model, trained=True),
-        "vocab_size": learner.model.config.vocab_size,
-        "strategy": {
-            "name": setup.config.strategy.plugin_name(),
-            "world_size": learner.world.size,
-            "devices": learner.world.gather(compute.name),
-            "block_seconds": setup.block_seconds,
-        },
-        "command": command,
-        "working_directory": os.getcwd(),
-    }
 
 
 def _build_batch_plan(config: RunConfig) -> BatchPlan:
