@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def matches_name(pattern: str, name: str) -> bool:
+def is_matched(pattern: str, name: str) -> bool:
     """Return whether the parts of a pattern match neighbouring parts of a weight's name.
 
     >>> name = "encoder.block.3.layer.0.SelfAttention.q.weight"
-    >>> [matches_name(one, name) for one in ("encoder", "encoder.block.0-3", "block.*.layer.0", "block.1")]
+    >>> [is_matched(one, name) for one in ("encoder", "encoder.block.0-3", "block.*.layer.0", "block.1")]
     [True, True, True, False]
     """
     wanted, parts = pattern.split("."), name.split(".")
     starts = range(len(parts) - len(wanted) + 1)
-    return any(all(map(_matches_part, wanted, parts[start:])) for start in starts)
+    return any(all(map(_is_part_matched, wanted, parts[start:])) for start in starts)
 
 
-def _matches_part(wanted: str, part: str) -> bool:
+def _is_part_matched(wanted: str, part: str) -> bool:
     numbers = re.fullmatch(r"(\d+)-(\d+)", wanted)
     if numbers and part.isdecimal():
         return int(numbers[1]) <= int(part) <= int(numbers[2])
@@ -40,7 +40,7 @@ def _matches_part(wanted: str, part: str) -> bool:
 def select_names(names: Iterable[str], pattern: str, *, setting: str) -> list[str]:
     """Return the names that a pattern matches. Raises ConfigError with the nearest parts of names if there is none."""
     names = list(names)
-    found = [name for name in names if matches_name(pattern, name)]
+    found = [name for name in names if is_matched(pattern, name)]
     if not found:
         parts = dict.fromkeys(part for name in names for part in name.split(".") if not part.isdecimal())
         raise ConfigError(f"{setting}: {pattern!r} matches no weight of the model. {suggest_names(pattern, parts)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fivetune.model.freeze import matches_name, select_names
+from fivetune.model.freeze import is_matched, select_names
 
 if TYPE_CHECKING:
     from fivetune.config.sections import ParamGroup
@@ -42,7 +42,7 @@ def group_weights(
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        rule = next((rule for rule in rules if matches_name(rule.match, name)), None)
+        rule = next((rule for rule in rules if is_matched(rule.match, name)), None)
         is_embedding = id(weight) in tables
         is_table = is_embedding or name.startswith("lm_head.")
         factor = rule.lr if rule else 1.0

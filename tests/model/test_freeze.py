@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from fivetune.errors import ConfigError, InterruptedRunError
-from fivetune.model.freeze import Unfreezing, freeze_weights, matches_name
+from fivetune.model.freeze import Unfreezing, freeze_weights, is_matched
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.progress import Progress
 from fivetune.rundir import read_run
@@ -41,7 +41,7 @@ QUERY = "encoder.block.3.layer.0.SelfAttention.q.weight"
     ],
 )
 def test_patterns_match_neighbouring_parts_of_names(pattern, expected):
-    assert matches_name(pattern, QUERY) == expected
+    assert is_matched(pattern, QUERY) == expected
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(model_folder):
