@@ -144,7 +144,8 @@ def test_unknown_names(kind):
 
 
 def test_a_plugin_of_ones_own_is_one_file(own_folder):
-    assert plugins.list_plugins("schedules") == ["constant", "cosine", "linear", "wave"]
+    shipped = {file.stem for file in Path(fivetune.schedules.__file__).parent.glob("[a-z]*.py")}
+    assert set(plugins.list_plugins("schedules")) == {*shipped, "wave"}
     recipe = {"model": {"path": "m"}, "task": "squad", "schedule": {"name": "wave", "height": 0.25, "warmup_steps": 1}}
     config = load_config(recipe)
     assert [config.schedule.factor(step, 3) for step in range(3)] == [1.0, 0.25, 0.25]
