@@ -8,6 +8,7 @@ last complete shard, of 32 MB or 50,000 examples.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.progress import Progress
 
     config = load_config(args.recipe, parse_overrides(args.settings))
+    if args.output is not None and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:/*|", args.output):
+        raise ConfigError(f"--output {args.output!r}: names no bucket or folder. Give s3://bucket/path, or a folder.")
     progress = Progress(quiet=args.quiet)
     progress.start()
     try:

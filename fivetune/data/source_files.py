@@ -138,6 +138,8 @@ def _list_folder_files(path: Path, source: str) -> list[Path]:
     inside = sorted(path.iterdir())
     files = [file for file in inside if file.is_file() and get_data_suffix(file) and not file.name.startswith(".")]
     if not files:
+        for folder in (file for file in inside if (file / "index.json").is_file()):
+            raise DataError(f"{source}: holds prepared data in folders. Name one of them, such as {folder}.")
         holds = ", ".join(file.name for file in inside[:5]) or "nothing"
         raise DataError(
             f"{source}: a folder without data files; it holds {holds}. "

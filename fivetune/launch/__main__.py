@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Set
@@ -78,7 +79,8 @@ def _run_torchrun(nproc: int, meeting: Meeting | None, grace_seconds: float, wor
         options += ["--rdzv-backend", "static", "--nnodes", str(place.count), "--node-rank", str(place.rank)]
         options += ["--master-addr", place.address, "--master-port", str(place.port)]
     try:
-        torchrun([*options, "-m", "fivetune", *words])
+        with tempfile.TemporaryDirectory(prefix="fivetune-launch-") as logs:  # torchrun leaves its folder behind
+            torchrun([*options, "--log-dir", logs, "-m", "fivetune", *words])
     except ChildFailedError as error:
         for line in describe_killed_ranks(error, hung):
             sys.stderr.write(f"fivetune: {line}\n")

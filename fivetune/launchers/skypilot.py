@@ -5,8 +5,9 @@ The working directory is copied to the machines. A task that starts again contin
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -21,7 +22,7 @@ class Skypilot(Launcher):
     gpu_type: str | None = Field(default=None, description="type of the GPUs, such as H100 (required with GPUs)")
     infra: str | None = Field(default=None, description="cloud, region or cluster, such as aws/us-east-1")
     spot: bool = Field(default=False, description="cheaper machines that the cloud may take back")
-    bucket: str | None = Field(
+    bucket: Annotated[str, Field(pattern=r"^[a-z0-9]+://.")] | None = Field(
         default=None, description="bucket that keeps the runs, such as s3://name, mounted at ./runs"
     )
     image: str | None = Field(default=None, description="image of the machines, such as docker:pytorch/pytorch")
@@ -51,7 +52,7 @@ class Skypilot(Launcher):
             "job_recovery": {"max_restarts_on_errors": self.retries},
         }
         manifest: dict[str, Any] = {
-            "name": plan.name,
+            "name": re.sub(r"[^A-Za-z0-9]+", "-", plan.name).strip("-") or "fivetune",
             "num_nodes": plan.nnodes,
             "workdir": ".",
             "resources": {name: value for name, value in resources.items() if value is not None},

@@ -91,6 +91,11 @@ class Slurm(Launcher):
 
     def _list_directives(self, plan: JobPlan) -> list[str]:
         """List the options of sbatch; srun starts one task on each node, and that starts one process per device."""
+        if self.time and (limit := _count_seconds(self.time)) <= self.warn_seconds:
+            raise ConfigError(
+                f"--time {self.time}: is {limit} s, and the run would save and stop at once, because it is warned "
+                f"{self.warn_seconds} s before (--warn-seconds). Give a longer time, or a shorter warning."
+            )
         last = len(plan.runs) - 1
         limit = f"%{self.at_once}" if self.at_once else ""
         log = _build_log_path(plan.folder, "%A_%a.log" if plan.is_array else "%j.log")
@@ -115,8 +120,10 @@ class Slurm(Launcher):
         found = _list_sbatch_options(options)
         found.append("#SBATCH --requeue" if self.requeue else "#SBATCH --no-requeue")
         for option in self.sbatch:
-            if not option.isprintable():
-                raise ConfigError(f"--sbatch {option!r}: has a line break or such. Give one option.")
+            if not option.startswith("-") or not option.isprintable():
+                raise ConfigError(
+                    f"--sbatch {option!r}: is not an option. Give one line, such as --sbatch=--exclusive."
+                )
         return [*found, *(f"#SBATCH {option}" for option in self.sbatch)]
 
     def _list_environment(self, plan: JobPlan) -> list[str]:
@@ -258,3 +265,18 @@ def _submit(words: Sequence[str]) -> str:
 
 def _join_lines(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
+
+
+def _count_seconds(time: str) -> int:
+    """Return the seconds of a time in one of SLURM's forms.
+
+    >>> [_count_seconds(time) for time in ("90", "1:30", "04:00:00", "1-12", "1-12:30", "0-0:0:5")]
+    [5400, 90, 14400, 129600, 131400, 5]
+    """
+    days, dash, rest = time.rpartition("-")
+    numbers = [int(number) for number in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+    else:
+        hours, minutes, seconds = [(0, numbers[0], 0), (0, *numbers), numbers][len(numbers) - 1]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -299,6 +299,9 @@ def test_names_that_are_not_alike_are_not_proposed(put, wanted):
 def test_folder_without_data(put):
     Path("empty").mkdir()
     assert "empty: a folder without data files; it holds nothing." in complaint("empty")
+    Path("prepared/train").mkdir(parents=True)
+    put("prepared/train/index.json", "{}")
+    assert "prepared: holds prepared data in folders. Name one of them, such as" in complaint("prepared")
     put("empty/model.bin", "x")
     assert "it holds model.bin. Allowed in a folder: .json, .jsonl" in complaint("empty")
     assert "The folder empty is" not in complaint("empty/x.json")

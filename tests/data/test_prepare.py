@@ -142,6 +142,14 @@ def test_command_without_data(tmp_path, model_folder, capsys):
     assert "data.train: no data is given. Add --data.train FILE or --data.eval FILE." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("output", ["s3://", "s3:", "file:///", ""])
+def test_command_with_an_output_that_names_no_place(tmp_path, model_folder, capsys, output):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(kit.recipe(tmp_path, model_folder)))
+    assert cli.main(["prepare", str(recipe), "--output", output]) == 2
+    assert f"--output {output!r}: names no bucket or folder." in capsys.readouterr().err
+
+
 def test_what_is_odd_about_the_data_is_told(
     tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -199,6 +199,8 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
         ),
         (["--partition", "a\nb"], "--partition 'a\\nb': has a line break, a backslash or such. sbatch does not read"),
         (["--run.dir", "runs/a\\b"], "a\\\\b': has a line break, a backslash or such. sbatch does not read it."),
+        (["--time", "00:02:00"], "--time 00:02:00: is 120 s, and the run would save and stop at once"),
+        (["--sbatch", "foo"], "--sbatch 'foo': is not an option. Give one line, such as --sbatch=--exclusive."),
         (["--optimizer.lrr", "2"], "--optimizer.lrr: optimizer.lrr is not a setting. Did you mean lr?"),
     ],
 )
