@@ -14,6 +14,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processe
 import kit
 import pytest
 import torch
+from built_once import build_once
 
 # Programs of test_tpu.py, whose environment has jax.
 collect_ignore = ["tpu_compile.py", "tpu_process.py"]
@@ -60,8 +61,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Pat
 @pytest.fixture(scope="session")
 def family_folders(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
     """A saved model of every family; copy one before changing it."""
-    folder = tmp_path_factory.mktemp("families")
-    return {family: kit.make_model(folder / family, tokenizer_folder, family=family) for family in kit.FAMILIES}
+
+    def build(folder: Path) -> dict[str, Path]:
+        return {family: kit.make_model(folder / family, tokenizer_folder, family=family) for family in kit.FAMILIES}
+
+    return build_once(tmp_path_factory, "families", build)
 
 
 @pytest.fixture(autouse=True)

@@ -383,7 +383,7 @@ def test_a_refused_sweep_can_be_launched_again(capsys, fake_sbatch, monkeypatch)
 
 def test_a_sweep_that_cannot_be_rendered_or_fetched_leaves_nothing(capsys, fake_sbatch, monkeypatch):
     assert cli.main([*SEEDS, "--sbatch=--comment=a\nb"]) == 2
-    assert "--sbatch '--comment=a\\nb': has a line break or such. Give one option." in capsys.readouterr().err
+    assert "--sbatch '--comment=a\\nb': is not an option. Give one line" in capsys.readouterr().err
 
     def refuse(configs: object) -> None:
         raise ConfigError("no model")

@@ -9,12 +9,14 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import kit
 import pytest
 import torch
+from built_once import build_once
 from ranks import start_ranks
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -121,7 +123,10 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, model_folder) -> Killed:
-    folder = tmp_path_factory.mktemp("killed")
+    return build_once(tmp_path_factory, "killed", partial(kill_and_resume, model_folder))
+
+
+def kill_and_resume(model_folder: Path, folder: Path) -> Killed:
     tables = {case: recipe(folder, model_folder, *case) for case in [*CASES, ("whole", "")]}
     folders = {case: Path(table["run"]["dir"]) for case, table in tables.items()}
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import several_processes
 import torch
 import yaml
+from built_once import build_once
 from flat_kit import make_batch
 from safetensors.torch import load_file
 from warm import WarmProcess
@@ -328,14 +330,25 @@ def in_sixes(folder: Path, model: Path, name: str, strategy: str, nproc: int) ->
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, family_folders) -> Together:
     """One start of two processes that do everything, because starting is what takes long."""
-    folder, alone = tmp_path_factory.mktemp("together"), {}
+    built = build_once(tmp_path_factory, "together", partial(run_two, family_folders))
+    alone = {name: rundir.read_run(one) if isinstance(one, Path) else one for name, one in built.alone.items()}
+    return replace(built, alone=alone)
+
+
+def train_alone(table: dict[str, Any]) -> Path:
+    train(table, preflight=False, quiet=True)
+    return Path(table["run"]["dir"])
+
+
+def run_two(family_folders: dict[str, Path], folder: Path) -> Together:
+    alone = {}
     for family in FAMILIES:
         table = recipe(folder, family_folders[family], f"alone-{family}", "single", 1)
-        alone[family] = train(table, preflight=False, quiet=True)
+        alone[family] = train_alone(table)
         alone[f"gradients-{family}"] = several_processes.gradients(table)
     table = {**recipe(folder, family_folders["t5"], "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
-    alone["adafactor"] = train(table, preflight=False, quiet=True)
-    alone["early"] = train(stopping_early(folder, family_folders["t5"], "single", 1), preflight=False, quiet=True)
+    alone["adafactor"] = train_alone(table)
+    alone["early"] = train_alone(stopping_early(folder, family_folders["t5"], "single", 1))
     for strategy in SEVERAL:
         table = stopping_early(folder, family_folders["t5"], strategy, 2)
         (folder / f"early-{strategy}.yaml").write_text(yaml.safe_dump(table))
@@ -365,7 +378,7 @@ def together(tmp_path_factory, family_folders) -> Together:
     for nproc, (name, strategy) in {1: ("alone-six", "single"), 2: ("six", "fsdp")}.items():
         table = in_sixes(folder, family_folders["t5"], name, strategy, nproc)
         if nproc == 1:
-            alone["six"] = train(table, preflight=False, quiet=True)
+            alone["six"] = train_alone(table)
         else:
             (folder / "stopped-six.yaml").write_text(yaml.safe_dump(table))
     table = recipe(folder, family_folders["t5"], "background", "fsdp", 2)
@@ -380,7 +393,11 @@ def together(tmp_path_factory, family_folders) -> Together:
 @pytest.fixture(scope="module")
 def four_together(tmp_path_factory, family_folders, together) -> Together:
     """What four processes did, beside the runs of one in `together`."""
-    folder = tmp_path_factory.mktemp("four")
+    built = build_once(tmp_path_factory, "four", partial(run_four, family_folders, together))
+    return replace(built, alone=together.alone)
+
+
+def run_four(family_folders: dict[str, Path], together: Together, folder: Path) -> Together:
     for name, strategy in FOUR.items():
         for family in FAMILIES:
             table = recipe(folder, family_folders[family], f"run-{name}-{family}", strategy, 4)
@@ -395,7 +412,7 @@ def four_together(tmp_path_factory, family_folders, together) -> Together:
     table["run"]["dir"] = str(folder / "stopped-fsdp")
     (folder / "resumed.yaml").write_text(yaml.safe_dump(table))
     stderr = run_ranks(folder, 4)
-    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in range(4)], together.alone, stderr)
+    return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in range(4)], {}, stderr)
 
 
 def run_ranks(folder: Path, count: int) -> str:
@@ -602,13 +619,13 @@ def test_a_full_disk_of_one_process_is_tried_again_and_then_told_by_one(together
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", SEVERAL)
-def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strategy, family_folders):
+def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strategy, tmp_path):
     """One process began and two went on; two began and were stopped, and one goes on."""
     expected = [step.loss for step in together.alone["t5"].steps]
     resumed = rundir.read_run(together.folder / f"resumed-{strategy}")
     assert [step.world_size for step in resumed.steps] == [1, 1, 2, 2, 2]
     assert [step.loss for step in resumed.steps] == pytest.approx(expected, rel=1e-6)
-    stopped = together.folder / f"stopped-{strategy}"
+    stopped = shutil.copytree(together.folder / f"stopped-{strategy}", tmp_path / "run", symlinks=True)
     measured = rundir.read_machine(stopped).strategy.block_seconds
     done = train(str(stopped), {"launch.nproc": 1}, resume=True, quiet=True)
     assert [step.world_size for step in done.steps] == [2, 2, 1, 1, 1]
