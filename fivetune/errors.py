@@ -130,7 +130,7 @@ def suggest_names(name: str, allowed: Iterable[str]) -> str:
     'Allowed: lr, weight_decay.'
     """
     options = sorted(allowed)
-    cutoff = 0.6 if len(name) > 4 else 0.5  # `rl` for `lr`, `itit` for `init`
+    cutoff = 0.6 if len(name) > 2 else 0.5  # `rl` for `lr`
     close = get_close_matches(name, options, n=2, cutoff=cutoff)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     return f"{hint}Allowed: {', '.join(options) or 'none'}."

@@ -39,8 +39,8 @@ class Options(BaseModel):
 def list_plugins(kind: str) -> list[str]:
     """Sorted names of all plugins of a kind.
 
-    >>> list_plugins("schedules")
-    ['constant', 'cosine', 'linear']
+    >>> list_plugins("sinks")
+    ['mlflow', 'tensorboard', 'wandb']
     """
     return sorted(m.name for m in pkgutil.iter_modules(_build_search_path(kind)) if not m.name.startswith("_"))
 

@@ -15,9 +15,10 @@ from torch import nn
 from fivetune.model.freeze import is_matched, select_names
 
 if TYPE_CHECKING:
-    from fivetune.config.sections import ParamGroup
+    from fivetune.config.train import ParamGroup
     from fivetune.types import TorchState
 
+KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last
 BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
 
 
@@ -55,7 +56,7 @@ def group_weights(
         if decay is not None:
             group["weight_decay"] = decay
         group["params"].append(weight)
-    return [groups[key] for key in sorted(groups, key=lambda key: (key[:3], key[3] is not None, key[3] or 0.0))]
+    return [groups[key] for key in sorted(groups, key=lambda key: (key[0], KINDS.index(key[1]), key[2], str(key[3])))]
 
 
 def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_embedding: bool) -> float:

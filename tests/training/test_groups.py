@@ -27,7 +27,7 @@ def test_every_weight_is_in_one_group_with_its_kind(model):
     for name, weight in model.named_parameters():
         is_table = name in ("shared.weight", "lm_head.weight") or "relative_attention_bias" in name
         assert kinds[id(weight)] == ("norm" if "layer_norm" in name else "table" if is_table else "matrix")
-    assert [group.get("weight_decay") for group in groups] == [None, 0.0, None]
+    assert [group.get("weight_decay") for group in groups] == [None, None, 0.0]
     assert {group["lr_factor"] for group in groups} == {1.0}
 
 

@@ -25,7 +25,7 @@ class GraphedAdamW(torch.optim.Optimizer):
     """FlatAdamW with the interface of torch's AdamW: parameter groups, and state by parameter.
 
     Args:
-        optimizer: the optimizer to replace, before its first step: a group of decayed parameters, then the others.
+        optimizer: the optimizer to replace, before its first step; all groups but those of norms have one weight decay.
         max_norm: largest gradient norm; infinity disables clipping.
     """
 
@@ -36,8 +36,8 @@ class GraphedAdamW(torch.optim.Optimizer):
         first, options = groups[0], ("lr", "betas", "eps", "weight_decay")
         super().__init__([dict(group) for group in groups], {name: first[name] for name in options})
         self.flat = FlatAdamW(
-            first["params"],
-            [p for group in groups[1:] for p in group["params"]],
+            [p for group in groups if group["kind"] != "norm" for p in group["params"]],
+            [p for group in groups if group["kind"] == "norm" for p in group["params"]],
             lr=first["lr"],
             betas=first["betas"],
             eps=first["eps"],

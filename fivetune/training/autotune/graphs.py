@@ -81,7 +81,7 @@ def find_graph_obstacle(setup: Setup) -> str:
         (config.optimizer.plugin_name() != "adamw", f"optimizer.name is {config.optimizer.plugin_name()}, not adamw"),
         (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16 or fp32"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
-        (len({g["lr_factor"] for g in setup.learner.optimizer.param_groups}) > 1, "the rates of its weights differ"),
+        (bool(config.train.param_groups or config.train.layer_decay), "train.param_groups or layer_decay is set"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
         (forward.recompute, "train.recompute keeps random states on the host"),
     )
