@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fivetune.distributed.sharding import gather_tensor, shard_like
+from fivetune.optimizers._closure import run_closure
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -68,10 +69,7 @@ class BatchedAdafactor(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         for group in self.param_groups:
             for stack in self._iter_stacks(group):
                 parts = stack.parameters

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import Optimizer
 
+from fivetune.optimizers._closure import run_closure
+
 if TYPE_CHECKING:
     from fivetune.types import TorchState
 
@@ -45,10 +47,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         at = 0
         for part in self._parts:  # load_state_dict replaces groups and state
             part.param_groups = self.param_groups[at : at + len(part.param_groups)]
