@@ -12,7 +12,9 @@ from typing import Any
 from warm import WarmProcess
 
 
-def start_ranks(work: Callable[..., None], *args: Any, count: int = 2) -> list[CompletedProcess[str]]:
+def start_ranks(
+    work: Callable[..., None], *args: Any, count: int = 2, seconds: float = 120
+) -> list[CompletedProcess[str]]:
     """Run `work(*args)` on each rank, to the end of all; a rank that is killed has the code -9."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -21,4 +23,4 @@ def start_ranks(work: Callable[..., None], *args: Any, count: int = 2) -> list[C
     environs = [{**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(count))]
     with ExitStack() as stack:
         ranks = [stack.enter_context(WarmProcess(work, *args, environ=environ)) for environ in environs]
-        return [rank.wait(120) for rank in ranks]
+        return [rank.wait(seconds) for rank in ranks]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +17,8 @@ import torch
 import yaml
 from built_once import build_once
 from flat_kit import make_batch
+from ranks import start_ranks
 from safetensors.torch import load_file
-from warm import WarmProcess
 
 from fivetune import plugins, rundir
 from fivetune.config import load_config
@@ -416,17 +413,7 @@ def run_four(family_folders: dict[str, Path], together: Together, folder: Path) 
 
 
 def run_ranks(folder: Path, count: int) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    environs = [{**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(count))]
-    with ExitStack() as stack:
-        ranks = [
-            stack.enter_context(WarmProcess(several_processes.run_rank, folder, environ=environ))
-            for environ in environs
-        ]
-        ended = [rank.wait() for rank in ranks]
+    ended = start_ranks(several_processes.run_rank, folder, count=count, seconds=300)
     told = "".join(one.stderr for one in ended)
     assert not any(one.returncode for one in ended), told
     return told
