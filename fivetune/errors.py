@@ -36,6 +36,16 @@ class FiveTuneError(Exception):
     def __str__(self) -> str:
         return redact_secrets(super().__str__())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors travel between ranks; pickle would call `__init__` of a subclass with the message alone."""
+        return _restore_error, (type(self), self.args, vars(self))
+
+
+def _restore_error(kind: type[FiveTuneError], args: tuple[object, ...], fields: dict[str, object]) -> FiveTuneError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(fields)
+    return error
+
 
 class ConfigError(FiveTuneError):
     exit_code = 2

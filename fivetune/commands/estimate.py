@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 GIB = 2**30
-HEADER = ["strategy", "weight", "grad", "state", "activ", "buffer", "peak", "fits, room", "step s", "comm", "tok/s"]
+MIB = 2**20
+HEADER = ["strategy", "weight", "grad", "state", "activ", "buffer", "peak", "fits, GiB", "step {}", "comm", "tok/s"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,16 +98,24 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     name = config.model.config or config.model.path
-    print(f"{name}: {work.shape.num_weights:,} parameters, {precision}, GiB per rank")
-    _print_estimates(estimates, work, verdict, assumptions)
+    _print_estimates(f"{name}: {work.shape.num_weights:,} parameters, {precision}", estimates, work)
+    _print_verdict(verdict, assumptions)
     return 0
 
 
-def _print_estimates(estimates: list[Estimate], work: Workload, verdict: str, assumptions: list[str]) -> None:
-    print(*_format_table([HEADER, *(_format_row(estimate, work) for estimate in estimates)]), sep="\n")
+def _print_estimates(title: str, estimates: list[Estimate], work: Workload) -> None:
+    """Print the table in units that the smallest figures fit: MiB for small models, milliseconds for short steps."""
+    unit = MIB if all(one.memory is None or one.memory.peak < GIB for one in estimates) else GIB
+    scale = 1000 if any(one.time and one.time.total < 0.1 for one in estimates) else 1
+    header = [word.format("ms" if scale == 1000 else "s") for word in HEADER]
+    print(f"{title}, {'MiB' if unit == MIB else 'GiB'} per rank")
+    print(*_format_table([header, *(_format_row(one, work, unit, scale) for one in estimates)]), sep="\n")
     for estimate in estimates:
         if estimate.obstacle:
             print(f"{_name_layout(estimate.layout)}: {estimate.obstacle}.")
+
+
+def _print_verdict(verdict: str, assumptions: list[str]) -> None:
     print(f"\n{verdict}\n\nAssumptions")
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     for line in assumptions:
@@ -143,7 +152,7 @@ def _name_layout(layout: Layout) -> str:
     return f"{layout.strategy} {size}" if size else layout.strategy
 
 
-def _format_row(estimate: Estimate, work: Workload) -> list[str]:
+def _format_row(estimate: Estimate, work: Workload, unit: int, scale: int) -> list[str]:
     memory, time = estimate.memory, estimate.time
     if memory is None:
         return [_name_layout(estimate.layout), *["-"] * 10]
@@ -152,8 +161,8 @@ def _format_row(estimate: Estimate, work: Workload) -> list[str]:
     cells = ["n/a"] * 3
     if time:
         rate = work.tokens_per_step / time.total
-        cells = [_format_number(time.total), f"{time.exposed / time.total:.0%}", f"{rate / 1000:,.0f}k"]
-    return [_name_layout(estimate.layout), *(_format_number(kind / GIB) for kind in kinds), room, *cells]
+        cells = [_format_number(scale * time.total), f"{time.exposed / time.total:.0%}", f"{rate / 1000:,.0f}k"]
+    return [_name_layout(estimate.layout), *(_format_number(kind / unit) for kind in kinds), room, *cells]
 
 
 def _format_number(number: float) -> str:

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
+    from fivetune.errors import RunDirError
     from fivetune.launchers import JobRun
     from fivetune.rundir import build_sibling_path
 
@@ -70,7 +71,12 @@ def run(args: argparse.Namespace) -> int:
         return _launch_seeds(args, placed, config, given)
     folder = Path(config.run.dir)
     if launcher.shares_files:
-        _refuse_wrong_start(args, folder, may_fetch=config.checkpoint.url is not None)
+        try:
+            _refuse_wrong_start(args, folder, may_fetch=config.checkpoint.url is not None)
+        except RunDirError as error:
+            if not args.dry_run:
+                raise
+            print(f"fivetune: without --dry-run this is refused: {error}", file=sys.stderr)
     flags = [f"--{name.replace('_', '-')}" for name in ("resume", "overwrite", "no_preflight") if getattr(args, name)]
     if config.checkpoint.url and not (launcher.shares_files or args.resume or args.overwrite):
         flags.append("--resume")  # a job that is started again has an empty disk, and a first start nothing to resume

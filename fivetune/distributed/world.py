@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+import psutil
+
 from fivetune.errors import (
     ConfigError,
     FiveTuneEnvironmentError,
@@ -312,6 +314,10 @@ class World:
             return f"process {rank}: {words}"
         return None
 
+    def explain_disconnect(self, error: ProcessGroupError) -> str:
+        """Find the reason of a lost connection: the error of another rank, or which rank ended without one."""
+        return self.find_peer_error(seconds=PEER_ERROR_WAIT_SECONDS) or describe_lost_ranks() or str(error)
+
     def _resolve_error(self, error: FiveTuneError) -> FiveTuneError:
         """The error that this rank raises: a silent one if another rank has reported the same."""
         if self._store is None:  # not connected: every rank raises it
@@ -319,7 +325,7 @@ class World:
         if isinstance(error, InterruptedRunError) and not self.is_first:  # they agreed to stop
             return ReportedByOtherRankError(error.exit_code)
         if isinstance(error, ProcessGroupError):
-            self.find_peer_error(seconds=PEER_ERROR_WAIT_SECONDS)
+            error = ProcessGroupError(self.explain_disconnect(error))
         mine = f"{self.rank}\n{error.exit_code}\n{error}"
         try:
             rank, code, text = self._store.compare_set("told", "", mine).decode().split("\n", 2)
@@ -333,6 +339,26 @@ class World:
 
 
 SINGLE_PROCESS = World()
+
+
+def describe_lost_ranks(environ: Mapping[str, str] = os.environ) -> str:
+    """Name the ranks of this node that have ended, by the processes that torchrun started; empty if all run."""
+    if "LOCAL_WORLD_SIZE" not in environ:
+        return ""
+    running: set[int] = set()
+    for process in psutil.Process(os.getppid()).children():
+        with suppress(psutil.Error, KeyError):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                running.add(int(process.environ()["RANK"]))
+    first = int(environ["RANK"]) - int(environ["LOCAL_RANK"])
+    lost = [str(rank) for rank in range(first, first + int(environ["LOCAL_WORLD_SIZE"])) if rank not in running]
+    if not lost:
+        return ""
+    return (
+        f"launch: rank {', '.join(lost)} of this run ended without a message of its own, as a killed process does. "
+        "Often memory ran out (see dmesg). The checkpoints are whole: continue with --resume."
+    )
+
 
 _DISCONNECTED = (
     "launch: another process of this run ended, or did not respond in time (launch.timeout_minutes). "

@@ -24,6 +24,7 @@ from fivetune.config.search import SearchDimension, SearchSection
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.experiments.space import build_grid, select_recipe_values
 from fivetune.launch.jobs import ProcessIdentity, identify_process, is_alive, stop_orphan
+from fivetune.launch.nodes import MAX_CLOCK_DIFFERENCE_SECONDS
 from fivetune.metrics import is_maximized
 from fivetune.rundir import lock_file
 from fivetune.types import Search, Trial
@@ -307,12 +308,22 @@ def _read_owner(attributes: Mapping[str, Any]) -> TrialOwner | None:
 
 
 def _is_active(owner: TrialOwner | None, seen: float) -> bool:
-    """Check whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat."""
+    """Check whether the process of a trial is alive; on another node, by `seen`, the time of its last heartbeat.
+
+    Raises FiveTuneEnvironmentError if the clocks of the nodes differ.
+    """
     if owner is None:
         return False
     if owner.host == socket.gethostname():
         return is_alive(owner.process)
-    return time.time() - seen < HEARTBEAT_TIMEOUT_SECONDS
+    silent = time.time() - seen
+    if silent < -MAX_CLOCK_DIFFERENCE_SECONDS:  # the node whose clock is behind finds it
+        raise FiveTuneEnvironmentError(
+            f"the clock of this node ({socket.gethostname()}) is at least {-silent:.0f} s behind that of {owner.host}, "
+            f"which works on the same study; {MAX_CLOCK_DIFFERENCE_SECONDS:.0f} s are allowed. Processes judge each "
+            "other by the times of their heartbeats. Set the clocks, for example with NTP."
+        )
+    return silent < HEARTBEAT_TIMEOUT_SECONDS
 
 
 def _load_or_create_study(section: SearchSection, folder: Path, *, maximize: bool) -> optuna.Study:

@@ -152,7 +152,8 @@ def load_launcher(name: str, values: Mapping[str, object]) -> Launcher:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0])
-        fault = "has another form" if first["type"] == "string_pattern_mismatch" else first["msg"]
+        pattern = first.get("ctx", {}).get("pattern")
+        fault = f"does not match {pattern}" if pattern else first["msg"]
         raise ConfigError(
             f"--{option.replace('_', '-')} {values.get(option)}: {fault}. Give: "
             f"{kind.model_fields[option].description}."

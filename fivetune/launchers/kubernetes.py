@@ -5,6 +5,7 @@ A pod that starts again continues its run. The recipe and its files must be in t
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -47,6 +48,12 @@ class Kubernetes(Launcher):
             if not getattr(self, option):
                 description = type(self).model_fields[option].description
                 raise ConfigError(f"--on kubernetes needs --{option}: {description}.")
+        run_dir = plan.runs[0].run_dir
+        if not Path(os.path.normpath(Path(self.mount, run_dir))).is_relative_to(self.mount):
+            raise ConfigError(
+                f"run.dir: {run_dir} is not on the volume, which pods have at {self.mount}: the run would be lost with "
+                f"its pod. Give a path below {self.mount} (--mount), or a relative one."
+            )
         name = _make_name(plan.name, plan.launch_id)
         if plan.nnodes == 1:
             manifest = self._build_job(name, plan)

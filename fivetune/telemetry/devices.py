@@ -35,8 +35,9 @@ def pick_device(requested: str) -> str:
     kind, _, index = requested.partition(":")
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
     if int(index or 0) >= there:
+        devices = f"{there or 'no'} {kind.upper()} device{'' if there == 1 else 's'}"
         raise FiveTuneEnvironmentError(
-            f"device: {requested} is not available, this machine has {there} of {kind}. Use auto or cpu."
+            f"device: {requested} is not available, this machine has {devices}. Use auto or cpu."
         )
     return requested
 

@@ -19,7 +19,6 @@ from fivetune import plugins, rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.recipes import refuse_missing_run
 from fivetune.distributed.world import (
-    PEER_ERROR_WAIT_SECONDS,
     ProcessGroupError,
     World,
     refuse_shared_devices,
@@ -494,7 +493,7 @@ def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: W
         stop.ignore_signals()
         why = str(error) if isinstance(error, FiveTuneError) else repr(error)
         if isinstance(error, ProcessGroupError):
-            why = world.find_peer_error(seconds=PEER_ERROR_WAIT_SECONDS) or why
+            why = world.explain_disconnect(error)
         write_end("failed", why, nonfinite_step=error.step if isinstance(error, NumericError) else None)
         raise
     progress.log(f"finished in {format_time_span(time.monotonic() - started)}")

@@ -278,6 +278,19 @@ def test_the_order_is_that_of_local_data(source, tokenizer, bucket, tmp_path):  
     assert order_of(remote, plan, range(20)) == order_of(local, plan, range(20))
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_uneven_shards_give_every_rank_its_share(source, tokenizer, tmp_path, monkeypatch, size):
+    """Shards of 25, 25 and 10 examples; each epoch ends with a step of 4 examples."""
+    monkeypatch.setattr(build, "SHARD_ROWS", 25)
+    write_prepared(str(tmp_path / "out"), source, tokenizer)
+    store = open_prepared(str(tmp_path / "out"), source, tokenizer, cache=tmp_path / "cache")
+    plan = BatchPlan(8 if size != 3 else 6, 2, 2, seed=3)
+    alone = order_of(store, plan, range(20))
+    shares = [order_of(store, plan, range(20), World(rank, size)) for rank in range(size)]
+    for step, ids in enumerate(alone):
+        assert sorted(id for share in shares for id in set(share[step])) == sorted(ids)
+
+
 @pytest.mark.parametrize("window", [2, 4])
 def test_a_window_holds_few_shards_and_its_order_resumes(source, tokenizer, bucket, tmp_path, window):  # noqa: F811
     write_prepared(f"{bucket}/a", source, tokenizer)

@@ -172,6 +172,20 @@ def test_a_process_of_another_node_is_dead_once_it_is_silent(tmp_path, silent_se
     assert len(study._study.trials) == num
 
 
+def test_a_node_whose_clock_is_behind_is_refused(tmp_path):
+    """Heartbeats of another node are in its future; that node would count its own processes as dead."""
+    study = a_study(tmp_path / "s", num_trials=2)
+    trial = study.start_next_trial()
+    trial.set_user_attr("owner", {"host": "other", "process": [1, 0.0]})
+    trial.set_user_attr("seen", time.time() + 20)
+    assert study.start_next_trial() is not None
+    trial.set_user_attr("seen", time.time() + 90)
+    with pytest.raises(
+        FiveTuneEnvironmentError, match=r"at least (89|90) s behind that of other, .*; 30 s are allowed"
+    ):
+        study.start_next_trial()
+
+
 def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
     def refuse(*args: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -184,8 +184,8 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
     ("words", "message"),
     [
         (["--nodes", "0"], "--nodes 0: Input should be greater than or equal to 1. Give: nodes; default: launch"),
-        (["--time", "tomorrow"], "--time tomorrow: has another form. Give: time limit, such as 04:00:00"),
-        (["--memory", "lots"], "--memory lots: has another form. Give: memory per node, such as 64G."),
+        (["--time", "tomorrow"], "--time tomorrow: does not match ^"),
+        (["--memory", "lots"], "--memory lots: does not match ^[0-9]+[KMGT]$. Give: memory per node, such as 64G."),
         (["--node", "2"], "--node: node is not a setting."),
         (["--nodes", "3"], "train.batch_size 32 is not a multiple of launch.nnodes 3 times launch.nproc 1"),
         (["--gpus", "4", "--launch.nproc", "2"], "--gpus 4: contradicts --launch.nproc 2. Give one of them."),
@@ -216,19 +216,31 @@ def test_an_option_of_another_launcher_and_one_without_a_launcher_are_refused(ca
     assert "--nodes 2: is an option of a cluster. Add --on slurm, or omit it." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("run_dir", ["/tmp/run", "../run", "/workspace/../run"])
+def test_a_run_outside_of_the_volume_is_refused(capsys, run_dir):
+    words = ("launch", "quickstart", "--on", "kubernetes", "--dry-run", "--image", "i", "--volume", "v")
+    assert cli.main([*words, "--run.dir", run_dir]) == 2
+    assert f"run.dir: {run_dir} is not on the volume, which pods have at /workspace" in capsys.readouterr().err
+    assert cli.main([*words, "--run.dir", "/workspace/runs/a"]) == 0
+
+
 def test_a_run_that_exists_is_refused_before_it_is_queued(capsys, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("x")
-    words = ["launch", "quickstart", "--on", "slurm", "--dry-run", "--run.dir", str(tmp_path / "run")]
+    words = ["launch", "quickstart", "--on", "slurm", "--run.dir", str(tmp_path / "run")]
     assert cli.main(words) == 4
     assert capsys.readouterr().err.startswith(f"fivetune: {tmp_path / 'run'}: ")
+    assert cli.main([*words, "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("#!/bin/bash") and f"refused: {tmp_path / 'run'}: " in printed.err
 
 
 def test_a_run_to_resume_must_exist(capsys, tmp_path):
-    words = ["launch", "quickstart", "--on", "slurm", "--dry-run", "--resume", "--run.dir", str(tmp_path / "run")]
+    words = ["launch", "quickstart", "--on", "slurm", "--resume", "--run.dir", str(tmp_path / "run")]
     assert cli.main(words) == 4
     assert f"{tmp_path / 'run'}: there is no run to resume. Leave --resume out" in capsys.readouterr().err
-    assert cli.main([*words, "--checkpoint.url", "s3://b/{run}"]) == 0
+    assert cli.main([*words, "--dry-run", "--checkpoint.url", "s3://b/{run}"]) == 0
+    assert "refused" not in capsys.readouterr().err
 
 
 def test_the_watch_begins_with_the_status_of_the_new_run(tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ from typing import Any
 import kit
 import pytest
 from bucket import bucket, s3_server  # noqa: F401
+from ranks import start_ranks
 from warm import WarmProcess
 
-from fivetune import cli
+from fivetune import cli, rundir
 from fivetune.config import load_config
 from fivetune.data.stream import TrainingStream
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
@@ -127,6 +128,28 @@ def test_prepare_train_checkpoint_kill_resume_on_an_empty_machine(tmp_path, mode
     assert kit.weights_of(copy) == plain[0] and find_damage(copy / "model") is None
     assert (copy / "steps.jsonl").read_bytes() == (second / "elsewhere" / "steps.jsonl").read_bytes()
     assert json.loads((copy / "status.json").read_text())["state"] == "finished"
+
+
+def train_rank(table: dict[str, Any], resume: bool) -> None:
+    storage.PAUSES = (0.0, 0.0)
+    train(table, resume=resume, preflight=False, quiet=True)
+
+
+@pytest.mark.slow
+def test_two_ranks_upload_their_shards_and_go_on_from_the_bucket(tmp_path, model_folder, url):
+    """Half of a run, the loss of its disk, and the rest."""
+    table = {**recipe(tmp_path, model_folder, url), "strategy": "fsdp", "launch": {"nproc": 2}}
+    half = {**table, "train": {**table["train"], "num_steps": 4}}
+    for one, resume in ((half, False), (table, True)):
+        ended = start_ranks(train_rank, one, resume)
+        assert [rank.returncode for rank in ended] == [0, 0], [rank.stderr for rank in ended]
+        if one is half:
+            assert {"__0_0.distcp", "__1_0.distcp"} <= set(list_objects(join_location(url, "checkpoints", "4")))
+            before = rundir.read_run(tmp_path / "run")
+            shutil.rmtree(tmp_path / "run")
+    run = rundir.read_run(tmp_path / "run")
+    assert [part.step for part in run.machine.parts] == [0, 4] and [step.step for step in run.steps] == [*range(1, 7)]
+    assert [step.loss for step in run.steps[:4]] == [step.loss for step in before.steps]
 
 
 @pytest.mark.parametrize("background", [False, True])
