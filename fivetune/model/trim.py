@@ -1,0 +1,187 @@
+"""Trim the vocabulary of a model: keep the pieces that some texts use, drop the rows of all others.
+
+In: a model of T5's tables with a unigram tokenizer, the number of times that texts use each id. Out: a tokenizer and
+tables of the kept pieces. A unigram model segments a text into the most probable pieces, whatever pieces it has beside
+them (Kudo 2018), so a text whose pieces are all kept has the same segmentation: old ids [7, 9, 9] are new ids [3, 4, 4]
+where 7 and 9 are the 4th and 5th kept piece.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fivetune.errors import ModelError
+from fivetune.model.family import find_family, has_span_head
+from fivetune.model.tokenizer import TOKENIZER, WORD_START, load_tokenizer, suppress_output
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.types import JsonTable
+
+ROW_MULTIPLE = 8  # of the tables: matrix products of other sizes are slower on GPUs
+BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+SENTINEL_PART = "extra_id_"  # mT5's sentinels are pieces, with a mark of a space before them
+MAX_CHARACTERS = 1_000_000  # per call of the tokenizer, which returns about 200 bytes per token
+Ids = NDArray[np.int64]
+
+
+def refuse_untrimmable(raw: JsonTable, tokenizer: PreTrainedTokenizerBase, where: Path | str) -> None:
+    """Raise ModelError for a model whose vocabulary cannot be trimmed.
+
+    Args:
+        raw: content of config.json.
+    """
+    family = find_family(raw, where)
+    if not family.t5_tables:
+        raise ModelError(
+            f"{where}: model_type {family.model_type!r} has other tables than T5's, which trim-vocab does not divide. "
+            "Trim a model with T5's embedding and head: t5, mt5, umt5, longt5."
+        )
+    if has_span_head(raw):
+        raise ModelError(f"{where}: has a span head. Trim the model with a language model head that it was made of.")
+    if not tokenizer.is_fast:
+        raise ModelError(f"{where}: the tokens of {type(tokenizer).__name__} are bytes: there is nothing to trim.")
+    kind = _read_pipeline(tokenizer)["model"]["type"]
+    if kind != "Unigram":
+        raise ModelError(
+            f"{where}: the tokenizer is a {kind} model, whose pieces are merged from others and cannot be dropped one "
+            "by one. Trim a model with a unigram vocabulary, as T5's and mT5's."
+        )
+
+
+def iter_ids(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
+    """Yield each text with its ids, special tokens included; memory holds MAX_CHARACTERS."""
+    for batch in _iter_text_batches(texts):
+        yield from zip(batch, tokenizer(batch, verbose=False)["input_ids"], strict=True)
+
+
+def _iter_text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    num_characters = 0
+    for text in texts:
+        batch.append(text)
+        num_characters += len(text)
+        if num_characters > MAX_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def choose_ids(
+    tokenizer: PreTrainedTokenizerBase, counts: Ids, characters: set[str], *, config_ids: Iterable[int], margin: int
+) -> Ids:
+    """Choose the ids to keep, in ascending order; a multiple of ROW_MULTIPLE of them if there are enough pieces.
+
+    Kept are the ids that the texts use, special tokens, sentinels, byte pieces, the mark of a space, the single
+    characters that occur, the least probable piece, on which the score of an unknown character depends, and, of the
+    others, those with the lowest ids, which are the most probable ones in T5's vocabularies.
+
+    Args:
+        counts: [rows of the table] how often the texts use each id.
+        config_ids: of config.json: start, end, pad.
+        margin: number of further pieces.
+    """
+    pipeline = _read_pipeline(tokenizer)
+    pieces: list[tuple[str, float]] = pipeline["model"]["vocab"]
+    normalizer = getattr(tokenizer, "backend_tokenizer").normalizer  # noqa: B009 (only fast tokenizers have one)
+    shown = characters | set(normalizer.normalize_str("".join(sorted(characters))) if normalizer else "")
+    keep = counts > 0
+    keep[[*tokenizer.all_special_ids, *config_ids, *(token["id"] for token in pipeline["added_tokens"])]] = True
+    keep[min(range(len(pieces)), key=lambda number: pieces[number][1])] = True
+    for number, (piece, _) in enumerate(pieces):
+        is_character = piece.removeprefix(WORD_START) in shown or piece == WORD_START
+        keep[number] |= is_character or SENTINEL_PART in piece or BYTE_PIECE.fullmatch(piece) is not None
+    others = np.flatnonzero(~keep[: len(pieces)])
+    num_more = min(margin, len(others))
+    num_more += -(int(keep.sum()) + num_more) % ROW_MULTIPLE
+    keep[others[:num_more]] = True
+    return np.flatnonzero(keep)
+
+
+def trim_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Ids, folder: Path) -> PreTrainedTokenizerBase:
+    """Write a tokenizer of the kept ids into `folder`, and load it; pieces keep their order and scores."""
+    with suppress_output():
+        tokenizer.save_pretrained(folder)
+    path = folder / TOKENIZER
+    pipeline = json.loads(path.read_text(encoding="utf-8"))
+    new = {old: number for number, old in enumerate(kept.tolist())}
+    model = pipeline["model"]
+    model["vocab"] = [model["vocab"][old] for old in kept.tolist() if old < len(model["vocab"])]
+    model["unk_id"] = new[model["unk_id"]]
+    for token in pipeline["added_tokens"]:
+        token["id"] = new[token["id"]]
+    for token in ((pipeline["post_processor"] or {}).get("special_tokens") or {}).values():
+        token["ids"] = [new[old] for old in token["ids"]]
+    path.write_text(json.dumps(pipeline, ensure_ascii=False), encoding="utf-8")
+    return load_tokenizer(None, folder)
+
+
+def verify_segmentation(
+    old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase, kept: Ids, texts: Iterable[str]
+) -> int:
+    """Return the number of tokens of the texts. Raises ModelError unless the new ids are those of the old pieces."""
+    num_tokens = 0
+    for batch in _iter_text_batches(texts):
+        before, after = ([np.array(ids) for ids in one(batch, verbose=False)["input_ids"]] for one in (old, new))
+        for text, was, now in zip(batch, before, after, strict=True):
+            if len(was) != len(now) or not np.array_equal(was, kept[now]):
+                raise ModelError(
+                    f"trim-vocab: the trimmed tokenizer segments a text of the data differently: {text[:60]!r}. "
+                    "Nothing is written; report it with this text."
+                )
+            num_tokens += len(now)
+    return num_tokens
+
+
+def trim_tables(model: T5Model, kept: Ids) -> None:
+    """Reduce embedding and output head, tied or not, to the kept rows in place, and renumber the ids of the config."""
+    tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
+    trimmed = {table: nn.Parameter(table.detach()[torch.from_numpy(kept)]) for table in tables}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.Linear) and module.weight in tables:
+            module.weight = trimmed[module.weight]
+            setattr(module, "num_embeddings" if isinstance(module, nn.Embedding) else "out_features", len(kept))
+    new = {old: number for number, old in enumerate(kept.tolist())}
+    model.config.vocab_size = len(kept)
+    for settings in (model.config, model.generation_config):
+        for name, ids in list_token_ids(settings).items():
+            renumbered = [new[one] for one in ids]
+            setattr(settings, name, renumbered if isinstance(getattr(settings, name), list) else renumbered[0])
+
+
+def list_token_ids(settings: Any) -> dict[str, list[int]]:
+    """The entries of a transformers config that are ids of tokens, such as eos_token_id."""
+    found: dict[str, list[int]] = {}
+    for name, value in settings.to_dict().items():
+        ids = value if isinstance(value, list) else [value]
+        if name.endswith("_token_id") and ids and all(type(one) is int for one in ids):
+            found[name] = ids
+    return found
+
+
+def find_unknown_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterable[str]) -> list[str]:
+    """The characters that the tokenizer encodes as unknown, in order."""
+    unknown: list[str] = []
+    rest = iter(sorted(characters))
+    while batch := list(islice(rest, 1_000)):
+        encoded: Sequence[list[int]] = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+        unknown += [one for one, ids in zip(batch, encoded, strict=True) if tokenizer.unk_token_id in ids]
+    return unknown
+
+
+def _read_pipeline(tokenizer: PreTrainedTokenizerBase) -> JsonTable:
+    """tokenizer.json of a fast tokenizer."""
+    return json.loads(getattr(tokenizer, "backend_tokenizer").to_str())  # noqa: B009 (only fast tokenizers have one)
