@@ -152,9 +152,14 @@ class Schedule(PluginOptions, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What a strategy must support: names and values of a recipe, and the number of ranks."""
+    """What a strategy must support: names and values of a recipe, and the number of ranks.
+
+    Args:
+        supports_shards: whether the optimizer updates tensors that are divided among the ranks.
+    """
 
     optimizer: str
+    supports_shards: bool
     precision: str
     forward: str
     batch_size: int | str

@@ -335,7 +335,12 @@ class RunConfig(_Section):
             raise ValueError(f"device {self.device} is one device, {several} needs {num}. Use auto, cuda or cpu")
         train = self.train
         settings = RunSettings(
-            self.optimizer.plugin_name(), train.precision, train.forward, train.batch_size, num_ranks=num
+            self.optimizer.plugin_name(),
+            getattr(self.optimizer, "supports_shards", False),
+            train.precision,
+            train.forward,
+            train.batch_size,
+            num_ranks=num,
         )
         if obstacle := self.strategy.explain_incompatibility(settings):
             raise ValueError(obstacle)
@@ -383,6 +388,17 @@ class RunConfig(_Section):
             raise ValueError(
                 f"schedule.{key} {value} has no effect with optimizer.relative_step, which computes its "
                 "rate. Drop one of them (warmup_init is its warm-up)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_decay(self) -> RunConfig:
+        """Refuse a decaying schedule with an optimizer that averages the weights instead."""
+        name = self.schedule.plugin_name()
+        if getattr(self.optimizer, "replaces_decay", False) and name != "constant":
+            raise ValueError(
+                f"schedule.name {name} lowers the learning rate, and optimizer.name {self.optimizer.plugin_name()} "
+                "averages the weights instead. Use schedule.name constant, with warmup_steps or warmup_fraction"
             )
         return self
 

@@ -7,6 +7,7 @@ from fivetune.types import JsonTable
 SUPPORTED: dict[str, tuple[object, ...]] = {
     "model.freeze": ((), []),
     "model.unfreeze": ({},),
+    "optimizer.name": ("adafactor", "adamw"),
     "train.param_groups": ((), []),
     "train.layer_decay": (None,),
     "launch.nnodes": (1,),

@@ -6,7 +6,7 @@ In: any tensor. Out: the full tensor, or the shard of this rank. A tensor that i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from fivetune.distributed.pipeline import find_stage
 
@@ -102,23 +102,48 @@ def compute_sharded_norm(tensors: list[Tensor]) -> Tensor:
     """
     import torch
 
-    alike: dict[tuple[object, ...], list[Tensor]] = {}
-    groups: dict[tuple[object, ...], list[object]] = {}
-    for tensor in tensors:
+    total = torch.zeros((), device=tensors[0].device)
+    for alike, groups in _iter_alike(tensors):
+        locals_ = [get_local(tensors[number]) for number in alike]
+        square = torch.nn.utils.get_total_norm(locals_, foreach=True).float().square()
+        total = total + _sum_over(square, groups)
+    return total.sqrt()
+
+
+def compute_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Compute the Euclidean norm of each tensor, as `compute_sharded_norm` does for all: [] each."""
+    import torch
+
+    many: Any = torch  # untyped, because torch's _foreach functions are private
+    norms = [*tensors]
+    for alike, groups in _iter_alike(tensors):
+        own = torch.stack(many._foreach_norm([get_local(tensors[number]) for number in alike], 2))
+        found = _sum_over(own.square(), groups).sqrt() if groups else own
+        for number, norm in zip(alike, found.unbind(), strict=True):
+            norms[number] = norm
+    return norms
+
+
+def _iter_alike(tensors: list[Tensor]) -> Iterator[tuple[list[int], list[object]]]:
+    """Yield the numbers of tensors that are sharded over the same dimensions of a mesh, with these process groups."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, tensor in enumerate(tensors):
         key: tuple[object, ...] = ()
         if is_sharded(tensor):
             dims = [i for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
             key = (tensor.device_mesh, *dims)
-            groups[key] = [tensor.device_mesh.get_group(i) for i in dims]
-            tensor = tensor.to_local()
-        alike.setdefault(key, []).append(tensor)
-    total = torch.zeros((), device=tensors[0].device)
-    for key, parts in alike.items():
-        square = torch.nn.utils.get_total_norm(parts, foreach=True).float().square()
-        for group in groups.get(key, ()):
-            torch.distributed.all_reduce(square, group=group)  # type: ignore[arg-type]
-        total = total + square
-    return total.sqrt()
+        alike.setdefault(key, []).append(number)
+    for key, numbers in alike.items():
+        mesh, *dims = key or (None,)
+        yield numbers, [mesh.get_group(i) for i in dims]  # type: ignore[union-attr]  # a mesh, where there are dims
+
+
+def _sum_over(tensor: Tensor, groups: list[object]) -> Tensor:
+    import torch
+
+    for group in groups:
+        torch.distributed.all_reduce(tensor, group=group)  # type: ignore[arg-type]
+    return tensor
 
 
 def scale_gradients(gradients: list[Tensor], norm: Tensor, max_norm: float | None) -> None:

@@ -16,6 +16,7 @@ from fivetune.estimation.communication import Fabric
 from fivetune.estimation.speed import Machine
 from fivetune.estimation.workload import FP32, Layout, Workload
 from fivetune.model.shapes import read_shape
+from fivetune.optimizers import get_state_bytes
 from fivetune.telemetry.accelerators import ACCELERATORS, Accelerator, find_accelerator, find_peak_flops
 from fivetune.telemetry.limits import get_host_memory
 from fivetune.telemetry.nvml import Nvml
@@ -64,8 +65,10 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
     momentum = FP32 if optimizer.plugin_name() == "adafactor" and getattr(optimizer, "beta1", None) else 0
     precision = resolve_precision(config.train.precision, device)
     batch_size = 1 if config.train.batch_size == "auto" else config.train.batch_size
+    shape = read_shape(config.model.path, config.model.config)
+    tables = shape.table_share
     return Workload(
-        shape=read_shape(config.model.path, config.model.config),
+        shape=shape,
         batch_size=batch_size,
         examples_per_step=config.train.examples_per_step,
         num_inputs=config.data.max_input_tokens,
@@ -73,7 +76,9 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         matmul_bytes=FP32 if precision == "fp32" else 2,
         dropout=config.model.dropout or 0.0,
         recompute=config.train.recompute,
-        state_bytes=optimizer.state_bytes_per_parameter + momentum,
+        state_bytes=tables * get_state_bytes(optimizer, "table")
+        + (1 - tables) * get_state_bytes(optimizer, "matrix")
+        + momentum,
         gathers_state=optimizer.plugin_name() == "adafactor",
         on_gpu=device is not None,
     )
@@ -165,6 +170,7 @@ def explain_excluded_layout(config: RunConfig, layout: Layout, *, batch_size: in
     return strategy.explain_incompatibility(
         RunSettings(
             config.optimizer.plugin_name(),
+            getattr(config.optimizer, "supports_shards", False),
             train.precision,
             train.forward,
             batch_size or train.batch_size,

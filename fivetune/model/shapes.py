@@ -52,6 +52,11 @@ class ModelShape:
         return self.vocab_size * self.d_model
 
     @property
+    def table_share(self) -> float:
+        """Share of the weights that are embedding and head."""
+        return (1 if self.is_tied else 2) * self.table_size / self.num_weights
+
+    @property
     def num_weights(self) -> int:
         """Weights of the whole model; tied ones count once.
 

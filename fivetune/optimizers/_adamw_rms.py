@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fivetune.distributed.sharding import compute_norms, get_local
 from fivetune.optimizers._closure import run_closure
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class ScaledAdamW(Optimizer):
         denominators = many._foreach_sqrt(squares)
         many._foreach_div_(denominators, [math.sqrt(1 - beta2 ** state["step"]) for state in states])
         many._foreach_add_(denominators, group["eps"])
-        scales = many._foreach_norm(weights, 2)
+        scales = compute_norms(weights)
         many._foreach_div_(scales, [math.sqrt(weight.numel()) for weight in weights])
         many._foreach_clamp_min_(scales, group["min_rms"])
         many._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         updates = many._foreach_div(means, denominators)
-        many._foreach_mul_(updates, scales)
+        many._foreach_mul_([get_local(update) for update in updates], scales)
         many._foreach_mul_(updates, [-group["lr"] / (1 - beta1 ** state["step"]) for state in states])
         many._foreach_add_(weights, updates)
         for state, scale in zip(states, scales, strict=True):

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import Optimizer
 
+from fivetune.distributed.sharding import gather_tensor, is_sharded, shard_like
 from fivetune.optimizers._closure import run_closure
 
 if TYPE_CHECKING:
     from fivetune.types import TorchState
+
+MUON_OPTIONS = ("lr", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
 
 
 class MuonWithAdamW(Optimizer):
@@ -52,9 +55,31 @@ class MuonWithAdamW(Optimizer):
         for part in self._parts:  # load_state_dict replaces groups and state
             part.param_groups = self.param_groups[at : at + len(part.param_groups)]
             part.state = self.state
+            if isinstance(part, torch.optim.Muon):
+                self._step_sharded(part)
             part.step()
             at += len(part.param_groups)
         return loss
+
+    def _step_sharded(self, muon: torch.optim.Muon) -> None:
+        """Update the sharded matrices and take their gradients; the others are left to Muon itself.
+
+        The momentum is kept in shards; each rank gathers and orthogonalises one matrix after the other.
+        """
+        for group in muon.param_groups:
+            for weight in filter(is_sharded, group["params"]):
+                if weight.grad is None:
+                    continue
+                momentum = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 1 - group["momentum"])
+                direction = gather_tensor(weight.grad.lerp_(momentum, group["momentum"]))
+                step = torch.zeros_like(direction)
+                step.grad, weight.grad = direction, None
+                alone = torch.optim.Muon(
+                    [step], **{key: group[key] for key in MUON_OPTIONS}, momentum=0, weight_decay=0
+                )
+                alone.step()
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(shard_like(step, weight))
 
 
 def is_for_muon(group: TorchState) -> bool:

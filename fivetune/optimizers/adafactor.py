@@ -25,6 +25,7 @@ class Adafactor(Options):
 
     state_bytes_per_parameter: ClassVar[float] = 0.1
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 1e-2)
+    supports_shards: ClassVar[bool] = True
 
     preset: Literal["t5-paper", "hf"] = Field(
         "t5-paper", description="t5-paper: steps scaled by each tensor's RMS; hf: plain steps"

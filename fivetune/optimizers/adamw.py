@@ -26,6 +26,7 @@ class AdamW(Options):
 
     state_bytes_per_parameter: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 5e-3)
+    supports_shards: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")

@@ -22,6 +22,7 @@ class Lion(Options):
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
     lr_range: ClassVar[tuple[float, float]] = (3e-6, 2e-3)
+    supports_shards: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-4, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")

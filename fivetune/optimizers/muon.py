@@ -24,7 +24,9 @@ class Muon(Options):
     """Muon for the matrices of the blocks, AdamW for the rest. Learning rates as for AdamW."""
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
+    state_bytes_per_table_weight: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-5, 2e-2)
+    supports_shards: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(3e-4, description="peak learning rate")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled; not applied to norms")

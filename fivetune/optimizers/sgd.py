@@ -23,6 +23,7 @@ class SGD(Options):
 
     state_bytes_per_parameter: ClassVar[float] = 4.0
     lr_range: ClassVar[tuple[float, float]] = (1e-3, 0.5)
+    supports_shards: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(0.05, description="peak learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9

@@ -199,6 +199,15 @@ class ShardedOptions(StrategyOptions):
             return f"train.batch_size auto is measured on each rank alone; strategy.name {name} needs all. Set a number"
         return ""
 
+    def explain_whole_tensors(self, settings: RunSettings) -> str:
+        """Explain that the optimizer needs whole tensors, if it does; for strategies that divide them."""
+        if settings.supports_shards:
+            return ""
+        return (
+            f"optimizer.name {settings.optimizer} needs whole tensors, and strategy.name {self.plugin_name()} divides "
+            "them. Use another optimizer (docs/optimizers.md), or strategy.name ddp or pipeline"
+        )
+
     def wrap(
         self,
         model: ModelT,

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fivetune.distributed.world import World
     from fivetune.types import RunSettings
 
-OPTIMIZERS = ("adafactor", "adamw")  # their update of a shard equals that of the full tensor
-
 
 class FullyShardedOptions(ShardedOptions):
     """Options and steps of a strategy that shards by FSDP2."""
@@ -39,12 +37,7 @@ class FullyShardedOptions(ShardedOptions):
     )
 
     def explain_incompatibility(self, settings: RunSettings) -> str:
-        if settings.optimizer not in OPTIMIZERS:
-            return (
-                f"optimizer.name {settings.optimizer} may need whole matrices, and strategy.name {self.plugin_name()} "
-                f"shards them. Use optimizer.name {' or '.join(OPTIMIZERS)}, or strategy.name ddp"
-            )
-        return super().explain_incompatibility(settings)
+        return self.explain_whole_tensors(settings) or super().explain_incompatibility(settings)
 
     def get_weight_device(self, device: str) -> str:
         return "cpu" if self.offload else device

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fivetune.distributed.world import World
+    from fivetune.types import RunSettings
 
 
 class Tensor(ShardedOptions):
@@ -31,6 +32,9 @@ class Tensor(ShardedOptions):
 
     def get_model_size(self, num_ranks: int) -> int:
         return self.size or num_ranks
+
+    def explain_incompatibility(self, settings: RunSettings) -> str:
+        return self.explain_whole_tensors(settings) or super().explain_incompatibility(settings)
 
     def shard(self, model: nn.Module, device: str, world: World, *, precision: str, costs: Sequence[float]) -> None:
         assert world.mesh is not None

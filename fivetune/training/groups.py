@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fivetune.model.freeze import is_matched, select_names
+from fivetune.optimizers import get_state_bytes
 
 if TYPE_CHECKING:
     from fivetune.config.train import ParamGroup
-    from fivetune.types import TorchState
+    from fivetune.types import Optimizer, TorchState
 
 KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last
 BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
@@ -57,6 +59,17 @@ def group_weights(
             group["weight_decay"] = decay
         group["params"].append(weight)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], KINDS.index(key[1]), key[2], str(key[3])))]
+
+
+def count_state_bytes(model: nn.Module, optimizer: Optimizer) -> int:
+    """Count the bytes of an optimizer's state; frozen weights have none."""
+    return ceil(
+        sum(
+            weight.numel() * get_state_bytes(optimizer, group["kind"])
+            for group in group_weights(model)
+            for weight in group["params"]
+        )
+    )
 
 
 def compute_depth_factor(names: Sequence[str], name: str, decay: float, *, is_embedding: bool) -> float:

@@ -39,6 +39,7 @@ from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
 from fivetune.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
 from fivetune.training.autotune.probe import restore_learner
+from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import build_optimizer
 from fivetune.training.setup import Setup
 from fivetune.training.update import train_step
@@ -390,8 +391,9 @@ def _check_memory(setup: Setup) -> Outcome:
     if setup.learner.chips is not None:
         return "pass", "not forecast on TPU chips"
     device = setup.learner.compute.device
-    count = count_parameters(setup.learner.model)
-    weights, gradients, state = (count * n for n in (4, 4, setup.config.optimizer.state_bytes_per_parameter))
+    model = setup.learner.model
+    weights = gradients = 4 * count_parameters(model)
+    state = count_state_bytes(model, setup.config.optimizer)
     rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients, 0)
     forecast = weights + gradients + state + rest
     if device.startswith("cuda"):
@@ -443,7 +445,7 @@ def _find_existing_parent(path: Path) -> Path:
 def _check_disk(setup: Setup) -> Outcome:
     """Check the disk space for the kept checkpoints, the best one, one more during a save, and model/."""
     config = setup.config
-    each = count_parameters(setup.learner.model) * (4 + config.optimizer.state_bytes_per_parameter)
+    each = count_parameters(setup.learner.model) * 4 + count_state_bytes(setup.learner.model, config.optimizer)
     needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
     text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"

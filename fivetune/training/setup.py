@@ -45,6 +45,7 @@ from fivetune.telemetry.devices import (
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
+from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
 from fivetune.training.plan import decide_plan
@@ -127,6 +128,7 @@ def set_up(
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
+    getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
     compute = choose_compute(config, world)
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
@@ -280,7 +282,7 @@ def _find_micro_batch(
         total=config.train.examples_per_step // world.data_size,
         device=compute.device,
         autocast=compute.make_autocast,
-        state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
+        state_bytes=count_state_bytes(model, config.optimizer),
         num_processes=world.size,
     )
     return min(world.gather(fit), key=lambda found: found.batch_size)

@@ -212,6 +212,11 @@ def test_a_refused_split_is_named_with_its_own_origin(tmp_path):
             "optimizer: adafactor\noptim: adamw_torch",
             "r.yaml:4: optim is 'adamw', but optimizer (r.yaml:3) is 'adafactor', and both name the same setting.",
         ),
+        (
+            "optimizer: schedule_free\nschedule: {name: cosine}",
+            "r.yaml:4: schedule.name cosine lowers the learning rate, and optimizer.name schedule_free averages the "
+            "weights instead. Use schedule.name constant, with warmup_steps or warmup_fraction.",
+        ),
         ("train: {num_steps: 3}\ntrain: {num_steps: 4}", "r.yaml:4: train is repeated (first in line 3). Keep one."),
         (
             "train:\n  num_steps: 3\n  num_steps: 4",
@@ -380,6 +385,8 @@ def test_every_argument_of_transformers_is_understood():
         ({"val_max_answer_length": 30, "num_beams": 4}, {"eval.max_new_tokens": 30, "eval.num_beams": 4}),
         ({"question_column": "frage", "answer_column": "answers"}, {"data.columns": {"question": "frage"}}),
         ({"optim": "adamw_torch", "adam_beta1": 0.8}, {"optimizer.beta1": 0.8}),
+        ({"optim": "adamw_bnb_8bit"}, {"optimizer.table_bits": 32}),
+        ({"optim": "schedule_free_adamw"}, {"optimizer.beta1": 0.9}),
         ({"adafactor": True, "eval_steps": 5, "evaluation_strategy": "steps"}, {"eval.every_steps": 5}),
         ({"auto_find_batch_size": True, "train.global_batch_size": 8}, {"train.batch_size": "auto"}),
         ({"version_2_with_negative": False}, {"task.name": "squad"}),

@@ -10,13 +10,16 @@ import torch
 from pydantic import ValidationError
 
 from fivetune import plugins
-from fivetune.optimizers import _batched_adafactor
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.optimizers import _batched_adafactor, adamw_8bit, get_state_bytes
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 from fivetune.optimizers.adafactor import Adafactor
 from fivetune.optimizers.adamw import AdamW
+from fivetune.optimizers.adamw_8bit import AdamW8bit
 from fivetune.optimizers.adamw_rms import AdamWRMS
 from fivetune.optimizers.lion import Lion
 from fivetune.optimizers.muon import Muon
+from fivetune.optimizers.schedule_free import ScheduleFree
 from fivetune.optimizers.sgd import SGD
 
 OPTIMIZERS = plugins.list_plugins("optimizers")
@@ -34,12 +37,12 @@ def one_thread():
 class Quadratic:
     """Half the squared distance of a matrix and a vector from where they should be."""
 
-    def __init__(self, options: Any, *, seed: int = 0) -> None:
+    def __init__(self, options: Any, *, seed: int = 0, size: int = SIZE, kind: str = "matrix") -> None:
         random = torch.Generator().manual_seed(seed)
-        self.goals = [torch.randn(SIZE, SIZE, generator=random), torch.randn(SIZE, generator=random)]
+        self.goals = [torch.randn(size, size, generator=random), torch.randn(size, generator=random)]
         self.weights = [torch.nn.Parameter(torch.randn(goal.shape, generator=random)) for goal in self.goals]
         matrix, vector = self.weights
-        self.optimizer = options.build([{"params": [matrix]}, {"params": [vector], "weight_decay": 0.0}])
+        self.optimizer = options.build([{"params": [matrix], "kind": kind}, {"params": [vector], "weight_decay": 0.0}])
 
     def loss(self) -> torch.Tensor:
         return sum(((w - g) ** 2).sum() / 2 for w, g in zip(self.weights, self.goals, strict=True))  # type: ignore[return-value]
@@ -92,13 +95,15 @@ def test_state_round_trips(name):
     assert all(torch.equal(a, b) for a, b in zip(straight.weights, resumed.weights, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["matrix", "table"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_state_takes_the_declared_bytes(name):
-    problem = Quadratic(options_of(name)())
+def test_state_takes_the_declared_bytes(name, kind):
+    options, size = options_of(name)(), 4 * SIZE  # the tables of 8-bit numbers take 2 KiB
+    problem = Quadratic(options, size=size, kind=kind)
     problem.run(2)
     state = problem.optimizer.state[problem.weights[0]]
-    measured = sum(v.numel() * v.element_size() for v in state.values() if torch.is_tensor(v)) / SIZE**2
-    assert measured == pytest.approx(options_of(name).state_bytes_per_parameter, rel=0.01, abs=0.05)
+    measured = sum(v.numel() * v.element_size() for v in state.values() if torch.is_tensor(v)) / size**2
+    assert measured == pytest.approx(get_state_bytes(options, kind), rel=0.01, abs=0.08)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -354,3 +359,71 @@ def test_sgd_is_torchs():
         weight.grad = torch.tensor([1.0])
         optimizer.step()
     assert weight.item() == pytest.approx(1.0 - 0.1 - 0.15)
+
+
+# --- adamw_8bit ---
+
+
+def test_8bit_adamw_takes_adamws_steps_to_the_precision_of_its_moments():
+    exact, small = Quadratic(AdamW(lr=1e-2)), Quadratic(AdamW8bit(lr=1e-2))
+    before = exact.weights[0].detach().clone()
+    exact.run(10), small.run(10)
+    torch.testing.assert_close(small.weights[1], exact.weights[1])  # 64 elements: moments of 32 bits
+    ours, theirs = small.weights[0].detach(), exact.weights[0].detach()
+    assert 0 < (ours - theirs).norm() < 0.05 * (theirs - before).norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "dtype"), [("matrix", 32, torch.uint8), ("table", 32, torch.float32), ("table", 8, torch.uint8)]
+)
+def test_tables_have_moments_of_table_bits(kind, bits, dtype):
+    problem = Quadratic(AdamW8bit(table_bits=bits), kind=kind)
+    problem.run(1)
+    assert problem.optimizer.state[problem.weights[0]]["state1"].dtype == dtype
+
+
+def test_8bit_adamw_needs_bitsandbytes(monkeypatch):
+    monkeypatch.setattr(adamw_8bit, "find_spec", lambda name: None)
+    with pytest.raises(
+        FiveTuneEnvironmentError, match=r"bitsandbytes, which is not installed. Install it: pip install"
+    ):
+        Quadratic(AdamW8bit())
+
+
+# --- schedule_free ---
+
+
+def test_schedule_free_takes_the_steps_of_its_authors():
+    from schedulefree import AdamWScheduleFree
+
+    ours = Quadratic(ScheduleFree(lr=1e-2, weight_decay=0.1))
+    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in ours.weights]
+    original = AdamWScheduleFree(
+        [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}], lr=1e-2, weight_decay=0.1
+    )
+    original.train()
+    random = torch.Generator().manual_seed(1)
+    for step in range(30):
+        for optimizer in (ours.optimizer, original):
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * min(1, (step + 1) / 10)
+        for weight, twin in zip(ours.weights, theirs, strict=True):
+            weight.grad = torch.randn(weight.shape, generator=random)
+            twin.grad = weight.grad.clone()
+        ours.optimizer.step()
+        original.step()
+    torch.testing.assert_close(ours.weights, theirs)
+    original.eval()
+    torch.testing.assert_close(ours.optimizer.compute_averages(ours.weights), [weight.detach() for weight in theirs])
+
+
+def test_schedule_free_counts_the_steps_of_each_weight():
+    """A weight that is trained later began with moments that were corrected for steps it had not taken."""
+    first, later = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))
+    optimizer = ScheduleFree(lr=0.1).build([{"params": [first, later]}])
+    for step in range(20):
+        first.grad = torch.ones(3)
+        later.grad = torch.ones(3) if step == 19 else None
+        optimizer.step()
+    assert later.tolist() == pytest.approx([-0.1] * 3)
+    assert torch.equal(optimizer.compute_averages([later])[0], later)

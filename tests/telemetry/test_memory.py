@@ -13,10 +13,13 @@ import yaml
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.backend import Forward
+from fivetune.optimizers.adafactor import Adafactor
+from fivetune.optimizers.muon import Muon
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.telemetry.memory import get_free_bytes, get_used_bytes, measure_peak_bytes
 from fivetune.training import train
 from fivetune.training.autotune import micro_batch
+from fivetune.training.groups import count_state_bytes
 from fivetune.training.update import train_step
 
 AUTO = {"train__batch_size": "auto", "model__dropout": 0.0}
@@ -60,19 +63,20 @@ def test_the_search_leaves_no_trace(tmp_path, model_folder):
 
 def test_the_state_is_counted_in_whole_bytes_of_what_is_trained(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder, optimizer={"name": "adafactor"}, **AUTO)
-    setup.learner.model.shared.weight.requires_grad_(False)
-    trained = sum(p.numel() for p in setup.learner.model.parameters() if p.requires_grad)
-    fit = micro_batch.find_largest_fit(
-        setup.learner.model,
-        setup.learner.forward,
-        setup.data.stream.store,
-        total=2,
-        device="cpu",
-        state_bytes_per_parameter=0.1,
-        autocast=setup.learner.compute.make_autocast,
-    )
-    assert setup.fit and isinstance(setup.fit.state_bytes, int)
-    assert fit.state_bytes == math.ceil(0.1 * trained) < setup.fit.state_bytes
+    model = setup.learner.model
+    assert setup.fit and setup.fit.state_bytes == count_state_bytes(model, Adafactor())
+    counts = [weight.numel() for weight in model.parameters() if weight is not model.shared.weight]
+    model.shared.weight.requires_grad_(False)
+    assert count_state_bytes(model, Adafactor()) == math.ceil(0.1 * sum(counts)) < setup.fit.state_bytes
+
+
+def test_the_state_of_tables_and_norms_is_their_own(tmp_path, model_folder):
+    model = kit.ready(tmp_path, model_folder).learner.model
+    matrices = sum(p.numel() for name, p in model.named_parameters() if ".block." in name and p.dim() == 2)
+    biases = sum(p.numel() for name, p in model.named_parameters() if "relative_attention_bias" in name)
+    assert biases
+    total = sum(p.numel() for p in model.parameters())
+    assert count_state_bytes(model, Muon()) == 8 * total - 4 * (matrices - biases)
 
 
 def test_on_the_cpu_nothing_is_tried_that_would_not_fit():

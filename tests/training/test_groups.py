@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fivetune.config import load_config
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.load import load_model_and_tokenizer
+from fivetune.optimizers import adamw_8bit
+from fivetune.training import setup
 from fivetune.training.groups import group_weights
 from fivetune.training.update import train_step
 
@@ -97,3 +99,10 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_only(tmp_path, model_fol
     for name, keys in states.items():
         is_matrix = name.endswith((".q.weight", ".k.weight", ".v.weight", ".o.weight", ".wi.weight", ".wo.weight"))
         assert keys == ({"momentum_buffer"} if is_matrix else {"step", "exp_avg", "exp_avg_sq"}), name
+
+
+def test_an_optimizer_without_its_package_is_refused_before_the_model_is_loaded(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(adamw_8bit, "find_spec", lambda name: None)
+    monkeypatch.setattr(setup, "load_configured_model", None)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"optimizer\.name adamw_8bit: needs the package bitsandbytes"):
+        kit.ready(tmp_path, model_folder, optimizer={"name": "adamw_8bit"})

@@ -131,6 +131,7 @@ def test_another_optimizer_has_no_traced_update():
     ("key", "value", "message"),
     [
         ("eval.num_beams", 4, r"eval\.num_beams 4 is not supported with device tpu\. Use 1"),
+        ("optimizer.name", "lion", r"optimizer\.name lion is not supported with device tpu\. Use adafactor or adamw"),
         ("train.forward", "flat", r"train\.forward flat is not supported with device tpu\. Use auto or buckets"),
         ("train.batch_size", "auto", r"train\.batch_size auto is measured by torch"),
         ("strategy.name", "tensor", r"strategy\.name tensor is not supported .* Use single or ddp or fsdp"),

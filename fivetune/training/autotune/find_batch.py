@@ -21,6 +21,7 @@ from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.find_lr import as_single_process
 from fivetune.training.autotune.micro_batch import find_largest_fit
 from fivetune.training.autotune.probe import forward_backward, measure_seconds, restore_state
+from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import Learner
 from fivetune.training.setup import Setup, set_up
 from fivetune.types import Batch
@@ -58,7 +59,7 @@ def find_batch(
         total=total,
         device=learner.compute.device,
         autocast=learner.compute.make_autocast,
-        state_bytes_per_parameter=config.optimizer.state_bytes_per_parameter,
+        state_bytes=count_state_bytes(learner.model, config.optimizer),
     )
     sizes = [size for size in range(1, fit.batch_size + 1) if total % size == 0]
     with translate_oom_errors():

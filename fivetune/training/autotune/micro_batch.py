@@ -8,7 +8,6 @@ kill the process, so a trial runs only if the forecast from smaller trials fits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,7 +34,7 @@ def find_largest_fit(
     store: TokenStore,
     *,
     total: int,
-    state_bytes_per_parameter: float,
+    state_bytes: int,
     device: str,
     autocast: Autocast,
     num_processes: int = 1,
@@ -44,12 +43,12 @@ def find_largest_fit(
 
     Args:
         total: this process's share of the global batch.
+        state_bytes: of the optimizer.
         num_processes: number of processes that share the memory of a CPU.
 
     Raises FiveTuneEnvironmentError if not even one example fits.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
-    state_bytes = ceil(sum(p.numel() for p in trainable) * state_bytes_per_parameter)
     longest = (store.inputs.lengths + store.labels.lengths).argsort()[::-1].tolist()
 
     def trial(size: int) -> int:
