@@ -25,9 +25,24 @@ from fivetune.distributed.world import World
 from fivetune.errors import DataError, FiveTuneError
 from fivetune.model import flat
 from fivetune.model.backend import Forward
-from fivetune.training import loop, train
+from fivetune.model.objective import Objective
+from fivetune.training import loop, setup, train
 from fivetune.training.setup import set_up
 from fivetune.types import Batch
+
+
+def gradients_of_all_losses(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """`gradients` with all options of the loss; a factor replaces dropout, so that R-Drop's passes differ alike."""
+
+    def spread(x: torch.Tensor, rate: float, *, fused: bool = False) -> torch.Tensor:
+        x[len(x) // 2 :] *= 1.1
+        return x
+
+    objective = Objective(label_smoothing=0.1, z_loss=0.01, r_drop=2.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat, "apply_dropout_", spread)
+        patch.setattr(setup, "build_objective", lambda *_: (objective, {}))
+        return gradients(recipe)
 
 
 def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -35,19 +50,19 @@ def gradients(recipe: dict[str, Any]) -> dict[str, torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
     with World.from_environment().connect(cuda=False, timeout_minutes=2) as world:
         config = load_config(recipe)
-        setup = set_up(config, world=world)
+        ready = set_up(config, world=world)
 
         def keep(*_: Any) -> None:
-            stage = find_stage(setup.learner.model)
-            for name, p in setup.learner.model.named_parameters():
+            stage = find_stage(ready.learner.model)
+            for name, p in ready.learner.model.named_parameters():
                 grad = p if p.grad is None else p.grad  # without one on the stages that do not hold the weight
                 seen[name] = (stage.gather_weight(name, grad) if stage else gather_tensor(grad)).detach().clone()
 
-        setup.learner.optimizer.register_step_pre_hook(keep)
-        scored = int(setup.data.stream.get_lengths(0)[1].sum())
+        ready.learner.optimizer.register_step_pre_hook(keep)
+        scored = int(ready.data.stream.get_lengths(0)[1].sum())
         with config.strategy.suppress_warnings():
             update = loop.train_step(
-                setup.learner, setup.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
+                ready.learner, ready.data.stream.build_micro_batches(0), lr=0.0, step=1, num_scored_tokens=scored
             )
         return {**seen, "loss": update.values[0], "norm": update.values[1]}
 
@@ -177,7 +192,9 @@ def run_rank(folder: Path) -> None:
     recipes = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))}
     seen: dict[str, Any] = {}
     for name, recipe in recipes.items():
-        if name.startswith("gradients"):
+        if name.startswith("gradients-losses"):
+            seen[name] = gradients_of_all_losses(recipe)
+        elif name.startswith("gradients"):
             seen[name] = gradients(recipe)
         elif name.startswith("memory"):
             seen[name] = out_of_memory(recipe, name.rpartition("-")[2])

@@ -61,9 +61,12 @@ def load_layers(source: str | Path | Mapping[str, Any], overrides: Mapping[str, 
 
 
 def _refuse_partial_config(path: Path, layers: Layers) -> None:
-    """Raise ConfigError for a run's config.yaml that lacks a section: a run writes all, so the file is truncated."""
+    """Raise ConfigError for a run's config.yaml that lacks its last section: the file is truncated.
+
+    Another missing section is newer than the run.
+    """
     missing = [section for section in RunConfig.model_fields if section not in layers.to_dict()]
-    if missing:
+    if list(RunConfig.model_fields)[-1] in missing:
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         raise ConfigError(
             f"{path}:{num_lines}: the file is truncated: {', '.join(missing)} missing. A run's config.yaml holds every "

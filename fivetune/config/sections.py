@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from fivetune import plugins
 from fivetune.config.data import DataSection
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
+from fivetune.config.loss import LossSection, explain_unsupported_loss
 from fivetune.config.search import SearchSection
 from fivetune.config.tpu import explain_unsupported_tpu
 from fivetune.config.train import TrainSection
@@ -245,6 +246,7 @@ class RunConfig(_Section):
         default_factory=lambda: _parse_schedule(None)
     )
     train: TrainSection = TrainSection()
+    loss: LossSection = LossSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -371,6 +373,15 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
+    def _check_loss(self) -> RunConfig:
+        obstacles = (explain_unsupported_loss(self.loss, task, dropout=self.model.dropout) for task in self.tasks)
+        if obstacle := next(filter(None, obstacles), ""):
+            raise ValueError(obstacle)
+        if self.loss.class_weights and len(self.tasks) > 1:
+            raise ValueError("loss.class_weights weighs the labels of one task, not of a mixture. Remove it")
+        return self
+
+    @model_validator(mode="after")
     def _check_single_lr_source(self) -> RunConfig:
         """Refuse a schedule with an optimizer that computes its own learning rate."""
         if not getattr(self.optimizer, "relative_step", False):
@@ -414,14 +425,17 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _check_metric(self) -> RunConfig:
-        """Refuse an eval.metric that is not a score of the task, such as a count or a threshold."""
-        name = self.eval.metric
-        if name is None:
-            return self
-        allowed = self.task.list_selectable_scores()
-        if name not in allowed:
+        """Refuse a metric that is not a score of the task, such as a count or a threshold."""
+        name, scores = self.eval.metric, self.task.list_selectable_scores()
+        if name is not None and name not in scores:
             raise ValueError(
-                f"eval.metric {name!r} is not a score that can select a checkpoint. {suggest_names(name, allowed)}"
+                f"eval.metric {name!r} is not a score that can select a checkpoint. {suggest_names(name, scores)}"
+            )
+        watched = self.train.early_stopping.metric if self.train.early_stopping else None
+        if watched is not None and watched not in (*scores, "loss"):
+            raise ValueError(
+                f"train.early_stopping.metric {watched!r} is neither a score of task {self.task.plugin_name()} nor "
+                f"loss. {suggest_names(watched, (*scores, 'loss'))}"
             )
         return self
 

@@ -10,6 +10,10 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "optimizer.name": ("adafactor", "adamw"),
     "train.param_groups": ((), []),
     "train.layer_decay": (None,),
+    "loss.label_smoothing": (0.0,),
+    "loss.z_loss": (0.0,),
+    "loss.class_weights": ({},),
+    "loss.r_drop": (0.0,),
     "launch.nnodes": (1,),
     "launch.nproc": (1,),  # one process uses all chips of the machine
     "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from fivetune.config.layers import parse_table
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -33,6 +35,29 @@ class ParamGroup(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="default: that of the optimizer; norms have none"
     )
+
+
+class EarlyStopping(BaseModel):
+    """When a run ends before its last step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    patience: PositiveInt = Field(description="evaluations in a row without improvement")
+    min_delta: Annotated[float, Field(ge=0)] = Field(default=0.0, description="an improvement is larger than this")
+    metric: str | None = Field(default=None, description="a score of the task, or loss; default: eval.metric")
+
+
+def _parse_early_stopping(value: object) -> object:
+    """Convert a patience to a table, and a table of the command line."""
+    value = parse_table(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"patience": value}
+    return value
+
+
+EARLY_STOPPING_SCHEMA = {
+    "anyOf": [{"type": "integer", "minimum": 1}, EarlyStopping.model_json_schema(), {"type": "null"}]
+}
 
 
 class TrainSection(BaseModel):
@@ -81,10 +106,13 @@ class TrainSection(BaseModel):
         default=None,
         description="factor of the learning rate per layer, from the top of each stack down to the embedding; null: 1",
     )
-    early_stopping: PositiveInt | None = Field(
+    early_stopping: Annotated[
+        EarlyStopping | None, BeforeValidator(_parse_early_stopping), WithJsonSchema(EARLY_STOPPING_SCHEMA)
+    ] = Field(
         default=None,
         description="stop after this number of evaluations in a row without improvement (a better score; at equal "
-        "scores a lower loss); null: off",
+        "scores a lower loss), or {patience: 3, min_delta: 0.5, metric: f1}: an improvement is above min_delta (0), "
+        "metric is a score of the task or loss (default: eval.metric); null: off",
     )
     log_every_steps: PositiveInt = Field(default=10, description="steps between two progress lines outside a terminal")
     num_threads: PositiveInt | None = Field(

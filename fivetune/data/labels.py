@@ -165,7 +165,8 @@ def describe_imbalance(counts: Mapping[str, int]) -> str:
     """Return a sentence if the most frequent label is UNEVEN times as frequent as the rarest or more, else "".
 
     >>> describe_imbalance({"high": 700, "low": 50})
-    'labels are uneven: high has 93.3 % of 750 examples, low 6.7 %; accuracy rewards high, macro_f1 weighs all alike'
+    'labels are uneven: high has 93.3 % of 750 examples, low 6.7 %; accuracy rewards high, macro_f1 weighs all alike,
+    as loss.class_weights: balanced does in training'
     >>> describe_imbalance({"high": 60, "low": 40})
     ''
     """
@@ -175,5 +176,6 @@ def describe_imbalance(counts: Mapping[str, int]) -> str:
     total = sum(counts.values())
     return (
         f"labels are uneven: {most} has {counts[most] / total:.1%} of {total:,} examples, "
-        f"{least} {counts[least] / total:.1%}; accuracy rewards {most}, macro_f1 weighs all alike"
+        f"{least} {counts[least] / total:.1%}; accuracy rewards {most}, macro_f1 weighs all alike, "
+        "as loss.class_weights: balanced does in training"
     ).replace("%", " %")

@@ -210,7 +210,7 @@ def list_parts(work: Workload, layout: Layout) -> list[Part]:
 
     The weights of a tied embedding belong to the head, whose gradient is the first.
     """
-    shape, batch = work.shape, layout.get_batch_size(work)
+    shape, batch = work.shape, work.passes * layout.get_batch_size(work)
     inputs, targets = batch * work.num_inputs, batch * work.num_targets
     d, dropped = shape.d_model, _count_position_bytes(work)
     norm = 4 * d + 4

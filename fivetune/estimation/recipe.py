@@ -81,6 +81,7 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         + momentum,
         gathers_state=optimizer.plugin_name() == "adafactor",
         on_gpu=device is not None,
+        passes=2 if config.loss.r_drop else 1,
     )
 
 

@@ -154,17 +154,17 @@ def _compute_tensor_seconds(work: Workload, layout: Layout, machine: Machine) ->
     if layout.heads == 1:
         return 0.0
     shape, group = work.shape, make_group(layout.heads, machine.fabric)
-    examples = work.examples_per_step / layout.copies / layout.count_micro_batches(work)  # of a micro-batch
+    examples = work.passes * work.examples_per_step / layout.copies / layout.count_micro_batches(work)  # a micro-batch
     inputs, targets = (FP32 * shape.d_model * examples * n for n in (work.num_inputs, work.num_targets))
-    passes = 2 if work.recompute else 1
+    forwards = 2 if work.recompute else 1
     in_16_bits = work.matmul_bytes / FP32  # of sums in the forward pass
 
     def reduce(num_bytes: float) -> float:
         return compute_all_reduce_seconds(num_bytes, group, machine.fabric)
 
-    encoder = shape.num_layers * (2 * passes * reduce(in_16_bits * inputs) + 2 * reduce(inputs))
+    encoder = shape.num_layers * (2 * forwards * reduce(in_16_bits * inputs) + 2 * reduce(inputs))
     decoder = shape.num_decoder_layers * (
-        3 * passes * reduce(in_16_bits * targets) + 3 * reduce(targets) + reduce(inputs)
+        3 * forwards * reduce(in_16_bits * targets) + 3 * reduce(targets) + reduce(inputs)
     )
     return layout.count_micro_batches(work) * (encoder + decoder)
 
@@ -173,6 +173,6 @@ def _compute_pipeline_seconds(work: Workload, layout: Layout, machine: Machine) 
     """Activations and gradients that pass the busiest border between two stages, in a step."""
     if layout.stages == 1:
         return 0.0
-    examples = work.examples_per_step / layout.copies
+    examples = work.passes * work.examples_per_step / layout.copies
     num_bytes = FP32 * work.shape.d_model * examples * (work.num_inputs + work.num_targets)
     return 2 * compute_send_seconds(num_bytes, make_group(layout.stages, machine.fabric), machine.fabric)

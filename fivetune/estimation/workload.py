@@ -29,6 +29,7 @@ class Workload:
         state_bytes: of the optimizer for each weight.
         gathers_state: whether an optimizer step needs whole weights, and each rank holds the whole state (Adafactor).
         on_gpu: whether Triton's kernels compute attention and dropout, which then save no weights and no masks.
+        passes: how often a step computes each example: 2 with R-Drop.
     """
 
     shape: ModelShape
@@ -42,6 +43,7 @@ class Workload:
     state_bytes: float = 8.0
     gathers_state: bool = False
     on_gpu: bool = True
+    passes: int = 1
 
     @property
     def tokens_per_step(self) -> int:
@@ -58,10 +60,10 @@ class Workload:
 
     def count_head_flops(self, num_examples: int) -> float:
         """Operations of the output head over so many examples."""
-        return 6.0 * self.shape.table_size * self.num_targets * num_examples
+        return 6.0 * self.shape.table_size * self.num_targets * num_examples * self.passes
 
     def _list_lengths(self, num_examples: int) -> tuple[list[int], list[int]]:
-        return [self.num_inputs] * num_examples, [self.num_targets] * num_examples
+        return [self.num_inputs] * num_examples * self.passes, [self.num_targets] * num_examples * self.passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from fivetune.data.batch import pad
+from fivetune.data.batch import join_batches, pad
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
-from fivetune.types import Batch, PhaseTimer, ignore_phase
+from fivetune.model.objective import PLAIN, Objective, attach_gradient
+from fivetune.types import Batch, JsonTable, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -32,12 +33,14 @@ class Forward:
         why: reason of the choice, for the log and machine.json.
         recompute: save only the inputs of every block, and recompute the rest in the backward pass.
         parts: implementation of norms, dropout and activations of flat tokens.
+        objective: what the gradient of the losses is that of.
     """
 
     kind: ForwardKind
     why: str
     recompute: bool = False
     parts: Parts = "torch"
+    objective: Objective = PLAIN
 
     @property
     def is_fused(self) -> bool:
@@ -51,13 +54,36 @@ class Forward:
     ) -> tuple[Tensor, int]:
         """Compute -log p of every scored label in nats, 0 at other positions, and the number of computed positions.
 
+        With R-Drop both are means of two passes. The gradient is that of `objective`, the values are not.
+
         Args:
             timer: called with the phase that begins: host, copy, forward.
 
-        Returns: losses, [N_tgt] for flat and [B, T] for the other kinds ([B, 2] with a span head); positions.
+        Returns: losses, [N_tgt] for flat and [B, T] for the other kinds ([B, 2] with a span head; [0] of a pipeline
+            stage that is not the last one); positions.
         """
+        passes = self.objective.num_passes
+        losses, num_positions = self._compute_passes(model, self._copy_examples(batch), device=device, timer=timer)
+        if passes > 1:
+            losses = losses.unflatten(0, (passes, len(losses) // passes)).mean(0)
+        if self.objective.class_weights and losses.numel():
+            weights = self.objective.weigh_examples(batch)
+            if self.kind == "flat":
+                weights = weights.repeat_interleave(batch.cu_seqlens_tgt.diff())
+            weights = weights.to(losses.device, non_blocking=True)
+            losses = attach_gradient(losses, losses * (weights if self.kind == "flat" else weights[:, None]))
+        return losses, num_positions // passes
+
+    def _compute_passes(self, model: T5Model, batch: Batch, *, device: str, timer: PhaseTimer) -> tuple[Tensor, int]:
         if self.kind == "flat":
-            losses = compute_flat_losses(model, batch, recompute=self.recompute, fused=self.is_fused, timer=timer)
+            losses = compute_flat_losses(
+                model,
+                batch,
+                recompute=self.recompute,
+                fused=self.is_fused,
+                objective=self.objective,
+                timer=timer,
+            )
             return losses, batch.num_input_tokens + batch.num_target_tokens
         sizes = SIZES if self.kind == "buckets" else None
         timer("host")
@@ -66,10 +92,20 @@ class Forward:
             timer("copy")
             padded = padded.to(device)
         timer("forward")
-        return compute_padded_losses(model, padded), padded.num_positions
+        return compute_padded_losses(model, padded, objective=self.objective), padded.num_positions
+
+    def _copy_examples(self, batch: Batch) -> Batch:
+        """The batch with every example as often as the objective computes it."""
+        passes = self.objective.num_passes
+        return join_batches([batch] * passes) if passes > 1 else batch
+
+    def as_facts(self) -> JsonTable:
+        """The fields by which a resumed run computes as it began; the objective is in its recipe."""
+        return {"kind": self.kind, "why": self.why, "recompute": self.recompute, "parts": self.parts}
 
     def count_rows(self, batch: Batch) -> tuple[int, int]:
         """Count the rows of the encoder's and of the decoder's activations."""
+        batch = self._copy_examples(batch)
         if self.kind == "flat":
             return batch.num_input_tokens, batch.num_target_tokens
         padded = pad(batch, pad_id=0, sizes=SIZES if self.kind == "buckets" else None)

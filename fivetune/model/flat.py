@@ -40,6 +40,7 @@ from fivetune.model.layers import (
     rms_norm,
 )
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.model.objective import PLAIN, Objective
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
@@ -73,7 +74,13 @@ def explain_unsupported_model(model: T5Model, device: str = "cpu") -> str:
 
 
 def compute_flat_losses(
-    model: T5Model, batch: Batch, *, recompute: bool = False, fused: bool = False, timer: PhaseTimer = ignore_phase
+    model: T5Model,
+    batch: Batch,
+    *,
+    recompute: bool = False,
+    fused: bool = False,
+    objective: Objective = PLAIN,
+    timer: PhaseTimer = ignore_phase,
 ) -> Tensor:
     """Compute the negative log-likelihood of every label (teacher forcing); with dropout in training mode.
 
@@ -82,6 +89,7 @@ def compute_flat_losses(
         batch: on the host; its tensors are copied to the model's device.
         recompute: save only the input of every block and recompute the block in the backward pass (exact).
         fused: compute norms, dropout and activations by Triton's kernels where these support the device and dtype.
+        objective: what the gradient of the losses is that of.
         timer: called with the phase that begins: copy, forward.
 
     Returns: [N_tgt] fp32, in nats; of a pipeline stage that is not the last one, [0].
@@ -96,7 +104,7 @@ def compute_flat_losses(
     shifted = shift_right_flat(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
     ids = torch.cat([batch.input_ids, shifted]).to(device, non_blocking=True)
     timer("forward")
-    return compute_device_losses(model, ids, labels, source, target, recompute=recompute)
+    return compute_device_losses(model, ids, labels, source, target, recompute=recompute, objective=objective)
 
 
 def compute_device_losses(
@@ -107,6 +115,7 @@ def compute_device_losses(
     target: SequenceBounds,
     *,
     recompute: bool = False,
+    objective: Objective = PLAIN,
 ) -> Tensor:
     """`compute_flat_losses` for tensors on the device; on CUDA without host synchronisation.
 
@@ -114,23 +123,29 @@ def compute_device_losses(
         ids: [N_src + N_tgt], the encoder's inputs, then the decoder's.
         labels: [N_tgt].
     """
-    return call_gathered(model, _compute_losses, ids, labels, source, target, recompute)
+    return call_gathered(model, _compute_losses, ids, labels, source, target, recompute, objective)
 
 
 def _compute_losses(
-    model: T5Model, ids: Tensor, labels: Tensor, source: SequenceBounds, target: SequenceBounds, recompute: bool
+    model: T5Model,
+    ids: Tensor,
+    labels: Tensor,
+    source: SequenceBounds,
+    target: SequenceBounds,
+    recompute: bool,
+    objective: Objective,
 ) -> Tensor:
     if stage := find_stage(model):
-        return _compute_stage(model, stage, ids, labels, source, target, recompute)
+        return _compute_stage(model, stage, ids, labels, source, target, recompute, objective)
     if not get_family(model.config).t5_blocks:
-        return compute_gemma_losses(model, ids, labels, source, target, recompute)
+        return compute_gemma_losses(model, ids, labels, source, target, recompute, objective)
     tied_gradient = TiedGradient()
     # Gathered weights may be in bf16; the sums of the residual stream are in fp32.
     embedded = embed(model.shared.weight, ids, tied_gradient).float()
     inputs, outputs = embedded.split([len(ids) - len(labels), len(labels)])
     encoded = run_encoder(model.encoder, inputs, source, recompute=recompute)
     decoded = run_decoder(model.decoder, outputs, target, encoded, source, recompute=recompute)
-    return _compute_head(model, decoded, labels, tied_gradient)
+    return _compute_head(model, decoded, labels, tied_gradient, objective)
 
 
 def _compute_stage(
@@ -141,6 +156,7 @@ def _compute_stage(
     source: SequenceBounds,
     target: SequenceBounds,
     recompute: bool,
+    objective: Objective,
 ) -> Tensor:
     """Compute the blocks of a pipeline stage from the activations of the stage before, and send the results.
 
@@ -162,14 +178,17 @@ def _compute_stage(
     if not stage.is_last:
         stage.send(x, y)
         return x.new_zeros(0)
-    return _compute_head(model, y, labels, tied_gradient if stage.starts_decoder else None)
+    return _compute_head(model, y, labels, tied_gradient if stage.starts_decoder else None, objective)
 
 
-def _compute_head(model: T5Model, decoded: Tensor, labels: Tensor, tied_gradient: TiedGradient | None) -> Tensor:
+def _compute_head(
+    model: T5Model, decoded: Tensor, labels: Tensor, tied_gradient: TiedGradient | None, objective: Objective
+) -> Tensor:
     if should_scale_output(model.config):
         decoded = decoded * compute_output_scale(model.config)
     head = model.lm_head.weight
-    return compute_head_losses(decoded, head, labels, tied_gradient if head is model.shared.weight else None)
+    tied = tied_gradient if head is model.shared.weight else None
+    return compute_head_losses(decoded, head, labels, tied, objective=objective)
 
 
 def find_nonfinite_block(model: T5Model, compute_losses: Callable[[], Tensor]) -> str | None:

@@ -28,6 +28,7 @@ from fivetune.model.layers import (
     rms_norm,
 )
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.model.objective import Objective
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -53,7 +54,13 @@ def explain_unsupported_gemma(model: T5Model, device: str) -> str:
 
 
 def compute_gemma_losses(
-    model: T5Model, ids: Tensor, labels: Tensor, source: SequenceBounds, target: SequenceBounds, recompute: bool
+    model: T5Model,
+    ids: Tensor,
+    labels: Tensor,
+    source: SequenceBounds,
+    target: SequenceBounds,
+    recompute: bool,
+    objective: Objective,
 ) -> Tensor:
     """The arguments and the result of `flat.compute_device_losses`."""
     encoder, decoder = _find_stacks(model)
@@ -65,7 +72,7 @@ def compute_gemma_losses(
         run = partial(_run_merged_layer, memory=encoded, source=source, order=_order_keys(source, target))
     decoded = _run_stack(decoder, _embed(decoder, outputs, tied_gradient), target, recompute, run)
     tied = tied_gradient if head is decoder.embed_tokens.weight else None
-    return compute_head_losses(decoded, head, labels, tied, cap=get_logit_cap(model.config))
+    return compute_head_losses(decoded, head, labels, tied, cap=get_logit_cap(model.config), objective=objective)
 
 
 def _find_stacks(model: T5Model) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """The padded forward: token losses by transformers' own modules.
 
-In: a model and a PaddedBatch. Out: -log p of every label in nats, 0 at positions that are not scored.
+In: a model and a PaddedBatch. Out: -log p of every label in nats, 0 at positions that are not scored, with the
+gradient of the objective (`objective.py`).
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
 from fivetune.model.family import get_logit_cap
+from fivetune.model.objective import PLAIN, Objective, compute_token_losses
 from fivetune.model.span_head import compute_span_losses
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def shift_right(labels: Tensor, *, start_id: int, pad_id: int) -> Tensor:
     return shifted.masked_fill(shifted == IGNORE_INDEX, pad_id)
 
 
-def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs: object = None) -> Tensor:
+def compute_padded_losses(
+    model: T5Model, batch: PaddedBatch, *, encoder_outputs: object = None, objective: Objective = PLAIN
+) -> Tensor:
     """Compute the negative log-likelihood of every label (teacher forcing).
 
     Returns: [B, T] fp32, in nats; 0 at labels of -100; for a model with a span head [B, 2].
@@ -45,9 +48,7 @@ def compute_padded_losses(model: T5Model, batch: PaddedBatch, *, encoder_outputs
         decoder_input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
         use_cache=False,
     )
-    logits = output.logits.float()
-    nats = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
-    return nats.view_as(batch.labels)
+    return compute_token_losses(output.logits.float(), batch.labels, objective)
 
 
 def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Embedding lookup and output head with cross-entropy; a tied table receives a single gradient.
 
-In: ids, hidden states [N, d], a table [V, d]. Out: embeddings [N, d]; -log p of every label [N], in nats.
+In: ids, hidden states [N, d], a table [V, d]. Out: embeddings [N, d]; -log p of every label [N], in nats, with the
+gradient of the objective (`objective.py`).
 Logits are computed in chunks unless they are small: mT5 has 250,112 of them per token.
 """
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from fivetune.model.objective import PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
         table_dtype: torch.dtype
         rows: int
         cap: float | None
+        objective: Objective
 
     class _TableGrad(Protocol):
         def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
@@ -76,18 +79,28 @@ def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
 
 
 def compute_head_losses(
-    hidden: Tensor, head: Tensor, labels: Tensor, tied_gradient: TiedGradient | None, *, cap: float | None = None
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    tied_gradient: TiedGradient | None,
+    *,
+    cap: float | None = None,
+    objective: Objective = PLAIN,
 ) -> Tensor:
-    """-log softmax(hidden head^T)[label], [N] fp32.
+    """-log softmax(hidden head^T)[label] with the gradient of the objective, [N] fp32.
 
     Args:
         hidden: [N, d]. head: [V, d]. labels: [N], every one scored.
         tied_gradient: receives the gradient of a tied head; None for an untied one.
         cap: bound of the logits, cap tanh(logits / cap); None: not bounded.
+        objective: with R-Drop, N counts the tokens of both passes, those of the second after those of the first.
     """
     kind = get_matmul_dtype(hidden.device)
+    if objective.r_drop:  # a chunk holds both passes of its tokens
+        hidden, labels = (each.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for each in (hidden, labels))
     with suppress_autocast(hidden.device):
-        return LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient, cap)
+        nats = LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient, cap, objective)
+    return nats.unflatten(0, (-1, 2)).t().flatten() if objective.r_drop else nats
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -104,9 +117,11 @@ class LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         tied_gradient: TiedGradient | None,
         cap: float | None,
+        objective: Objective,
     ) -> Tensor:
         ctx.parameter = head
-        rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head)), head.dtype
+        step = objective.num_passes
+        rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head) // step) * step, head.dtype
         head = head.to(hidden.dtype)
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
@@ -118,7 +133,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if keeps:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, labels, torch.cat(norms), *kept)
-        ctx.rows, ctx.tied_gradient, ctx.cap = rows, tied_gradient, cap
+        ctx.rows, ctx.tied_gradient, ctx.cap, ctx.objective = rows, tied_gradient, cap, objective
         return torch.cat(nats)
 
     @staticmethod
@@ -130,9 +145,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)
-            share = logits.float().sub(norm[:, None]).exp_()
-            share.scatter_add_(1, targets[:, None], torch.full_like(norm, -1)[:, None])
-            share = share.mul_(weight[:, None])
+            share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective)
             if ctx.cap is not None:
                 share.addcmul_(share, (logits.float() / ctx.cap).square_(), value=-1)
             share = share.to(head.dtype)
@@ -143,7 +156,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
         if ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
-        return of_hidden, of_head, None, None, None
+        return of_hidden, of_head, None, None, None, None
 
 
 def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.layout import PLAN
@@ -29,6 +30,7 @@ class Plan:
         eval_every_steps, checkpoint_every_steps: at least 1; the last step always has both.
         max_new_tokens: generation cap; None without evaluation data.
         lr: peak learning rate; None where the optimizer computes its own.
+        class_weights: factor of the loss by label; {} without loss.class_weights.
     """
 
     batch_size: int
@@ -37,6 +39,7 @@ class Plan:
     checkpoint_every_steps: int
     max_new_tokens: int | None = None
     lr: float | None = None
+    class_weights: dict[str, float] = field(default_factory=dict[str, float])
 
     def with_batch_size(self, batch_size: int) -> Plan:
         """Return the plan with another micro-batch, the only number that may change during a run.
@@ -85,7 +88,10 @@ def _parse_plan(path: Path) -> Plan | None:
             raise _build_damage_error(path, f"{name} is {found[name]!r}, not a whole number from 1 on")
     if found["lr"] is not None and not isinstance(found["lr"], int | float):
         raise _build_damage_error(path, f"lr is {found['lr']!r}, not a number")
-    return Plan(**{name: found[name] for name in (*COUNTS, *OPTIONAL)})
+    weights: object = found.get("class_weights", {})
+    if not isinstance(weights, dict):
+        raise _build_damage_error(path, f"class_weights is {weights!r}, not a table")
+    return Plan(**{name: found[name] for name in (*COUNTS, *OPTIONAL)}, class_weights=cast("dict[str, float]", weights))
 
 
 def _build_damage_error(path: Path, reason: str) -> RunDirError:

@@ -25,7 +25,6 @@ from fivetune.distributed.world import (
     refuse_wrong_world_size,
 )
 from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
-from fivetune.model.load import describe_parameters
 from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import (
     DATA,
@@ -51,14 +50,13 @@ from fivetune.training.card import build_model_card
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
 from fivetune.training.loop import (
     Training,
-    describe_early_stop,
     format_resume_command,
     measure_phase,
     run_evaluation,
     run_training_loop,
     warn_once,
 )
-from fivetune.training.machine import describe_machine
+from fivetune.training.machine import describe_machine, format_headline
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
     add_part,
@@ -86,6 +84,7 @@ from fivetune.training.setup import (
 from fivetune.training.shared import refuse_separate_folders
 from fivetune.training.signals import StopNowError, StopRequest
 from fivetune.training.sources import with_data_labels
+from fivetune.training.stopping import describe_stop
 from fivetune.training.update import make_nonfinite_flag
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
     uploader = Uploader(url, run.path, keep=keep, start_step=state.step, world=world)
     training.uploader = uploader
     warn = partial(warn_once, training)
-    training.progress.log(_format_headline(setup, state))
+    training.progress.log(format_headline(setup, state.step))
     try:
         for name in setup.config.report.sinks if world.is_first else ():
             sink = plugins.load_plugin("sinks", name)()
@@ -325,7 +324,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
         finally:
             training.writer.wait()  # an error of a step does not lose the checkpoint that is being written
         uploader.finish(training.progress.log, warn)
-        if why := describe_early_stop(training):
+        if why := describe_stop(state, setup.config.train.early_stopping, training.plan.num_steps):
             training.progress.log(why)
         incomplete = _export_model(training)
         with measure_phase(training, "checkpoint"):
@@ -394,7 +393,9 @@ def _load_progress(
             message := describe_other_evaluation(state.best, setup.metric, before, owner)
         ):
             _warn(run, progress, message)
-            state.best, state.num_evals_without_improvement = None, 0
+            state.best, state.improved, state.num_evals_without_improvement = None, None, 0
+        if state.improved and state.improved.metric != setup.watched_metric:  # early stopping counts from here
+            state.improved, state.num_evals_without_improvement = None, 0
     if resume:
         for message in run.truncate_after(state.step):
             _warn(run, progress, message)
@@ -449,19 +450,6 @@ def _export_model(training: Training) -> str | None:
             run_id=training.owner.run_id,
         )
     return incomplete
-
-
-def _format_headline(setup: Setup, state: TrainingProgress) -> str:
-    config, learner, compute = setup.config, setup.learner, setup.learner.compute
-    devices = compute.name
-    if learner.world.size > 1:
-        kind = devices.partition(":")[0]
-        devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
-    return (
-        f"{setup.plan.num_steps - state.step:,} steps of {config.train.examples_per_step} examples "
-        f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
-        f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
-    )
 
 
 @contextlib.contextmanager

@@ -54,7 +54,8 @@ class TrainingProgress:
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
         best: the best evaluation so far; None before the first one.
-        num_evals_without_improvement: number of evaluations since the last improvement.
+        improved: the evaluation that train.early_stopping counts from; its score may be another one.
+        num_evals_without_improvement: number of evaluations since then.
         seconds: wall-clock seconds by phase, over all resumes.
     """
 
@@ -62,6 +63,7 @@ class TrainingProgress:
     best: BestEval | None = None
     num_evals_without_improvement: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    improved: BestEval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +240,7 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
         step, best, seconds, owner = table["step"], table["best"], table["seconds"], table.get("owner", {})
         if type(step) is not int or str(step) != path.name.removesuffix(".damaged"):
             raise ValueError(f"step is {step!r}")
-        if best is not None:
-            best = BestEval(best["step"], best["metric"], best["score"], best.get("loss"))
-            is_step = type(best.step) is int and 0 < best.step <= step
-            if not (is_step and _is_number(best.score) and (best.loss is None or _is_number(best.loss))):
-                raise ValueError(f"best is {best!r}")
+        best, improved = _parse_eval(best, "best", step), _parse_eval(table.get("improved", best), "improved", step)
         num_without_improvement = table["num_evals_without_improvement"]
         if type(num_without_improvement) is not int or num_without_improvement < 0:
             raise ValueError(f"num_evals_without_improvement is {num_without_improvement!r}")
@@ -257,9 +255,19 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             eval_data=str(owner.get("eval_data", "")),
             eval_settings=dict(owner.get("eval_settings", {})),
         )
-        return TrainingProgress(step, best, num_without_improvement, seconds), found
+        return TrainingProgress(step, best, num_without_improvement, seconds, improved), found
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
+
+
+def _parse_eval(table: JsonTable | None, name: str, step: int) -> BestEval | None:
+    if table is None:
+        return None
+    found = BestEval(table["step"], table["metric"], table["score"], table.get("loss"))
+    is_step = type(found.step) is int and 0 < found.step <= step
+    if not (is_step and _is_number(found.score) and (found.loss is None or _is_number(found.loss))):
+        raise ValueError(f"{name} is {found!r}")
+    return found
 
 
 def find_state_damage(path: Path) -> str | None:

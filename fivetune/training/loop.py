@@ -49,6 +49,7 @@ from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
+from fivetune.training.stopping import count_evaluation, is_exhausted
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
@@ -210,7 +211,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
         num_examples_seen=stream.count_examples_before(state.step),
         starved=stream.num_starved > num_starved,
     )
-    flops = count_model_flops(learner.model, *lengths)
+    flops = count_model_flops(learner.model, *(n.repeat(learner.forward.objective.num_passes) for n in lengths))
     training.pending_steps.append(
         PendingStep(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record)
     )
@@ -280,10 +281,16 @@ def evaluate_model(training: Training) -> None:
     before, found = state.best, build_best_eval(record, setup.metric)
     maximized = is_maximized(setup.config.task.metrics, setup.metric)
     if state.step > 0 and (before is None or is_better_eval(found, before, higher_is_better=maximized)):
-        if before is None or (found.score, found.loss) != (before.score, before.loss):
-            state.num_evals_without_improvement = -1
         state.best = found
-    state.num_evals_without_improvement += state.step > 0
+    if state.step > 0:
+        rule, watched = setup.config.train.early_stopping, setup.watched_metric
+        count_evaluation(
+            state,
+            record,
+            metric=watched,
+            min_delta=rule.min_delta if rule else 0.0,
+            higher_is_better=watched != "loss" and is_maximized(setup.config.task.metrics, watched),
+        )
     training.run.update_status(step=state.step, best=asdict(state.best) if state.best else None)
     last = training.evals[-1] if training.evals else None
     if last and record.loss is not None and record.loss == last.loss and record.split == last.split:
@@ -408,21 +415,8 @@ def is_evaluation_due(training: Training) -> bool:
 
 
 def is_stopped_early(training: Training) -> bool:
-    """Whether train.early_stopping evaluations in a row brought no improvement."""
-    patience = training.setup.config.train.early_stopping
-    return patience is not None and training.state.num_evals_without_improvement >= patience
-
-
-def describe_early_stop(training: Training) -> str:
-    """The reason why the run stopped before its last step; empty if it did not."""
-    state = training.state
-    if state.step == training.plan.num_steps or not is_stopped_early(training) or state.best is None:
-        return ""
-    return (
-        f"stopped early after step {state.step:,} of {training.plan.num_steps:,}: no evaluation was better than that "
-        f"of step {state.best.step:,} ({state.best.metric} {state.best.score:.2f}) in "
-        f"{state.num_evals_without_improvement} evaluations (train.early_stopping)"
-    )
+    """Whether train.early_stopping ends the run now."""
+    return is_exhausted(training.state, training.setup.config.train.early_stopping)
 
 
 def is_checkpoint_due(training: Training) -> bool:

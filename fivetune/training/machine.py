@@ -1,6 +1,6 @@
-"""The facts of machine.json: device, forward, size of the model, strategy and command of a run.
+"""The facts of machine.json: device, forward, size of the model, strategy and command of a run; its first line.
 
-In: a Setup. Out: a table.
+In: a Setup. Out: a table, a text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fivetune.model.load import count_parameters
+from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops
+from fivetune.training.objective import describe_loss
 
 if TYPE_CHECKING:
     from fivetune.training.setup import Setup
@@ -25,7 +26,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     return {
         **collect_machine_info(compute.kind if compute.num_chips else compute.device),
         "precision": compute.precision,
-        "forward": asdict(learner.forward),
+        "forward": learner.forward.as_facts(),
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
         "attention": learner.forward.describe_attention(learner.model, compute.device),
         "num_threads": torch.get_num_threads(),
@@ -42,3 +43,19 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "command": command,
         "working_directory": os.getcwd(),
     }
+
+
+def format_headline(setup: Setup, step: int) -> str:
+    """Describe what a run computes from `step` on: steps, model, device, forward and the options of its loss."""
+    config, learner, compute = setup.config, setup.learner, setup.learner.compute
+    devices = compute.name
+    if learner.world.size > 1:
+        kind = devices.partition(":")[0]
+        devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
+    options = describe_loss(config.loss, setup.plan.class_weights)
+    return (
+        f"{setup.plan.num_steps - step:,} steps of {config.train.examples_per_step} examples "
+        f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
+        f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
+        f"{f'; loss with {options}' if options else ''}"
+    )

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -87,7 +87,7 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
         run_id=read_run_id(folder),
         settings={key: value for key, value in flat.items() if not _is_changeable(key)},
         data=setup.data.stream.store.fingerprint,
-        forward=asdict(setup.learner.forward),
+        forward=setup.learner.forward.as_facts(),
     )
     evaluator = setup.data.evaluator
     if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings

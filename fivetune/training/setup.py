@@ -9,7 +9,7 @@ import os
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -48,6 +48,7 @@ from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
+from fivetune.training.objective import build_objective, weigh_labels
 from fivetune.training.plan import decide_plan
 from fivetune.training.sources import check_sources, find_sources, with_data_labels
 
@@ -101,6 +102,12 @@ class Setup:
         """Name of the score that selects the best checkpoint."""
         return self.config.eval.metric or self.config.task.main_metric
 
+    @property
+    def watched_metric(self) -> str:
+        """Name of the score that train.early_stopping watches, or loss."""
+        rule = self.config.train.early_stopping
+        return (rule and rule.metric) or self.metric
+
     def start_step(self, step: int) -> float | None:
         """Freeze and unfreeze weights for a 0-based step; returns its learning rate."""
         if self.unfreezing:
@@ -135,6 +142,7 @@ def set_up(
     with world.run_rank_zero_first("sources"):
         check_sources(config)
         config = with_data_labels(config)
+        weigh_labels(config, {})  # refuses unknown labels before the model is loaded
     loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
     data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips)
@@ -142,7 +150,8 @@ def set_up(
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
     forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
-    forward = world.broadcast_object(forward)
+    objective, class_weights = build_objective(config, model, loaded.tokenizer, data.stream.store.summary)
+    forward = replace(world.broadcast_object(forward), objective=objective)
     forward.prepare(model)
     fit = None
     if config.train.batch_size == "auto":
@@ -166,6 +175,7 @@ def set_up(
         steps_per_epoch=data.stream.steps_per_epoch,
         lr=get_peak_lr(optimizer),
         max_new_tokens=data.evaluator.decoding.max_new_tokens if data.evaluator else None,
+        class_weights=class_weights,
     )
     unfreezing = Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None
     return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing)

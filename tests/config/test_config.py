@@ -366,7 +366,7 @@ def _one_edit(word: str) -> st.SearchStrategy[str]:
 def test_aliases_lead_to_settings_that_exist():
     columns = {f"data.columns.{name}" for name in ("question", "context", "answer")}
     adamw = {f"optimizer.{name}" for name in ("beta2", "eps")}
-    assert set(ALIASES.values()) <= {*ALL_KEYS, *columns, *adamw, "device"}
+    assert set(ALIASES.values()) <= {*ALL_KEYS, *columns, *adamw, "train.early_stopping.patience", "device"}
     assert set(VALUE_ALIASES) <= set(ALIASES)
     tables = [set(ALIASES), set(UNCHANGED), set(NO_EFFECT), set(NO_EQUIVALENT)]
     assert sum(map(len, tables)) == len(set.union(*tables))
@@ -391,6 +391,11 @@ def test_every_argument_of_transformers_is_understood():
         ({"auto_find_batch_size": True, "train.global_batch_size": 8}, {"train.batch_size": "auto"}),
         ({"version_2_with_negative": False}, {"task.name": "squad"}),
         ({"metric_for_best_model": "eval_exact_match"}, {"eval.metric": "exact"}),
+        ({"label_smoothing_factor": 0.1, "early_stopping_threshold": 0}, {"loss.label_smoothing": 0.1}),
+        (
+            {"early_stopping_patience": 3},
+            {"train.early_stopping": {"patience": 3, "min_delta": 0.0, "metric": None}},
+        ),
         ({"warmup_steps": 0.1}, {"schedule.warmup_fraction": 0.1}),
         ({"ddp_timeout": 600, "cache_dir": "c"}, {"launch.timeout_minutes": 10, "data.cache_dir": "c"}),
         ({"do_train": True, "predict_with_generate": True, "dataloader_num_workers": 4, "bf16": False}, {}),
@@ -417,7 +422,7 @@ def test_transformers_arguments_arrive(arguments, settings):
         ("--overwrite_output_dir", "Write --overwrite, which moves the old run aside."),
         ("--do_predict", "After training: fivetune predict RUN --input FILE."),
         ("--lora true", "Adapters (LoRA) are not offered"),
-        ("--label_smoothing_factor 0.1", "Label smoothing is not offered"),
+        ("--early_stopping_threshold 0.1", "Set train.early_stopping.min_delta, in points of the score (0 to 100)."),
         ("--global_batch_size 8", "global_batch_size is not a setting. Did you mean train.global_batch_size?"),
         ("--batch-size 8", "batch-size is not a setting. Did you mean train.batch_size or eval.batch_size?"),
         ("--learning_rat 1", "Did you mean learning_rate (transformers' name of optimizer.lr)?"),

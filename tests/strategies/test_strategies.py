@@ -346,7 +346,12 @@ def run_two(family_folders: dict[str, Path], folder: Path) -> Together:
     table = {**recipe(folder, family_folders["t5"], "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
     alone["adafactor"] = train_alone(table)
     alone["early"] = train_alone(stopping_early(folder, family_folders["t5"], "single", 1))
+    alone["gradients-losses"] = several_processes.gradients_of_all_losses(
+        recipe(folder, family_folders["t5"], "alone-losses", "single", 1)
+    )
     for strategy in SEVERAL:
+        table = recipe(folder, family_folders["t5"], f"losses-{strategy}", strategy, 2)
+        (folder / f"gradients-losses-{strategy}.yaml").write_text(yaml.safe_dump(table))
         table = stopping_early(folder, family_folders["t5"], strategy, 2)
         (folder / f"early-{strategy}.yaml").write_text(yaml.safe_dump(table))
         for family in FAMILIES:
@@ -430,6 +435,16 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
         assert found.keys() == expected.keys()
         worst = max((found[name] - expected[name]).abs().max().item() for name in expected)
         assert worst < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_gradients_of_all_losses_are_those_of_one_process(together, strategy):
+    expected, plain = together.alone["gradients-losses"], together.alone["gradients-t5"]
+    for seen in together.seen:
+        found = seen[f"gradients-losses-{strategy}"]
+        assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 1e-6
+    assert max((plain[name] - expected[name]).abs().max().item() for name in expected) > 1e-3
 
 
 @pytest.mark.slow

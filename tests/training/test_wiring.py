@@ -34,6 +34,7 @@ ACTING: dict[str, Any] = {
     "train.num_steps": 7, "train.batch_size": 2, "train.global_batch_size": 4, "train.precision": "bf16",
     "train.forward": "padded", "train.recompute": True, "train.max_grad_norm": 0.1,
     "train.param_groups": [{"match": "encoder", "lr": 0.1}], "train.layer_decay": 0.5,
+    "loss.label_smoothing": 0.1, "loss.z_loss": 1e-2, "loss.r_drop": 1.0,
     "eval.every_steps": 2, "eval.batch_size": 3, "eval.suppress_sentinels": False, "eval.max_new_tokens": 4,
     "eval.min_new_tokens": 3, "eval.num_beams": 2, "eval.num_candidates": 3, "eval.length_penalty": 2.0,
     "eval.repetition_penalty": 1.5, "eval.metric": "exact", "checkpoint.every_steps": 1,
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",
+    "loss.class_weights",  # tests/training/test_losses.py
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
     "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "checkpoint.background",

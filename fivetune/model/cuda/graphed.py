@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fivetune.model.cuda.optimizer import NORM, POWER1, POWER2, STEPS, FlatAdamW
 from fivetune.model.cuda.static_step import Buckets, CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
+from fivetune.model.objective import PLAIN, Objective
 from fivetune.types import Autocast, Batch, TorchState
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class GraphedUpdate:
         record: as in CapturedStep; None launches every step.
         training: run the model in training mode, with dropout.
         fused: compute norms, dropout and activations by Triton's kernels, as the launched steps do.
+        objective: of every token; neither R-Drop nor class weights.
 
     Attributes:
         nonfinite_flag: [] fp32 on the device, set to 1 at the first non-finite step; from then on no update is applied.
@@ -109,9 +111,10 @@ class GraphedUpdate:
         record: GraphRecorder | None,
         training: bool = True,
         fused: bool = False,
+        objective: Objective = PLAIN,
         warm_up: int = 3,
     ) -> None:
-        self.fused = fused
+        self.fused, self.objective = fused, objective
         self.model, self.optimizer, self.autocast, self.training = model, optimizer, autocast, training
         self.total, self.nonfinite_flag = (torch.zeros((), device=device) for _ in range(2))
         self.steps = CapturedStep(
@@ -141,7 +144,7 @@ class GraphedUpdate:
 
     def _step(self, static: StaticBatch, last: bool) -> Tensor:
         with self.autocast():
-            nats = compute_static_losses(self.model, static, fused=self.fused)
+            nats = compute_static_losses(self.model, static, fused=self.fused, objective=self.objective)
         loss = (nats * static.weights).sum()
         loss.backward()
         self.total.add_(loss.detach())

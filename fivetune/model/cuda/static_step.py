@@ -22,6 +22,7 @@ from torch import Tensor
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.attention import SequenceBounds
 from fivetune.model.flat import compute_device_losses, shift_right_flat
+from fivetune.model.objective import PLAIN, Objective
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ class StaticBatch:
         self.weights = weights.view(torch.float64)
 
 
-def compute_static_losses(model: T5Model, static: StaticBatch, *, fused: bool = False) -> Tensor:
+def compute_static_losses(
+    model: T5Model, static: StaticBatch, *, fused: bool = False, objective: Objective = PLAIN
+) -> Tensor:
     """`compute_flat_losses` of static buffers: [num_targets] fp32; the losses of filler labels are meaningless.
 
     It reads nothing back to the host and no shape depends on the data, so that a CUDA graph can capture it.
@@ -106,7 +109,12 @@ def compute_static_losses(model: T5Model, static: StaticBatch, *, fused: bool = 
     source = SequenceBounds(static.cu_seqlens_src, static.longest_input, fused=fused)
     target = SequenceBounds(static.cu_seqlens_tgt, static.longest_target, fused=fused)
     return compute_device_losses(
-        model, torch.cat([static.input_ids, static.decoder_ids]), static.labels, source, target
+        model,
+        torch.cat([static.input_ids, static.decoder_ids]),
+        static.labels,
+        source,
+        target,
+        objective=objective,
     )
 
 

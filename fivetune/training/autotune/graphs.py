@@ -83,6 +83,8 @@ def find_graph_obstacle(setup: Setup) -> str:
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
         (bool(config.train.param_groups or config.train.layer_decay), "train.param_groups or layer_decay is set"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
+        (bool(forward.objective.r_drop), "loss.r_drop computes every example twice"),
+        (bool(forward.objective.class_weights), "loss.class_weights is set"),
         (forward.recompute, "train.recompute keeps random states on the host"),
     )
     return next((reason for holds, reason in facts if holds), "")
@@ -234,6 +236,7 @@ def _build_graphs(
         record=recorder,
         training=training,
         fused=learner.forward.is_fused,
+        objective=learner.forward.objective,
         warm_up=warm_up,
     )
 

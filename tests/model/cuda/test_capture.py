@@ -22,6 +22,7 @@ from fivetune import rundir
 from fivetune.errors import ConfigError, NumericError
 from fivetune.model.cuda import dispatch
 from fivetune.model.cuda.optimizer import FlatAdamW
+from fivetune.model.objective import PLAIN, Objective
 from fivetune.training import checkpoint, train
 from fivetune.training.autotune import graphs as capture
 from fivetune.training.autotune.graphs import decide_graphs, find_graph_obstacle
@@ -86,6 +87,19 @@ def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
     assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
 
 
+def test_graphs_minimise_the_same_objective(tmp_path, model_folder):
+    """The loss is plain in both, and the norms of the gradients are compared."""
+    setup = ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1})
+    learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
+    assert chosen and chosen.on and learner.graphs
+    learner.graphs.objective = PLAIN
+    norms = [
+        train_step(one, setup.data.stream.build_micro_batches(0), lr=0.0, step=1).grad_norm
+        for one in (learner, ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1}).learner)
+    ]
+    assert abs(norms[0] - norms[1]) > 0.02 * norms[1]
+
+
 def wrong():
     return lambda function: lambda: 1.5 * function()
 
@@ -145,6 +159,12 @@ def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
     assert find_graph_obstacle(recomputing) == "train.recompute keeps random states on the host"
     half = with_learner(setup, compute=replace(setup.learner.compute, precision="fp16"))
     assert find_graph_obstacle(half) == "the precision is fp16, not bf16 or fp32"
+    for options, reason in (
+        ({"r_drop": 1.0}, "loss.r_drop computes every example twice"),
+        ({"class_weights": {(1,): 2.0}}, "loss.class_weights is set"),
+    ):
+        other = with_learner(setup, forward=replace(setup.learner.forward, objective=Objective(**options)))
+        assert find_graph_obstacle(other) == reason
     monkeypatch.setattr(capture, "supports_graphs", lambda device: False)
     assert find_graph_obstacle(setup) == "the device is cpu, which has no CUDA graphs"
     assert decide_graphs(setup) == (setup.learner, None)

@@ -1,0 +1,116 @@
+"""The objective of a training step: its gradient is that of token losses whose values remain -log p.
+
+In: logits and labels. Out: losses with the value of the negative log-likelihood and the gradient of the objective, or
+that gradient itself. So the recorded losses of runs with different options can be compared.
+
+    objective of a token = (1 - e) nll + e / V sum_v(-log p_v) + z log(Z)^2
+    with R-Drop          = mean of both passes' objectives + alpha / 4 (KL(P1 || P2) + KL(P2 || P1))
+
+e is label smoothing (Szegedy et al. 2016, as in torch), z the z-loss on the log-partition log Z of the logits (Mesh
+TensorFlow; PaLM, Chowdhery et al. 2022), R-Drop (Liang et al. 2021) the divergence of two passes with different
+dropout: half the paper's loss, so that alpha has its meaning and the rate need not change. A class weight multiplies
+the sum of an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fivetune.data.batch import IGNORE_INDEX
+from fivetune.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Options of the objective; 0 or an empty table is off.
+
+    Args:
+        label_smoothing: share of the target probability that is spread over all tokens, from 0 to below 1.
+        z_loss: factor of log(Z)^2.
+        r_drop: alpha of R-Drop; the batch has every example twice, the second copies after all first ones.
+        class_weights: factor of an example's gradient by the token ids of its target; others have 1.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    r_drop: float = 0.0
+    class_weights: Mapping[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+
+    @property
+    def num_passes(self) -> int:
+        """How often an example is computed in a step."""
+        return 2 if self.r_drop else 1
+
+    def weigh_examples(self, batch: Batch) -> Tensor:
+        """The weights of a batch's examples, [B] fp32.
+
+        >>> ids, ends = torch.tensor([7, 1, 9, 1]), torch.tensor([0, 2, 4])
+        >>> Objective(class_weights={(7, 1): 3.0}).weigh_examples(Batch(ids, ids, ends, ends, ("a", "b"))).tolist()
+        [3.0, 1.0]
+        """
+        targets = batch.labels.split(batch.cu_seqlens_tgt.diff().tolist())
+        return torch.tensor([self.class_weights.get(tuple(target.tolist()), 1.0) for target in targets])
+
+
+PLAIN = Objective()
+
+
+def attach_gradient(values: Tensor, objective: Tensor) -> Tensor:
+    """A tensor with the values of the first and the gradient of the second; of one shape."""
+    return values.detach() + (objective - objective.detach())
+
+
+def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = PLAIN) -> Tensor:
+    """-log softmax(logits)[label] with the gradient of the objective; 0 at labels of -100.
+
+    Args:
+        logits: [B, T, V] fp32. labels: [B, T]. With R-Drop, B counts both copies.
+    """
+    rows, targets = logits.flatten(0, 1), labels.flatten()
+    nats = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
+    if not (objective.label_smoothing or objective.z_loss or objective.r_drop):
+        return nats.view_as(labels)
+    smoothing = objective.label_smoothing
+    whole = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
+    whole = whole + objective.z_loss * rows.logsumexp(-1).square()
+    if objective.r_drop:
+        first, second = rows.log_softmax(-1).chunk(2)
+        divergence = ((first.exp() - second.exp()) * (first - second)).sum(-1)
+        whole = whole + objective.r_drop / 4 * divergence.repeat(2)
+    return attach_gradient(nats, whole.masked_fill(targets == IGNORE_INDEX, 0.0)).view_as(labels)
+
+
+def compute_logit_gradient(
+    logits: Tensor, norms: Tensor, labels: Tensor, weights: Tensor, objective: Objective = PLAIN
+) -> Tensor:
+    """The gradient of sum(weights x objective) by the logits, [N, V] fp32.
+
+    Args:
+        logits: [N, V], with R-Drop the two passes of a token in rows 2i and 2i + 1, which have the same weight.
+        norms: [N] fp32, the logits' log Z. labels: [N]. weights: [N].
+    """
+    share = logits.float().sub(norms[:, None])
+    divergence = _compute_divergence_gradient(share) if objective.r_drop else None
+    share = share.exp_()
+    if objective.z_loss:
+        share.mul_((1 + 2 * objective.z_loss * norms)[:, None])
+    if objective.label_smoothing:
+        share.sub_(objective.label_smoothing / logits.shape[-1])
+    share.scatter_add_(1, labels[:, None], torch.full_like(norms, objective.label_smoothing - 1)[:, None])
+    if divergence is not None:
+        share.add_(divergence, alpha=objective.r_drop / 2)
+    return share.mul_(weights[:, None])
+
+
+def _compute_divergence_gradient(log_p: Tensor) -> Tensor:
+    """The gradient of KL(P || Q) + KL(Q || P) by the logits of both, where rows 2i and 2i + 1 are log P and log Q."""
+    first, second = log_p.unflatten(0, (-1, 2)).unbind(1)
+    p, q, ratio = first.exp(), second.exp(), first - second
+    of_first = p * (ratio - (p * ratio).sum(-1, keepdim=True)) + p - q
+    of_second = q * ((q * ratio).sum(-1, keepdim=True) - ratio) + q - p
+    return torch.stack([of_first, of_second], 1).flatten(0, 1)

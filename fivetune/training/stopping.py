@@ -1,0 +1,69 @@
+"""Early stopping: counts the evaluations in a row that bring no improvement of a score.
+
+In: the progress of a run, an evaluation, train.early_stopping. Out: the counted progress, and why a run stopped. Both
+are part of a checkpoint, so that a resumed run stops at the same step.
+"""
+
+from __future__ import annotations
+
+from fivetune.config.train import EarlyStopping
+from fivetune.errors import ConfigError
+from fivetune.rundir.figures import build_best_eval
+from fivetune.rundir.records import BestEval, EvalRecord
+from fivetune.training.checkpoint import TrainingProgress
+
+
+def count_evaluation(
+    state: TrainingProgress, record: EvalRecord, *, metric: str, min_delta: float, higher_is_better: bool
+) -> None:
+    """Count an evaluation, which either improves on the last one that did, or brings no improvement.
+
+    Args:
+        metric: a score, or loss. min_delta: an improvement is larger than this.
+    """
+    found = _build_watched(record, metric)
+    before = state.improved
+    if before is None or is_improvement(found, before, min_delta=min_delta, higher_is_better=higher_is_better):
+        state.improved, state.num_evals_without_improvement = found, 0
+    else:
+        state.num_evals_without_improvement += 1
+
+
+def is_improvement(later: BestEval, earlier: BestEval, *, min_delta: float, higher_is_better: bool) -> bool:
+    """Whether a score is better by more than `min_delta`; if that is 0, a lower loss at equal scores is better too.
+
+    >>> is_improvement(BestEval(2, "f1", 81.0), BestEval(1, "f1", 80.0), min_delta=1.0, higher_is_better=True)
+    False
+    """
+    gain = later.score - earlier.score if higher_is_better else earlier.score - later.score
+    if gain or min_delta or later.loss is None or earlier.loss is None:
+        return gain > min_delta
+    return later.loss < earlier.loss
+
+
+def describe_stop(state: TrainingProgress, rule: EarlyStopping | None, num_steps: int) -> str:
+    """The reason why a run stopped before its last step; empty if it did not."""
+    last = state.improved
+    if rule is None or last is None or state.step == num_steps or not is_exhausted(state, rule):
+        return ""
+    score = f"{last.score:.4f}" if last.metric == "loss" else f"{last.score:.2f}"
+    margin = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
+    return (
+        f"stopped early after step {state.step:,} of {num_steps:,}: no evaluation was better than that of step "
+        f"{last.step:,} ({last.metric} {score}){margin} in {state.num_evals_without_improvement} evaluations "
+        "(train.early_stopping)"
+    )
+
+
+def is_exhausted(state: TrainingProgress, rule: EarlyStopping | None) -> bool:
+    """Whether as many evaluations in a row as the rule's patience brought no improvement."""
+    return rule is not None and state.num_evals_without_improvement >= rule.patience
+
+
+def _build_watched(record: EvalRecord, metric: str) -> BestEval:
+    if metric != "loss" and metric in record.scores:
+        return build_best_eval(record, metric)
+    if metric == "loss" and record.loss is not None:
+        return BestEval(record.step, metric, record.loss, record.loss)
+    known = ", ".join([*record.scores, *(["loss"] if record.loss is not None else [])])
+    raise ConfigError(f"train.early_stopping.metric: the evaluation has no score {metric!r}. It has: {known}.")
