@@ -1,6 +1,6 @@
 """The plugin registry is the file system: one file in `fivetune/<kind>/` is one plugin, named like the file.
 
-In: a kind ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "commands") and a name.
+In: a kind (one of KINDS, such as "tasks") and a name.
 Out: the module, or the one options class that it exports.
 
 The environment variable FIVETUNE_PLUGINS adds the user's own folders: the file `<folder>/tasks/my_task.py` is the task
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, suggest_names
 
-KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "commands")
+KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "commands")
 
 
 class Options(BaseModel):

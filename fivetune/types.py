@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, T
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from peft import PeftConfig
     from torch import Tensor, nn, optim
 
     from fivetune.distributed.world import World
@@ -199,6 +200,22 @@ class Strategy(PluginOptions, Protocol):
     ) -> Tensor: ...
     def reduce_gradients(self, model: nn.Module, world: World) -> None: ...
     def clip(self, model: nn.Module, max_norm: float | None) -> Tensor: ...
+
+
+class Adapter(PluginOptions, Protocol):
+    """Interface of the options class in every file of fivetune/adapters/; `AdapterOptions` there describes it."""
+
+    base_bits: ClassVar[int]
+    lr_scale: ClassVar[float]
+    usual: ClassVar[tuple[str, ...]]
+
+    @property
+    def target_names(self) -> tuple[str, ...]: ...
+    @property
+    def is_virtual(self) -> bool: ...
+    @property
+    def saved_in(self) -> str: ...
+    def build_config(self, targets: Sequence[str]) -> PeftConfig: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1] / "fivetune"
 ROWS = (
     ("redaction", "errors", "distributed", "types", "plugins", "values"),
     ("config", "rundir", "nano"),
-    ("metrics", "tasks", "optimizers", "schedules", "strategies", "sinks"),
+    ("metrics", "tasks", "optimizers", "schedules", "strategies", "adapters", "sinks"),
     ("data", "model"),
     ("analysis", "progress", "decode", "evaluation", "telemetry", "launch"),
     ("diagnosis", "profiling", "estimation", "training", "compare"),

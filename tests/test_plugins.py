@@ -15,9 +15,9 @@ import fivetune.metrics
 import fivetune.schedules
 from fivetune import plugins
 from fivetune.config import RunConfig, load_config
-from fivetune.config.layers import PLUGIN_SECTIONS
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS
 from fivetune.errors import ConfigError, UnknownPluginError
-from fivetune.types import Optimizer, Schedule, Strategy, Task
+from fivetune.types import Adapter, Optimizer, Schedule, Strategy, Task
 
 OWN = '''"""Up and down."""
 from pydantic import Field
@@ -30,7 +30,13 @@ class Wave(Warmup):
     def compute_decay(self, progress: float) -> float:
         return self.height
 '''
-CONTRACTS = {"tasks": Task, "optimizers": Optimizer, "schedules": Schedule, "strategies": Strategy}
+CONTRACTS = {
+    "tasks": Task,
+    "optimizers": Optimizer,
+    "schedules": Schedule,
+    "strategies": Strategy,
+    "adapters": Adapter,
+}
 EVERY = [(kind, name) for kind in plugins.KINDS for name in plugins.list_plugins(kind) if kind != "commands"]
 
 
@@ -130,7 +136,11 @@ def test_breaches_of_a_contract_are_found():
 
 def test_the_settings_have_the_types_of_the_contracts():
     fields = RunConfig.model_fields
-    assert {kind: fields[section].annotation for section, kind in PLUGIN_SECTIONS.items()} == CONTRACTS
+    assert {kind: fields[section].annotation for section, kind in PLUGIN_SECTIONS.items()} == {
+        kind: contract for kind, contract in CONTRACTS.items() if kind != "adapters"
+    }
+    assert NESTED_PLUGINS == {"model.adapter": "adapters"}
+    assert fields["model"].annotation.model_fields["adapter"].annotation == CONTRACTS["adapters"] | None
 
 
 # --- names and own plugins ---

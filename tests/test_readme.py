@@ -20,7 +20,7 @@ from fivetune import plugins
 from fivetune.commands import score
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES, NO_EQUIVALENT
-from fivetune.config.layers import PLUGIN_SECTIONS, parse_overrides
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, parse_overrides
 from fivetune.config.manual import build_manual, build_schema
 from fivetune.config.recipes import SWEEPS, find_recipe, list_recipe_names
 from fivetune.experiments.sweep import read_sweep
@@ -64,6 +64,11 @@ def _is_setting(key: str) -> bool:
         return False
     if section in PLUGIN_SECTIONS:
         kind = PLUGIN_SECTIONS[section]
+        return name == "name" or any(
+            name in plugins.load_plugin(kind, plugin).model_fields for plugin in plugins.list_plugins(kind)
+        )
+    if kind := NESTED_PLUGINS.get(".".join(key.split(".")[:2])):
+        name = key.split(".")[2] if key.count(".") > 1 else "name"
         return name == "name" or any(
             name in plugins.load_plugin(kind, plugin).model_fields for plugin in plugins.list_plugins(kind)
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from test_layers import FILES, TREES, part
 
-PLUGINS = {"tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "commands"}
+PLUGINS = {"tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "commands"}
 
 VERBS = set(
     re.findall(

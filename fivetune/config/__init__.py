@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from fivetune import plugins
 from fivetune.config.aliases import ALIASES
-from fivetune.config.layers import PLUGIN_SECTIONS, Layers, read_file
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, Layers, read_file
 from fivetune.config.recipes import find_recipe, is_run_directory
 from fivetune.config.search import SearchDimension
 from fivetune.config.sections import RunConfig
@@ -124,6 +124,9 @@ def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
     if len(path) == 1:
         return list(RunConfig.model_fields)
     section = path[0]
+    if kind := NESTED_PLUGINS.get(".".join(path[:2])):
+        name = layers.to_dict()[section][path[1]].get("name")
+        return ["name", *(plugins.load_plugin(kind, name).model_fields if name else ())]
     if path[:2] == ("search", "over"):
         return list(SearchDimension.model_fields)
     if section in PLUGIN_SECTIONS:

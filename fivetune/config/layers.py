@@ -19,6 +19,7 @@ from fivetune.errors import ConfigError, suggest_names
 from fivetune.types import JsonTable, JsonValue
 
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
+NESTED_PLUGINS = {"model.adapter": "adapters"}  # settings inside a section that hold a plugin, or null
 EXCLUSIVE = {  # a later layer that sets one removes the other
     "train.num_steps": "train.num_epochs",
     "train.num_epochs": "train.num_steps",
@@ -244,7 +245,7 @@ class Layers:
 
     def add(self, settings: list[Setting]) -> None:
         """Add the settings of one file as the topmost layer."""
-        pairs = list(_translate(settings))
+        pairs = [pair for one in _translate(settings) for pair in _flatten_plugin(*one)]
         _refuse_contradictions(pairs)
         for setting in sorted((meant for _, meant in pairs), key=lambda s: len(s.path) > 1 and s.path[-1] != "name"):
             self._put(setting)  # a plugin's name before its options: the name removes those of the previous plugin
@@ -293,6 +294,8 @@ class Layers:
             return
         if path[0] in PLUGIN_SECTIONS and (len(path) == 1 or path[1] == "name"):
             self._forget_options(path[0], setting.value)
+        if ".".join(path[:2]) in NESTED_PLUGINS:
+            self._forget_nested(setting)
         rival = EXCLUSIVE.get(".".join(path))
         if rival and setting.value is not None:
             before = self._settings.get(tuple(rival.split(".")))
@@ -307,6 +310,28 @@ class Layers:
         if current is not None and current.value != name:
             for path in [p for p in self._settings if p[0] == section and len(p) > 1]:
                 del self._settings[path]
+
+    def _forget_nested(self, setting: Setting) -> None:
+        """Remove what a plugin inside a section replaces: all of it for null, the options for another name."""
+        path = setting.path
+        name = self._settings.get((*path[:2], "name"))
+        if len(path) == 2 or (path[2:] == ("name",) and (name is None or name.value != setting.value)):
+            for old in [one for one in self._settings if one[:2] == path[:2]]:
+                del self._settings[old]
+        else:  # options take the place of an earlier null
+            self._settings.pop(path[:2], None)
+
+
+def _flatten_plugin(original: Setting, setting: Setting) -> Iterator[tuple[Setting, Setting]]:
+    """Divide `model.adapter: {name: lora, r: 8}` or `lora` into its options, which later layers override one by one."""
+    path, value = setting.path, setting.value
+    if ".".join(path) not in NESTED_PLUGINS or value is None:
+        yield original, setting
+        return
+    options = cast("Mapping[str, object]", value if isinstance(value, Mapping) else {"name": value})
+    for key, option in options.items():
+        inner = Setting((*path, str(key)), option, setting.where)
+        yield (inner if original is setting else original), inner
 
 
 def _resolve_path(setting: Setting) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from fivetune import plugins
 from fivetune.config import RunConfig
 from fivetune.config.aliases import ALIASES
-from fivetune.config.layers import PLUGIN_SECTIONS
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS
 from fivetune.types import JsonTable
 
 
@@ -19,14 +19,24 @@ def build_schema() -> JsonTable:
     full["properties"]["base"] = {"type": "string", "description": "recipe that this one differs from"}
     full["required"] = []
     for section, kind in PLUGIN_SECTIONS.items():
-        options: list[JsonTable] = []
-        for name in plugins.list_plugins(kind):
-            table = plugins.load_plugin(kind, name).model_json_schema()
-            full.setdefault("$defs", {}).update(table.pop("$defs", {}))
-            table["properties"] = {"name": {"const": name}, **table.get("properties", {})}
-            options.append({**table, "required": []})
-        full["properties"][section] = {"anyOf": [*options, {"enum": plugins.list_plugins(kind)}]}
+        full["properties"][section] = {"anyOf": _build_plugin_schemas(kind, full)}
+    model = full["$defs"]["ModelSection"]["properties"]
+    for setting, kind in NESTED_PLUGINS.items():
+        choices = [*_build_plugin_schemas(kind, full), {"type": "null"}]
+        described = {key: model["adapter"][key] for key in ("default", "description", "title")}
+        model[setting.partition(".")[2]] = {**described, "anyOf": choices}
     return full
+
+
+def _build_plugin_schemas(kind: str, full: JsonTable) -> list[JsonTable]:
+    """The schemas of all plugins of a kind, and of a name alone; their definitions are added to those of `full`."""
+    options: list[JsonTable] = []
+    for name in plugins.list_plugins(kind):
+        table = plugins.load_plugin(kind, name).model_json_schema()
+        full.setdefault("$defs", {}).update(table.pop("$defs", {}))
+        table["properties"] = {"name": {"const": name}, **table.get("properties", {})}
+        options.append({**table, "required": []})
+    return [*options, {"enum": plugins.list_plugins(kind)}]
 
 
 def build_manual() -> str:
@@ -41,9 +51,11 @@ def build_manual() -> str:
     ]
     for name, field in RunConfig.model_fields.items():
         if name in PLUGIN_SECTIONS:
-            lines += _build_plugin_section(name)
+            lines += _build_plugin_section(name, PLUGIN_SECTIONS[name])
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += [f"## {name}", "", str(field.annotation.__doc__), "", *_build_table(field.annotation), ""]
+            for setting in (one for one in NESTED_PLUGINS if one.startswith(f"{name}.")):
+                lines += _build_plugin_section(setting, NESTED_PLUGINS[setting])
         else:
             lines += [f"## {name}", "", f"{field.description}. Default: {_format_default(field)}.", ""]
     lines += [
@@ -56,8 +68,7 @@ def build_manual() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build_plugin_section(section: str) -> list[str]:
-    kind = PLUGIN_SECTIONS[section]
+def _build_plugin_section(section: str, kind: str) -> list[str]:
     lines = [
         f"## {section}",
         "",

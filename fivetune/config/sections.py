@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
 
 from fivetune import plugins
 from fivetune.config.data import DataSection
@@ -22,7 +31,7 @@ from fivetune.config.train import TrainSection
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
-from fivetune.types import JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
+from fivetune.types import Adapter, JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
 
 
 def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Any:
@@ -41,6 +50,18 @@ _parse_task = partial(_parse_plugin, "tasks", None)
 _parse_optimizer = partial(_parse_plugin, "optimizers", "adafactor")
 _parse_schedule = partial(_parse_plugin, "schedules", "constant")
 _parse_strategy = partial(_parse_plugin, "strategies", "single")
+
+
+def _parse_adapter(value: Options | str | Mapping[str, object] | None) -> Any:
+    """Convert `{name: lora, r: 8}` or `lora` to the options of that adapter; `{path: DIR}` is one that was saved."""
+    if value is None:
+        return None
+    is_saved = isinstance(value, Mapping) and "path" in value
+    return _parse_plugin("adapters", "saved" if is_saved else None, value)
+
+
+def _as_table(options: Options | None) -> JsonTable | None:
+    return options and {"name": options.plugin_name(), **options.model_dump(mode="json")}
 
 
 class _Section(BaseModel):
@@ -88,12 +109,31 @@ class ModelSection(_Section):
         default={}, description="weights that are trained from a step on: {encoder.block.8-11: 200, encoder: 500}"
     )
 
+    adapter: Annotated[Adapter | None, PlainValidator(_parse_adapter), PlainSerializer(_as_table)] = Field(
+        default=None,
+        description="train an adapter beside frozen weights: lora, {name: lora, r: 8}, {path: DIR} (docs/adapters.md)",
+    )
+
     @model_validator(mode="after")
     def _check_source(self) -> ModelSection:
         if self.init == "pretrained" and not self.path:
             raise ValueError("path is missing. Give model.path, or model.init: random with model.config")
         if self.init == "random" and not (self.config or self.path):
             raise ValueError("init: random needs model.config (a folder or a config.json)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> ModelSection:
+        if self.adapter and self.init == "random":
+            raise ValueError(
+                f"adapter {self.adapter.plugin_name()} is trained beside frozen weights, and init: random has none "
+                "that are worth keeping. Give model.path, or remove model.adapter"
+            )
+        if self.adapter and self.unfreeze:
+            raise ValueError(
+                f"unfreeze ({', '.join(self.unfreeze)}): adapter {self.adapter.plugin_name()} keeps the weights of the "
+                "model frozen to the end. Remove one of the two"
+            )
         return self
 
 
@@ -316,6 +356,12 @@ class RunConfig(_Section):
             else f"launch.nnodes {launch.nnodes} times launch.nproc {launch.nproc}"
         )
         name = self.strategy.plugin_name()
+        if self.model.adapter and self.strategy.sharded:
+            raise ValueError(
+                f"strategy.name {name} divides the weights of the model, and model.adapter "
+                f"{self.model.adapter.plugin_name()} adds others to them. Use ddp, under which each process holds "
+                "the frozen weights and the adapter's"
+            )
         if not self.strategy.supports_multiple:
             raise ValueError(
                 f"{several} needs a strategy for several processes, strategy.name {name} supports "

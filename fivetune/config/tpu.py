@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from fivetune.types import JsonTable
+from fivetune.values import get_nested
 
 SUPPORTED: dict[str, tuple[object, ...]] = {
     "model.freeze": ((), []),
     "model.unfreeze": ({},),
+    "model.adapter": (None,),
     "optimizer.name": ("adafactor", "adamw"),
     "train.param_groups": ((), []),
     "train.layer_decay": (None,),
@@ -37,6 +39,7 @@ def explain_unsupported_tpu(settings: JsonTable) -> str:
         value = settings.get(section, {}).get(name, allowed[0])
         if value not in allowed:
             shown = " or ".join(str(one).lower() for one in allowed)
+            value = get_nested(settings, section, name, "name") or value
             return f"{key} {str(value).lower()} is not supported with device tpu. Use {shown}"
     if settings.get("train", {}).get("batch_size") == "auto":
         return "train.batch_size auto is measured by torch, not with device tpu. Set a number"

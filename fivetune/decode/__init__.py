@@ -23,6 +23,7 @@ from fivetune.decode.steps import Decoder
 from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import get_family
+from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
 from fivetune.types import Batch
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def generate(
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
-        kind = Decoder if get_family(model.config).t5_blocks else PaddedDecoder
+        kind = Decoder if get_family(model.config).t5_blocks and not find_prefix(model) else PaddedDecoder
         decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
         for positions in together.iter_together(batches):
             batch_rows = [0] if positions is None else chosen[positions].tolist()
@@ -134,7 +135,8 @@ def _answer_batch(
     decoding: Decoding,
     rules: LogitsProcessor,
 ) -> list[GeneratedAnswer]:
-    decoder.start_batch(batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist())
+    inputs = batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist()
+    decoder.start_batch(*add_flat_prompt(model, *inputs))
     targets = pad(batch, pad_id=decoder.config.pad_token_id).labels
     given = score_given(decoder, targets, decoding, rules)
     if decoding.label_ids:

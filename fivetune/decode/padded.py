@@ -17,6 +17,7 @@ from fivetune.decode.steps import RowCompactor
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits
+from fivetune.model.virtual_tokens import build_prefix_cache
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -46,13 +47,13 @@ class PaddedDecoder:
         encoded = self._model.get_encoder()(input_ids=padded, attention_mask=mask.long()).last_hidden_state
         self._encoded = encoded.repeat_interleave(self._num_beams, 0)
         self._mask = mask.long().repeat_interleave(self._num_beams, 0)
-        self._cache, self.num_steps = self._make_cache(), 0
+        self._cache, self.num_steps = self._make_cache(len(self._mask)), 0
 
-    def _make_cache(self) -> Any:
-        """An empty cache; only self-attention may have windows."""
+    def _make_cache(self, num_rows: int) -> Any:
+        """A cache that is empty, or holds the prefix of an adapter; only self-attention may have windows."""
         from transformers import DynamicCache, EncoderDecoderCache
 
-        return EncoderDecoderCache(
+        return build_prefix_cache(self._model, num_rows) or EncoderDecoderCache(
             DynamicCache(config=self.config.get_text_config(decoder=True)),  # type: ignore[arg-type]
             DynamicCache(),
         )
@@ -90,7 +91,8 @@ class PaddedDecoder:
         for branches, real in _iter_branch_groups(visible, size):
             count = len(branches)
             tokens = ids[:, branches].flatten(0, 1)
-            hidden = self._run(tokens, encoded.repeat_interleave(count, 0), mask.repeat_interleave(count, 0), None)
+            prefix = build_prefix_cache(self._model, len(tokens))
+            hidden = self._run(tokens, encoded.repeat_interleave(count, 0), mask.repeat_interleave(count, 0), prefix)
             found = hidden.new_empty(*ids.shape, hidden.shape[-1]) if found is None else found
             found[:, branches[real]] = hidden.view(num_rows, *branches.shape, -1)[:, real]
         assert found is not None, "a tree has at least its root"

@@ -41,6 +41,7 @@ from fivetune.model.layers import (
 )
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.objective import PLAIN, Objective
+from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def explain_unsupported_model(model: T5Model, device: str = "cpu") -> str:
         return explain_unsupported_gemma(model, device.partition(":")[0])
     if not any(kind.__name__ in GENERATION_CLASSES for kind in type(model).__mro__):
         return f"it is a {type(model).__name__}, not one of {', '.join((*GENERATION_CLASSES, *GEMMA_CLASSES))}"
+    if find_prompt(model) or find_prefix(model):
+        return "its adapter has virtual tokens, which transformers' modules compute"
     if not is_plain_linear(model.lm_head):
         return "its output head is not a plain linear module"
     embeddings = (model.shared, model.encoder.embed_tokens, model.decoder.embed_tokens)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fivetune.errors import ModelError
 from fivetune.model import selfcheck, span_head
+from fivetune.model.adapters import find_adapter
 from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.shards import find_tensors, is_untied
@@ -133,13 +134,26 @@ def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, 
 
 def count_parameters(model: nn.Module, *, trained: bool = False) -> int:
     """Count the weights, tied ones once; with `trained`, without frozen ones."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
+    return sum(count_values(p) for p in model.parameters() if p.requires_grad or not trained)
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Count the bytes of all weights, tied ones once."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def count_values(weight: Tensor) -> int:
+    """The number of values of a weight; those that bitsandbytes keeps in 4 bits are counted one by one."""
+    state = getattr(weight, "quant_state", None)
+    return weight.numel() if state is None else state.shape.numel()
 
 
 def describe_parameters(model: nn.Module) -> str:
-    """Describe the number of weights, and the share that is trained if some are frozen."""
+    """Describe the number of weights, the share that is trained if some are frozen, and a base in 4 bits."""
     count, trained = count_parameters(model), count_parameters(model, trained=True)
-    return f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
+    text = f"{count:,} parameters" + (f", {100 * trained / count:.3g} % trained" if trained < count else "")
+    attached = find_adapter(model)
+    return f"{text}, {attached.note}" if attached and attached.note else text
 
 
 def _find_config_source(config: str | None) -> Path:

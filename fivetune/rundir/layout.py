@@ -7,6 +7,7 @@
     telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
     predictions/<split>-<step>.jsonl                      log.txt        the terminal's output
     checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
+    adapter/         in peft's format, of a run with one
     report.html                                           trace/         output of `fivetune profile`
 
 Every whole file is written to a temporary name, fsynced and renamed; JSONL files are appended line by

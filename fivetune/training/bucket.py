@@ -43,7 +43,7 @@ from fivetune.rundir.storage import (
 )
 from fivetune.training.checkpoint import TrainingProgress, find_newest_checkpoint, restore_replaced_checkpoints
 
-CHECKPOINTS, MODEL, PREDICTIONS = "checkpoints", "model", "predictions"
+ADAPTER, CHECKPOINTS, MODEL, PREDICTIONS = "adapter", "checkpoints", "model", "predictions"
 RECORDS = (CONFIG, MACHINE, PLAN, DATA, STATUS, STEPS, EVALS)  # config.yaml first: it makes a folder a run directory
 POLL_SECONDS = 0.2
 
@@ -276,7 +276,7 @@ class Uploader:
             self._changed.notify_all()
 
     def upload_results(self, warn: Callable[[str], None]) -> str | None:
-        """Upload model/ and all records of a run that ends; returns why that failed, None if it did not."""
+        """Upload model/, adapter/ and all records of a run that ends; returns why that failed, None if it did not."""
         failure = None
         if self.url is None:
             return failure
@@ -295,6 +295,8 @@ class Uploader:
         delete_object(join_location(place, MANIFEST))
         for path in sorted(model.iterdir(), key=lambda path: path.name == MANIFEST):
             put_file(path, join_location(place, path.name))
+        for path in (self._folder / ADAPTER).glob("*"):
+            put_file(path, join_location(self.url, ADAPTER, path.name))
         self._upload_records([LOG, *(path.name for path in self._folder.glob(TELEMETRY_FILES))])
 
     def upload_status(self) -> None:

@@ -31,6 +31,19 @@ model = AutoModelForSeq2SeqLM.from_pretrained("{folder}/model")
 print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 """
+PEFT_EXAMPLE = """\
+With transformers and peft (model/ is the unchanged base, adapter/ has the virtual tokens):
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{folder}/model")
+model = PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained("{folder}/model"), "{folder}/adapter")
+inputs = tokenizer("{text}", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+"""
 UMT5_FIX = (
     "model.config.tie_word_embeddings = False  # transformers 5 sets it to True for umT5 and scales the logits by it\n"
 )
@@ -62,7 +75,9 @@ def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: 
         lines += [f"| {name} | {format_score(name, value)} |" for name, value in evaluation.scores.items()]
         lines += [""]
     lines += ["## Use", "", EXAMPLE.format(folder=folder, text=TEXT)]
-    if head_of(config.task) != "extractive":
+    if config.model.adapter and config.model.adapter.is_virtual:
+        lines += [PEFT_EXAMPLE.format(folder=folder, text=TEXT)]
+    elif head_of(config.task) != "extractive":
         fix = UMT5_FIX if model_type == "umt5" else ""
         lines += [PLAIN_EXAMPLE.format(folder=folder, text=TEXT, fix=fix)]
     lines += ["## Settings of the run", "", "```yaml", config.as_redacted_yaml().strip(), "```", ""]

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from fivetune.distributed.sharding import get_local, iter_held, release_gathered, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError, format_size
+from fivetune.model.adapters import select_own_weights
 from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import Checksum, compute_checksum, find_damage, write_checksums
@@ -309,7 +310,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
         raise _build_load_error(file, error) from None
     try:
         with torch.no_grad():
-            for name, parameter in iter_held(model):
+            for name, parameter in select_own_weights(model):
                 parameter.copy_(shard_like(weights[name], parameter))
         release_gathered(model)
     except (KeyError, RuntimeError) as error:

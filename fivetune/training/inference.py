@@ -28,6 +28,7 @@ from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import InputRow, name_inputs, read_input_rows, write_records, write_texts
 from fivetune.evaluation.output import PredictedRow
+from fivetune.model.adapters import attach_exported
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
@@ -235,6 +236,7 @@ def open_run(
     loaded = load_model_and_tokenizer(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )
+    attach_exported(loaded.model, folder / "model")
     model = loaded.model.to(compute.device).eval()
     return TrainedRun(
         folder=folder,

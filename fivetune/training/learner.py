@@ -15,6 +15,7 @@ from torch import nn
 
 from fivetune.config import RunConfig
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.adapters import FOLDER, find_adapter, iter_merged, save_adapter
 from fivetune.model.backend import Forward
 from fivetune.model.save import save_model
 from fivetune.telemetry.devices import (
@@ -110,11 +111,16 @@ class Learner:
         return self.chips.get_peak_bytes() if self.chips else get_peak_memory_bytes(self.compute.device)
 
     def save_model(self, tokenizer: PreTrainedTokenizerBase, folder: Path, **options: Any) -> None:
-        """Save the model as `fivetune.model.save.save_model` does. Collective: all ranks call it, rank 0 writes."""
+        """Save the model as `fivetune.model.save.save_model` does, and an adapter in adapter/ beside it.
+
+        Collective: all ranks call it, rank 0 writes.
+        """
         self.fetch()
-        weights = self.strategy.iter_weights(self.model)
+        weights = iter_merged(self.model, self.strategy.iter_weights(self.model))
         if self.world.is_first:
             save_model(self.model, tokenizer, folder, weights=weights, **options)
+            if find_adapter(self.model):
+                save_adapter(self.model, folder.with_name(FOLDER))
         for _ in weights:
             pass
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,8 +31,9 @@ from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.distributed.sharding import gather_tensor
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size
 from fivetune.evaluation.evaluator import select_subset
+from fivetune.model.adapters import attach_exported, find_adapter, select_own_weights
 from fivetune.model.forward import compute_padded_losses
-from fivetune.model.load import count_parameters, load_model_and_tokenizer
+from fivetune.model.load import count_bytes, count_parameters, load_model_and_tokenizer
 from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import CONFIG, RunDir, find_conflict
 from fivetune.rundir.plan import Plan
@@ -288,6 +290,7 @@ def _check_truncation(setup: Setup) -> Outcome:
 def _check_learning_rate(setup: Setup) -> Outcome:
     lr = setup.plan.lr
     low, high = setup.config.optimizer.lr_range
+    high *= setup.config.model.adapter.lr_scale if setup.config.model.adapter else 1
     if lr is not None and not low <= lr <= high:
         return "warn", f"optimizer.lr {lr:g} is outside {low:g} to {high:g}, where T5 fine-tuning is known to work"
     return "pass", "the optimizer computes its own" if lr is None else f"optimizer.lr {lr:g}"
@@ -297,8 +300,10 @@ def _check_train_step(setup: Setup) -> Outcome:
     """Run one optimizer step on the longest examples, which shows whether memory suffices."""
     learner, plan, store = setup.learner, setup.plan, setup.data.stream.store
     rows = store.inputs.lengths.argsort()[::-1][: plan.batch_size].tolist()
-    probe = next(parameter for parameter in learner.model.parameters() if parameter.requires_grad)
-    before = gather_tensor(probe.detach()).clone()
+    trained = (parameter for parameter in learner.model.parameters() if parameter.requires_grad)
+    num_probes = 2 if find_adapter(learner.model) else 1  # A of a pair has no gradient while B is 0
+    probes = list(islice(trained, num_probes))
+    before = [gather_tensor(probe.detach()).clone() for probe in probes]
     reset_peak_memory(learner.compute.device)
     started = time.perf_counter()
     lr = setup.compute_lr(plan.num_steps // 2)
@@ -311,7 +316,7 @@ def _check_train_step(setup: Setup) -> Outcome:
     if update.batch_size < len(rows):
         detail = f"memory ran out with {len(rows)} examples in a forward pass; the run uses {update.batch_size}"
         return "warn", detail, update.batch_size
-    if torch.equal(before, gather_tensor(probe.detach())):
+    if all(torch.equal(old, gather_tensor(probe.detach())) for old, probe in zip(before, probes, strict=True)):
         return "fail", "one optimizer step did not change the weights. Check optimizer.lr and train.precision"
     return (
         "pass",
@@ -349,6 +354,7 @@ def _check_reload(setup: Setup) -> Outcome:
         if learner.world.is_first:
             foreign = setup.config.model.any_seq2seq
             reloaded = load_model_and_tokenizer(str(folder), head=head_of(setup.config.task), any_seq2seq=foreign).model
+            attach_exported(reloaded, folder)
     if learner.strategy.sharded:
         what = "weights"
         loaded = dict(reloaded.named_parameters()) if reloaded is not None else {}
@@ -392,7 +398,7 @@ def _check_memory(setup: Setup) -> Outcome:
         return "pass", "not forecast on TPU chips"
     device = setup.learner.compute.device
     model = setup.learner.model
-    weights = gradients = 4 * count_parameters(model)
+    weights, gradients = count_bytes(model), 4 * count_parameters(model, trained=True)
     state = count_state_bytes(model, setup.config.optimizer)
     rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients, 0)
     forecast = weights + gradients + state + rest
@@ -445,7 +451,8 @@ def _find_existing_parent(path: Path) -> Path:
 def _check_disk(setup: Setup) -> Outcome:
     """Check the disk space for the kept checkpoints, the best one, one more during a save, and model/."""
     config = setup.config
-    each = count_parameters(setup.learner.model) * 4 + count_state_bytes(setup.learner.model, config.optimizer)
+    own = sum(weight.numel() for _, weight in select_own_weights(setup.learner.model))
+    each = own * 4 + count_state_bytes(setup.learner.model, config.optimizer)
     needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
     text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"

@@ -28,6 +28,7 @@ from fivetune.decode import Decoding, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
+from fivetune.model.adapters import attach_adapter
 from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
@@ -325,6 +326,9 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
         on_meta=on_meta,
         any_seq2seq=section.any_seq2seq,
     )
+    if section.adapter:
+        source = find_typed_path(section.adapter.saved_in, config.run.dir) if section.adapter.saved_in else ""
+        attach_adapter(loaded.model, section.adapter, base=str(path), saved_in=source)
     freeze_weights(loaded.model, section.freeze)
     return loaded
 

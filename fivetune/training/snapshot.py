@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fivetune.distributed.sharding import gather_tensor, iter_held, shard_like
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.model.adapters import select_own_weights
 
 if TYPE_CHECKING:
     from fivetune.types import TorchState
@@ -82,7 +83,7 @@ def take_snapshot(
         return full.cpu().contiguous() if world.is_first else full.new_empty(0)
 
     return Snapshot(
-        {name: taken(parameter) for name, parameter in model.named_parameters()},
+        {name: taken(parameter) for name, parameter in select_own_weights(model)},
         _build_state(map_tensors(_collect_states(model, optimizer), taken), scaler, world),
     )
 

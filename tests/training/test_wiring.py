@@ -42,6 +42,7 @@ ACTING: dict[str, Any] = {
 # Settings whose effect another file tests, or that this set-up cannot show.
 ELSEWHERE = {
     "run.dir", "model.path", "model.config", "model.tokenizer", "model.revision", "model.unfreeze", "model.any_seq2seq",
+    "model.adapter",  # tests/adapters
     "task.name", "task.train_answers",
     "task.language", "task.head", "data.train", "data.eval", "data.eval_share", "data.eval_seed", "data.group_column",
     "data.columns", "data.on_bad_record", "data.overlong", "data.window_overlap", "data.cache_dir", "optimizer.name",

@@ -16,6 +16,7 @@ from fivetune.values import flatten_table, get_nested
 
 MAIN_SETTINGS = (
     ("model", "model.path"),
+    ("adapter", "model.adapter.name"),
     ("task", "task.name"),
     ("optimizer", "optimizer.name"),
     ("learning rate", "optimizer.lr"),

@@ -80,6 +80,7 @@ def find_graph_obstacle(setup: Setup) -> str:
         (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
         (config.optimizer.plugin_name() != "adamw", f"optimizer.name is {config.optimizer.plugin_name()}, not adamw"),
         (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16 or fp32"),
+        (bool(config.model.adapter), "model.adapter is set"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
         (bool(config.train.param_groups or config.train.layer_decay), "train.param_groups or layer_decay is set"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),

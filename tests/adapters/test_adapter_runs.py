@@ -1,0 +1,219 @@
+"""Runs with an adapter: what is trained, saved, resumed, predicted with; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import kit
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
+
+from fivetune import open_run, read_run
+from fivetune.config import load_config
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError
+from fivetune.model.tokenizer import suppress_output
+from fivetune.progress import Progress
+from fivetune.rundir.records import StepRecord
+from fivetune.training import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+LORA = {"name": "lora", "r": 4}
+FAST = {"optimizer": {"name": "adamw", "lr": 1e-2}}
+
+
+def load_by_peft(base: Path, run: Path) -> Any:
+    with suppress_output():
+        return peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), run / "adapter").eval()
+
+
+@pytest.mark.parametrize("name", ["lora", "prompt", "prefix"])
+def test_a_run_writes_what_predicts_as_peft_does(tmp_path, model_folder, name):
+    """Greedy and beam search with the adapter equal `generate` of peft's model."""
+    options: dict[str, Any] = {
+        "eval": {"num_beams": 2, "max_new_tokens": 5, "suppress_sentinels": False, "every_steps": 6}
+    }
+    train(kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, **FAST, **options), quiet=True)
+    run, tokenizer = tmp_path / "run", AutoTokenizer.from_pretrained(model_folder)
+    texts = ["question: What has Ann? context: Ann has a red hat.", "question: What has Bob? context: Bob has a bag."]
+
+    def decode(ids: list[int]) -> str:
+        return tokenizer.decode(ids[: ids.index(1) if 1 in ids else None]).strip()
+
+    with suppress_output():
+        models = [load_by_peft(model_folder, run)]
+        if name == "lora":
+            models.append(T5ForConditionalGeneration.from_pretrained(run / "model").eval())
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    for beams in (1, 2):
+        found = [one.prediction for one in open_run(run, {"eval.num_beams": beams}).predict(texts)]
+        config = GenerationConfig(
+            num_beams=beams, max_new_tokens=5, decoder_start_token_id=0, eos_token_id=1, pad_token_id=0, do_sample=False
+        )
+        for model in models:
+            ids = model.generate(**inputs, generation_config=config)
+            assert [decode(row[1:]) for row in ids.tolist()] == found
+
+
+def test_what_a_run_records(tmp_path, model_folder):
+    run = train(kit.recipe(tmp_path, model_folder, model__adapter=LORA, **FAST), quiet=True)
+    folder = tmp_path / "run"
+    assert (
+        load_config(folder).model.adapter
+        == load_config(kit.recipe(tmp_path, model_folder, model__adapter=LORA)).model.adapter
+    )
+    weights = load_file(folder / "checkpoints" / "6" / "model.safetensors")
+    assert {".".join(name.split(".")[-3:-1]) for name in weights} == {"lora_A.default", "lora_B.default"}
+    state = torch.load(folder / "checkpoints" / "6" / "state.pt", weights_only=True)
+    assert state["optimizer"]["state"].keys() == weights.keys()
+    trained = sum(weight.numel() for weight in weights.values())
+    assert run.machine.num_trained_parameters == trained
+    share = 100 * trained / (run.machine.num_parameters or 0)
+    assert f"{share:.3g} % trained" in (folder / "log.txt").read_text()
+    described = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == str(model_folder) and described["r"] == 4
+    assert described["task_type"] == "SEQ_2_SEQ_LM"
+    base, merged = (load_file(path / "model.safetensors") for path in (model_folder, folder / "model"))
+    changed = {name.rpartition(".")[0].rpartition(".")[2] for name in base if not torch.equal(base[name], merged[name])}
+    assert base.keys() == merged.keys() and changed == {"q", "k", "v", "o", "wi", "wo"}
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora", "prefix"])
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, monkeypatch, name):
+    def build_recipe(name_of_run: str) -> dict[str, Any]:
+        (tmp_path / name_of_run).mkdir(exist_ok=True)
+        changes = {"model__adapter": {"name": name}, "checkpoint": {"every_steps": 1}, "train__num_steps": 3, **FAST}
+        return kit.recipe(tmp_path / name_of_run, model_folder, **changes)
+
+    def stop_at(progress: Progress, record: StepRecord, num_steps: int) -> None:
+        show(progress, record, num_steps)
+        if record.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(build_recipe("straight"), preflight=False, quiet=True)
+    show = Progress.show_step
+    with monkeypatch.context() as patched, pytest.raises(InterruptedRunError):
+        patched.setattr(Progress, "show_step", stop_at)
+        train(build_recipe("stopped"), preflight=False, quiet=True)
+    other = {**build_recipe("stopped"), "model": {"path": str(model_folder), "adapter": {"name": "ia3"}}}
+    with pytest.raises(
+        ConfigError, match=rf"other settings: model.adapter was .*'name': '{name}'.*, is .*'name': 'ia3'"
+    ):
+        train(other, resume=True, quiet=True)
+    train(build_recipe("stopped"), resume=True, quiet=True)
+    straight, stopped = (tmp_path / one / "run" for one in ("straight", "stopped"))
+    losses = [[step.loss for step in read_run(run).steps] for run in (straight, stopped)]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+    assert kit.weights_of(straight) == kit.weights_of(stopped)
+    both = [(run / "adapter" / "adapter_model.safetensors").read_bytes() for run in (straight, stopped)]
+    assert both[0] == both[1]
+
+
+def test_a_run_continues_the_adapter_of_another(tmp_path, model_folder):
+    (tmp_path / "first").mkdir()
+    train(kit.recipe(tmp_path / "first", model_folder, model__adapter=LORA, **FAST), quiet=True)
+    saved = {"path": str(tmp_path / "first" / "run" / "adapter")}
+    run = train(kit.recipe(tmp_path, model_folder, model__adapter=saved, **FAST), quiet=True)
+    before = read_run(tmp_path / "first" / "run")
+    assert run.config["model"]["adapter"] == {"name": "saved", **saved}
+    assert run.evals[0].loss == pytest.approx(before.evals[-1].loss, rel=1e-5) != before.evals[0].loss
+    with pytest.raises(
+        ConfigError, match=rf"was trained on {model_folder}, and model.path is .*/other\. Set model.path"
+    ):
+        other = kit.make_model(tmp_path / "other", model_folder)
+        kit.ready(tmp_path, other, model__adapter=saved)
+
+
+def test_an_extractive_head_is_trained_with_the_adapter(tmp_path, model_folder):
+    options = {"model__adapter": LORA, "task__head": "extractive", "eval__max_new_tokens": None, **FAST}
+    run = train(kit.recipe(tmp_path, model_folder, **options), quiet=True)
+    weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+    assert {"base_model.model.qa_outputs.weight", "base_model.model.qa_outputs.bias"} < weights.keys()
+    config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert config["modules_to_save"] == ["qa_outputs"]
+    assert run.steps[-1].loss < run.steps[0].loss
+    assert len(open_run(tmp_path / "run").predict_file(tmp_path / "dev.json")) == 12
+    with pytest.raises(
+        ConfigError, match=r"task.head extractive counts positions of the input, which virtual tokens shift"
+    ):
+        kit.ready(tmp_path, model_folder, **{**options, "model__adapter": {"name": "prompt"}})
+
+
+def test_patterns_of_freezing_and_of_groups_reach_an_adapter(tmp_path, model_folder):
+    groups = [{"match": "lora_B", "lr": 16.0}]
+    ready = kit.ready(
+        tmp_path, model_folder, model__adapter=LORA, model__freeze=["decoder"], train__param_groups=groups
+    )
+    trained = [name for name, weight in ready.learner.model.named_parameters() if weight.requires_grad]
+    assert trained and all(name.startswith("encoder.") and ".lora_" in name for name in trained)
+    factors = {group["lr_factor"]: len(group["params"]) for group in ready.learner.optimizer.param_groups}
+    assert factors == {16.0: len(trained) // 2, 1.0: len(trained) // 2}
+
+
+def test_fp16_trains_an_adapter(tmp_path, model_folder):
+    with pytest.warns(UserWarning) if False else pytest.MonkeyPatch.context():
+        run = train(
+            kit.recipe(tmp_path, model_folder, model__adapter=LORA, train__precision="fp16", **FAST), quiet=True
+        )
+    assert run.steps[-1].loss < run.steps[0].loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model__adapter": {"name": "lora", "r": 0}},
+            r"model.adapter.r: Input should be greater than or equal to 1, not 0",
+        ),
+        ({"model__adapter": "lroa"}, r"adapters: there is no 'lroa'. Did you mean lora"),
+        ({"model__adapter": {"name": "lora", "rr": 1}}, r"model.adapter.rr is not a setting. Did you mean r\?"),
+        ({"model__adapter": {"r": 4}}, r"model.adapter: needs a name, has r. Allowed: dora, ia3, lora"),
+        (
+            {"model__adapter": "lora", "model__init": "random"},
+            r"init: random has none that are worth keeping. Give model.path",
+        ),
+        (
+            {"model__adapter": "lora", "model__unfreeze": {"encoder": 2}},
+            r"unfreeze \(encoder\): adapter lora keeps the weights",
+        ),
+        ({"model__adapter": "lora", "device": "tpu"}, r"model.adapter lora is not supported with device tpu. Use none"),
+        (
+            {"model__adapter": "lora", "strategy": "fsdp", "launch__nproc": 2},
+            r"strategy.name fsdp divides the weights of the model, and model.adapter lora adds others to them. Use ddp",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, model_folder, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(kit.recipe(tmp_path, model_folder, **changes))
+
+
+@pytest.mark.parametrize(("name", "package"), [("lora", "peft"), ("qlora", "bitsandbytes")])
+def test_a_missing_package_is_named_with_its_command(tmp_path, model_folder, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.nn", None)
+    expected = rf"model.adapter.*: {package} is not installed. Install it with: pip install 'fivetune\[adapters\]'"
+    with pytest.raises(FiveTuneEnvironmentError, match=expected):
+        kit.ready(tmp_path, model_folder, model__adapter=name)
+
+
+def test_layers_override_the_options_of_an_adapter():
+    base: dict[str, Any] = {"model": {"path": "m", "adapter": {"name": "lora", "r": 4}}, "task": "squad_v2"}
+
+    def get_adapter(**overrides: Any) -> dict[str, Any] | None:
+        return load_config(base, {f"model.{key}": value for key, value in overrides.items()}).as_dict()["model"][
+            "adapter"
+        ]
+
+    assert get_adapter() == get_adapter(adapter={"name": "lora", "r": 4})
+    assert (get_adapter(**{"adapter.alpha": 1}) or {}).items() >= {"r": 4, "alpha": 1.0}.items()
+    assert (get_adapter(**{"adapter.name": "dora"}) or {})["r"] == 16  # another adapter: its own defaults
+    assert get_adapter(adapter=None) is None and get_adapter(adapter="ia3") == {"name": "ia3", "target_modules": []}
+    assert get_adapter(**{"adapter.name": "saved", "adapter.path": "p"}) == {"name": "saved", "path": "p"}

@@ -1,0 +1,200 @@
+"""Every adapter: the contract of fivetune/adapters, on a tiny T5; peft computes the same from what FiveTune saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import T5ForConditionalGeneration
+
+import fivetune.nano
+from fivetune import plugins
+from fivetune.adapters import AdapterOptions, VirtualTokenOptions
+from fivetune.data.batch import PaddedBatch
+from fivetune.errors import ConfigError
+from fivetune.model.adapters import attach_adapter, attach_exported, find_adapter, iter_merged, save_adapter
+from fivetune.model.forward import compute_padded_losses, shift_right
+from fivetune.model.load import count_parameters, describe_parameters, load_model_and_tokenizer
+from fivetune.model.save import save_model
+from fivetune.model.tokenizer import suppress_output
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+
+NANO = Path(fivetune.nano.__file__).parent / "t5-nano"
+ADAPTERS = [name for name in plugins.list_plugins("adapters") if name != "saved"]
+BATCH = PaddedBatch(
+    input_ids=torch.tensor([[5, 6, 7, 8, 1], [9, 10, 1, 0, 0]]),
+    attention_mask=torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]),
+    labels=torch.tensor([[11, 12, 1], [13, 1, -100]]),
+)
+
+
+def build_options(name: str, **options: Any) -> AdapterOptions:
+    return plugins.load_plugin("adapters", name)(**options)
+
+
+def attach(folder: Path, options: AdapterOptions, **more: Any) -> Any:
+    """A loaded model with an adapter, no dropout."""
+    loaded = load_model_and_tokenizer(str(folder), dropout=0.0)
+    attach_adapter(loaded.model, options, base=str(folder), **more)
+    return loaded
+
+
+def train_briefly(model: Any, *, num_steps: int = 3) -> None:
+    optimizer = torch.optim.SGD((weight for weight in model.parameters() if weight.requires_grad), lr=0.1)
+    for _ in range(num_steps):
+        compute_padded_losses(model, BATCH).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@torch.no_grad()
+def compute_logits(model: nn.Module) -> Tensor:
+    decoder = shift_right(BATCH.labels, start_id=0, pad_id=0)
+    model.eval()
+    return model(
+        input_ids=BATCH.input_ids, attention_mask=BATCH.attention_mask, decoder_input_ids=decoder, use_cache=False
+    ).logits
+
+
+def compute_losses_by_peft(base: Path, folder: Path) -> Tensor:
+    with suppress_output():
+        model = peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), folder)
+    logits, labels = compute_logits(model), BATCH.labels
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+
+
+@pytest.fixture(params=ADAPTERS)
+def trained(request, model_folder) -> Iterator[tuple[AdapterOptions, Any]]:
+    """Every adapter with default options on the tiny T5, after three steps."""
+    torch.manual_seed(1)
+    options = build_options(request.param)
+    loaded = attach(model_folder, options)
+    train_briefly(loaded.model)
+    yield options, loaded
+
+
+def test_only_the_adapter_is_trained_and_the_base_stays(trained, model_folder):
+    options, loaded = trained
+    attached = find_adapter(loaded.model)
+    assert attached
+    names = {name for name, weight in loaded.model.named_parameters() if weight.requires_grad}
+    assert names == attached.names and names
+    assert attached.is_virtual == options.is_virtual == isinstance(options, VirtualTokenOptions)
+    assert all(weight.grad is None for name, weight in loaded.model.named_parameters() if name not in names)
+    base = T5ForConditionalGeneration.from_pretrained(model_folder).state_dict()
+    found = {name.replace(".base_layer.", "."): weight for name, weight in loaded.model.named_parameters()}
+    kept = [name for name in base if name in found and found[name].shape == base[name].shape]
+    assert len(kept) > 10 and all(torch.equal(found[name], base[name]) for name in kept)
+
+
+def test_a_saved_model_or_adapter_computes_the_same(trained, model_folder, tmp_path):
+    options, loaded = trained
+    expected = compute_padded_losses(loaded.model.eval(), BATCH).detach()
+    before = compute_padded_losses(load_model_and_tokenizer(str(model_folder)).model.eval(), BATCH).detach()
+    assert (expected - before).abs().max() > 0.01
+    merged = iter_merged(loaded.model, loaded.model.named_parameters())
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "model", weights=merged)
+    save_adapter(loaded.model, tmp_path / "adapter")
+    assert torch.equal(compute_padded_losses(loaded.model, BATCH), expected)  # merging has changed nothing
+    exported = load_model_and_tokenizer(str(tmp_path / "model"))
+    attach_exported(exported.model, tmp_path / "model")
+    torch.testing.assert_close(compute_padded_losses(exported.model.eval(), BATCH), expected, rtol=1e-5, atol=1e-5)
+    assert (find_adapter(exported.model) is not None) == options.is_virtual
+    if options.base_bits == 32:  # peft adds the pair to the base in 32 bits
+        by_peft = compute_losses_by_peft(model_folder, tmp_path / "adapter")
+        torch.testing.assert_close(by_peft, expected, rtol=1e-5, atol=1e-5)
+    saved = build_options("saved", path=str(tmp_path / "adapter"))
+    again = attach(model_folder, saved, saved_in=saved.saved_in)
+    assert saved.is_virtual == options.is_virtual
+    if options.base_bits == 32:
+        assert torch.equal(compute_padded_losses(again.model.eval(), BATCH), expected)
+
+
+def test_a_new_adapter_leaves_the_model_as_it_is(model_folder):
+    before = compute_logits(load_model_and_tokenizer(str(model_folder)).model)
+    for name in ("lora", "rslora", "dora", "ia3"):
+        after = compute_logits(attach(model_folder, build_options(name)).model)
+        torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+def test_merged_and_unmerged_by_peft(model_folder, tmp_path):
+    loaded = attach(model_folder, build_options("lora", r=4))
+    train_briefly(loaded.model)
+    save_adapter(loaded.model, tmp_path / "adapter")
+    with suppress_output():
+        model = peft.PeftModel.from_pretrained(
+            T5ForConditionalGeneration.from_pretrained(model_folder), tmp_path / "adapter"
+        )
+    apart = compute_logits(model)
+    model.merge_adapter()
+    torch.testing.assert_close(compute_logits(model), apart, rtol=1e-5, atol=1e-5)
+    model.unmerge_adapter()
+    torch.testing.assert_close(compute_logits(model), apart, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_of_peft_is_continued(model_folder, tmp_path):
+    base = T5ForConditionalGeneration.from_pretrained(model_folder)
+    config = peft.LoraConfig(r=2, target_modules=["q", "v"], task_type="SEQ_2_SEQ_LM", init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
+    model.save_pretrained(tmp_path / "theirs")
+    saved = build_options("saved", path=str(tmp_path / "theirs"))
+    ours = attach(model_folder, saved, saved_in=saved.saved_in).model
+    torch.testing.assert_close(compute_logits(ours), compute_logits(model), rtol=1e-5, atol=1e-5)
+    assert any(weight.requires_grad for weight in ours.parameters())
+
+
+def test_the_scale_of_rslora_falls_with_the_root_of_the_rank(model_folder):
+    scales = {}
+    for name in ("lora", "rslora"):
+        model = attach(model_folder, build_options(name, r=4, alpha=8)).model
+        scales[name] = model.encoder.block[0].layer[0].SelfAttention.q.scaling["default"]
+    assert scales == {"lora": 2, "rslora": 4}
+
+
+def test_targets_are_chosen_by_patterns(model_folder):
+    def list_adapted(*patterns: str, name: str = "lora") -> set[str]:
+        attached = find_adapter(attach(model_folder, build_options(name, target_modules=patterns)).model)
+        assert attached
+        return {name.partition(".lora_")[0].partition(".ia3_")[0] for name in attached.names}
+
+    assert {name.rpartition(".")[2] for name in list_adapted()} == {"q", "k", "v", "o", "wi", "wo"}
+    assert {name.rpartition(".")[2] for name in list_adapted(name="ia3")} == {"k", "v", "wo"}
+    assert list_adapted("decoder.block.1.*.*.EncDecAttention.q") == {"decoder.block.1.layer.1.EncDecAttention.q"}
+    assert len(list_adapted("encoder.block.0-1")) == 2 * 6
+    config = find_adapter(attach(model_folder, build_options("lora", target_modules=("q", "v"))).model)
+    assert config and config.config.target_modules == {"q", "v"}  # as peft's own files name them
+    with pytest.raises(ConfigError, match=r"model.adapter.target_modules: 'qq' matches no matrix .* Did you mean q\b"):
+        list_adapted("qq")
+
+
+def test_a_base_in_4_bits_is_near_the_given_one():
+    model = attach(NANO, build_options("qlora")).model
+    attached, query = find_adapter(model), model.encoder.block[0].layer[0].SelfAttention.q
+    assert attached
+    share = float(attached.note.partition("(NF4), ")[2].partition(" %")[0])
+    assert 8 < share < 10  # of normally distributed weights in blocks of 64
+    assert query.base_layer.weight.numel() * 4 == 128 * 128 / 2  # bytes
+    count = count_parameters(load_model_and_tokenizer(str(NANO)).model) + count_parameters(model, trained=True)
+    assert describe_parameters(model).startswith(f"{count:,} parameters, ")
+
+
+def test_an_adapter_that_does_not_fit_is_refused(model_folder, tmp_path):
+    loaded = attach(model_folder, build_options("lora", r=2))
+    save_adapter(loaded.model, tmp_path / "adapter")
+    saved = build_options("saved", path=str(tmp_path / "adapter"))
+    other = load_model_and_tokenizer(str(model_folder)).model
+    with pytest.raises(ConfigError, match=rf"was trained on {model_folder}, and model.path is flan-t5-base\."):
+        attach_adapter(other, saved, base="flan-t5-base", saved_in=saved.saved_in)
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors. Save the adapter again"):
+        attach_adapter(other, saved, base=str(model_folder), saved_in=saved.saved_in)
+    with pytest.raises(
+        ConfigError, match=r"model.adapter.path: .* holds no adapter_config.json. Give adapter/ of a run"
+    ):
+        attach_adapter(other, saved, base=str(model_folder), saved_in=str(tmp_path))
