@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     PlainValidator,
     field_validator,
     model_validator,
@@ -25,50 +24,24 @@ from fivetune import plugins
 from fivetune.config.data import DataSection
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
 from fivetune.config.loss import LossSection, explain_unsupported_loss
+from fivetune.config.model import ModelSection, parse_plugin
 from fivetune.config.search import SearchSection
 from fivetune.config.tpu import explain_unsupported_tpu
 from fivetune.config.train import TrainSection
 from fivetune.errors import suggest_names
-from fivetune.plugins import Options
 from fivetune.redaction import redact_settings
-from fivetune.types import Adapter, JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
+from fivetune.types import JsonTable, Optimizer, RunSettings, Schedule, Strategy, Task
 
-
-def _parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[str, object] | None) -> Any:
-    """Convert `{name: adafactor, lr: 1e-3}` or `adafactor` to the options of that plugin."""
-    if isinstance(value, Options):
-        return value
-    table = {"name": value} if isinstance(value, str) else dict(value or {})
-    name = table.pop("name", default)
-    if not isinstance(name, str):
-        given = f", has {', '.join(table)}" if table else ""
-        raise ValueError(f"needs a name{given}. {suggest_names('', plugins.list_plugins(kind))}")
-    return plugins.load_plugin(kind, name).model_validate(table)
-
-
-_parse_task = partial(_parse_plugin, "tasks", None)
-_parse_optimizer = partial(_parse_plugin, "optimizers", "adafactor")
-_parse_schedule = partial(_parse_plugin, "schedules", "constant")
-_parse_strategy = partial(_parse_plugin, "strategies", "single")
-
-
-def _parse_adapter(value: Options | str | Mapping[str, object] | None) -> Any:
-    """Convert `{name: lora, r: 8}` or `lora` to the options of that adapter; `{path: DIR}` is one that was saved."""
-    if value is None:
-        return None
-    is_saved = isinstance(value, Mapping) and "path" in value
-    return _parse_plugin("adapters", "saved" if is_saved else None, value)
-
-
-def _as_table(options: Options | None) -> JsonTable | None:
-    return options and {"name": options.plugin_name(), **options.model_dump(mode="json")}
+_parse_task = partial(parse_plugin, "tasks", None)
+_parse_optimizer = partial(parse_plugin, "optimizers", "adafactor")
+_parse_schedule = partial(parse_plugin, "schedules", "constant")
+_parse_strategy = partial(parse_plugin, "strategies", "single")
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -80,61 +53,6 @@ class RunSection(_Section):
 
     dir: str = Field(default="runs/{recipe}", description="run directory; {recipe} is the file's name")
     seed: int = Field(default=0, ge=0, lt=2**31, description="seed of new weights, data order and dropout")
-
-
-class ModelSection(_Section):
-    """The model that is fine-tuned."""
-
-    path: str | None = Field(default=None, description="local folder, hub name, or t5-nano (part of the package)")
-    config: str | None = Field(default=None, description="folder or config.json to build from, with init: random")
-    tokenizer: str | None = Field(default=None, description="folder or hub name; default: the model's own")
-    init: Literal["pretrained", "random"] = Field(
-        default="pretrained", description="load the weights, or initialise them randomly"
-    )
-    revision: str | None = Field(default=None, description="commit or tag on the hub")
-    dropout: Fraction | None = Field(
-        default=0.1, description="dropout rate in training; null keeps the checkpoint's (0 in v1.1 and mT5)"
-    )
-    any_seq2seq: bool = Field(
-        default=False,
-        description="also accept sequence-to-sequence models of other families (Bart, Pegasus), computed by "
-        "transformers alone, at your own risk: docs/models.md",
-    )
-    freeze: tuple[str, ...] = Field(
-        default=(),
-        description="weights that are not trained, by parts of their names: shared, encoder, encoder.block.0-3, "
-        "relative_attention_bias, decoder.block.*.layer.1",
-    )
-    unfreeze: Annotated[dict[str, PositiveInt], Table] = Field(
-        default={}, description="weights that are trained from a step on: {encoder.block.8-11: 200, encoder: 500}"
-    )
-
-    adapter: Annotated[Adapter | None, PlainValidator(_parse_adapter), PlainSerializer(_as_table)] = Field(
-        default=None,
-        description="train an adapter beside frozen weights: lora, {name: lora, r: 8}, {path: DIR} (docs/adapters.md)",
-    )
-
-    @model_validator(mode="after")
-    def _check_source(self) -> ModelSection:
-        if self.init == "pretrained" and not self.path:
-            raise ValueError("path is missing. Give model.path, or model.init: random with model.config")
-        if self.init == "random" and not (self.config or self.path):
-            raise ValueError("init: random needs model.config (a folder or a config.json)")
-        return self
-
-    @model_validator(mode="after")
-    def _check_adapter(self) -> ModelSection:
-        if self.adapter and self.init == "random":
-            raise ValueError(
-                f"adapter {self.adapter.plugin_name()} is trained beside frozen weights, and init: random has none "
-                "that are worth keeping. Give model.path, or remove model.adapter"
-            )
-        if self.adapter and self.unfreeze:
-            raise ValueError(
-                f"unfreeze ({', '.join(self.unfreeze)}): adapter {self.adapter.plugin_name()} keeps the weights of the "
-                "model frozen to the end. Remove one of the two"
-            )
-        return self
 
 
 class EvalSection(_Section):
