@@ -375,6 +375,11 @@ class RunConfig(_Section):
                 f"schedule.name {name} lowers the learning rate, and optimizer.name {self.optimizer.plugin_name()} "
                 "averages the weights instead. Use schedule.name constant, with warmup_steps or warmup_fraction"
             )
+        if getattr(self.optimizer, "replaces_decay", False) and self.train.ema:
+            raise ValueError(
+                f"train.ema {self.train.ema:g} averages the weights, and so does optimizer.name "
+                f"{self.optimizer.plugin_name()}. Keep one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "optimizer.name": ("adafactor", "adamw"),
     "train.param_groups": ((), []),
     "train.layer_decay": (None,),
+    "train.ema": (None,),
     "loss.label_smoothing": (0.0,),
     "loss.z_loss": (0.0,),
     "loss.class_weights": ({},),

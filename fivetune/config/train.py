@@ -106,6 +106,11 @@ class TrainSection(BaseModel):
         default=None,
         description="factor of the learning rate per layer, from the top of each stack down to the embedding; null: 1",
     )
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="decay of a moving average of the weights, such as 0.999; the average is evaluated, selected and "
+        "exported in place of the weights; null: off (docs/optimizers.md)",
+    )
     early_stopping: Annotated[
         EarlyStopping | None, BeforeValidator(_parse_early_stopping), WithJsonSchema(EARLY_STOPPING_SCHEMA)
     ] = Field(

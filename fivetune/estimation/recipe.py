@@ -78,7 +78,8 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         recompute=config.train.recompute,
         state_bytes=tables * get_state_bytes(optimizer, "table")
         + (1 - tables) * get_state_bytes(optimizer, "matrix")
-        + momentum,
+        + momentum
+        + (FP32 if config.train.ema else 0),
         gathers_state=optimizer.plugin_name() == "adafactor",
         on_gpu=device is not None,
         passes=2 if config.loss.r_drop else 1,

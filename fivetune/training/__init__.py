@@ -36,23 +36,22 @@ from fivetune.rundir import (
     NullRunDir,
     RunDir,
 )
-from fivetune.rundir.figures import find_own_eval, select_evals_by_step
+from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
-from fivetune.rundir.records import EvalRecord, Run
+from fivetune.rundir.records import Run
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.bucket import Uploader, open_copy
-from fivetune.training.card import build_model_card
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
+from fivetune.training.export import export_model, read_past_evals
 from fivetune.training.loop import (
     Training,
     format_resume_command,
     measure_phase,
-    run_evaluation,
     run_training_loop,
     warn_once,
 )
@@ -76,7 +75,6 @@ from fivetune.training.resume import (
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import (
     Setup,
-    build_decoding,
     seed_everything,
     set_up,
     with_batch_size,
@@ -326,7 +324,8 @@ def _train_and_export(training: Training, url: str | None) -> None:
         uploader.finish(training.progress.log, warn)
         if why := describe_stop(state, setup.config.train.early_stopping, training.plan.num_steps):
             training.progress.log(why)
-        incomplete = _export_model(training)
+        with setup.learner.swap_in_averages():
+            incomplete = export_model(training)
         with measure_phase(training, "checkpoint"):
             incomplete = uploader.upload_results(warn) or incomplete
     finally:
@@ -347,18 +346,12 @@ def _train_and_export(training: Training, url: str | None) -> None:
     world.barrier()
 
 
-def _read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
-    """The evaluations that rank 0 has written, on every rank; `truncate_after` names the damage of a resumed run."""
-    found = rundir.read_evals(run.path, on_damage=lambda text: None) if world.is_first else []
-    return world.broadcast_object(found)
-
-
 def _find_evaluated_steps(run: RunDir, world: World, state: TrainingProgress, basis: str) -> set[int]:
     """Find the steps whose evaluation is not repeated: none after step 0 if no score counts as the best so far.
 
     Those of other data or settings are repeated.
     """
-    records = [record for record in select_evals_by_step(_read_past_evals(run, world)) if record.basis == basis]
+    records = [record for record in select_evals_by_step(read_past_evals(run, world)) if record.basis == basis]
     return {record.step for record in records if state.best or record.step == 0}
 
 
@@ -383,9 +376,11 @@ def _load_progress(
     )
     path = world.broadcast_object(found)
     if path is not None:
-        state = checkpoint.restore_checkpoint(path, learner.model, learner.optimizer, learner.scaler, world)
+        state = checkpoint.restore_checkpoint(
+            path, learner.model, learner.optimizer, learner.scaler, world, learner.averages
+        )
         _, before = checkpoint.read_state(path)
-        past = [one for one in select_evals_by_step(_read_past_evals(run, world)) if one.step <= state.step]
+        past = [one for one in select_evals_by_step(read_past_evals(run, world)) if one.step <= state.step]
         is_lost = before.eval_basis != owner.eval_basis and any(one.basis == before.eval_basis for one in past)
         if state.best and setup.data.evaluator is None:
             _warn(run, progress, describe_last_evaluation(state.best))
@@ -409,47 +404,6 @@ def _warn(run: RunDir, progress: Progress, message: str) -> None:
     """Print a warning and record it for status.json and the report."""
     run.add_warning(message)
     progress.warn(message)
-
-
-def _export_model(training: Training) -> str | None:
-    """Write model/ with the best weights, or with the last ones if the run has no evaluation.
-
-    If the best evaluation was of a subset, its weights are evaluated on all examples.
-    Returns: None, or a sentence if the checkpoint of the best weights is damaged.
-    """
-    setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
-    world = learner.world
-    incomplete = None
-    with measure_phase(training, "checkpoint"):
-        if state.best and state.best.step != state.step:
-            path = run.path / "checkpoints" / str(state.best.step)
-            if reason := world.broadcast_object(checkpoint.find_weights_damage(path) if world.is_first else None):
-                incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
-                warn_once(training, incomplete)
-                state.best = None
-            else:
-                checkpoint.load_weights(path, learner.model)
-    scored = {(e.step, e.split, e.basis) for e in _read_past_evals(run, world)}
-    whole = (state.best.step, "eval", training.owner.eval_basis) if state.best else None
-    if whole and setup.data.evaluator and whole not in scored:
-        with measure_phase(training, "evaluate"):
-            run_evaluation(training, step=whole[0])
-    with measure_phase(training, "checkpoint"):
-        if world.is_first:
-            run.refuse_moved()
-        best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
-        name, model_type = run.path.resolve().name, learner.model.config.model_type
-        target_p99 = setup.data.stream.store.summary["target_p99"]
-        learner.save_model(
-            setup.loaded.tokenizer,
-            run.path / "model",
-            generation=build_decoding(
-                setup.config, setup.loaded.tokenizer, target_p99=target_p99
-            ).as_generation_config(),
-            card=build_model_card(setup.config, best, name=name, model_type=model_type),
-            run_id=training.owner.run_id,
-        )
-    return incomplete
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
     checkpoints/<step>/  model.safetensors  state.pt (optimizer, scaler, random states)  state.json  manifest.json
     of a sharded model:  __<rank>_0.distcp  .metadata  state.pt (without tensors of the optimizer)  and the same two
 
+Where averages are evaluated (train.ema, schedule_free), they are its weights; the trained ones are beside them.
+
 A checkpoint is written to a staging folder, every file fsynced, the manifest (sizes, CRC-32) last, then renamed; only
 then are older ones removed. Reading takes the newest whole checkpoint; a damaged one is renamed and never used.
 state.json also records the owner of the checkpoint: the run's id, its settings and its data. Weights and optimizer
@@ -22,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +42,7 @@ from fivetune.model.save import apply_umask, replace_folder
 from fivetune.rundir import write_json
 from fivetune.rundir.checksums import Checksum, compute_checksum, find_damage, write_checksums
 from fivetune.rundir.records import BestEval
+from fivetune.training.averaging import Averages
 from fivetune.training.snapshot import ShardedSnapshot, Snapshot, load_optimizer, map_tensors, set_random_states
 
 if TYPE_CHECKING:
@@ -317,6 +321,15 @@ def load_weights(path: Path, model: nn.Module) -> None:
         raise _build_mismatch_error(path, error) from None
 
 
+def _read_trained(path: Path, state: TorchState, into: dict[str, Tensor]) -> None:
+    """Read the trained weights of a checkpoint that holds their averages, in place."""
+    if is_sharded_checkpoint(path):
+        _read_shards(path, {f"trained/{name}": tensor for name, tensor in into.items()})
+        return
+    for name, tensor in into.items():
+        tensor.copy_(shard_like(state["trained"][name], tensor))
+
+
 def _read_shards(path: Path, into: dict[str, Tensor]) -> None:
     """Read tensors of a sharded checkpoint in place. Raises RunDirError."""
     from fivetune.distributed.shards import read_tensors
@@ -377,10 +390,12 @@ def restore_checkpoint(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     world: World = SINGLE_PROCESS,
+    averages: Averages | None = None,
 ) -> TrainingProgress:
     """Restore weights, optimizer, scaler and random states. Raises RunDirError if the checkpoint is of another model.
 
-    A rank without a saved random state, because the run had fewer ranks, keeps its own.
+    With averages, its weights are these, and the trained ones are beside them. A rank without a saved random state,
+    because the run had fewer ranks, keeps its own.
     """
     try:
         progress, _ = read_state(path)
@@ -400,6 +415,8 @@ def restore_checkpoint(
     try:
         load_optimizer(model, optimizer, state["optimizer"], shards, world)
         scaler.load_state_dict(state["scaler"])
+        if averages is not None:
+            averages.restore(partial(_read_trained, path, state))
         states = [state["random"], *state.get("random_of_others", ())]
         if world.rank < len(states):
             set_random_states(states[world.rank])

@@ -5,13 +5,13 @@ In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fivetune.config import RunConfig
 from fivetune.distributed.world import SINGLE_PROCESS, World
@@ -25,6 +25,7 @@ from fivetune.telemetry.devices import (
     pick_device,
     pick_precision,
 )
+from fivetune.training.averaging import Averages
 from fivetune.training.groups import group_weights
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fivetune.model.cuda.graphed import GraphedUpdate
     from fivetune.model.modules import T5Model
     from fivetune.training.tpu import Chips
-    from fivetune.types import Strategy
+    from fivetune.types import PhaseTimer, Strategy
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -82,6 +83,7 @@ class Learner:
         world: the ranks of the run.
         graphs: replays steps as CUDA graphs; None if each kernel is launched.
         chips: runs steps on TPU chips; None if torch does.
+        averages: evaluated and saved in place of the trained weights; None if those are.
     """
 
     model: T5Model
@@ -94,6 +96,18 @@ class Learner:
     world: World = SINGLE_PROCESS
     graphs: GraphedUpdate | None = None
     chips: Chips | None = None
+    averages: Averages | None = None
+
+    def swap_in_averages(self) -> AbstractContextManager[dict[str, Tensor]]:
+        """Put the averages into the model for a while, where there are any; yields the trained weights, by name."""
+        return self.averages.swap_in() if self.averages else nullcontext({})
+
+    def update_averages(self, step: int, timer: PhaseTimer) -> None:
+        """Take the weights after a step (1-based) into the averages, if there are any."""
+        if self.averages is not None:
+            timer("optimizer")
+            self.averages.update(step)
+            timer("host")
 
     def fetch(self) -> None:
         """Bring the model and the optimizer up to date with TPU chips; no-op on other devices."""

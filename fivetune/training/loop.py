@@ -10,12 +10,10 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import islice
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +26,7 @@ from fivetune.model.flops import Flops
 from fivetune.model.module_flops import count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.rundir.figures import (
-    FROZEN_STEPS,
-    build_best_eval,
-    find_divergence,
-    is_better_eval,
-    is_frozen,
-    list_eval_losses,
-)
+from fivetune.rundir.figures import build_best_eval, is_better_eval, list_eval_losses
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord, StepRecord
@@ -45,6 +36,7 @@ from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
 from fivetune.training.bucket import Uploader
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
+from fivetune.training.loss_warnings import iter_loss_warnings
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
@@ -52,8 +44,6 @@ from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapsh
 from fivetune.training.stopping import count_evaluation, is_exhausted
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
-
-DIVERGENCE_CHECKS = 50  # per run
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +179,10 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
             get_signum=lambda: training.stop.signum or 0,
         )
     state.step += 1
+    learner.update_averages(state.step, meter.enter)
     if update.batch_size < training.plan.batch_size:
         _reduce_micro_batch(training, update.batch_size)
-    if learner.graphs is not None and learner.graphs.steps.failure:
-        warn_once(
-            training,
-            f"a CUDA graph could not be recorded; steps without one launch each kernel: {learner.graphs.steps.failure}",
-        )
+    _warn_of_graphs(training)
     logged = state.step % setup.config.train.log_every_steps == 0
     effective = setup.config.optimizer.effective_lr(learner.fetch_rates()) if logged or lr is None else None
     record = partial(
@@ -233,6 +220,12 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
     )
 
 
+def _warn_of_graphs(training: Training) -> None:
+    graphs = training.setup.learner.graphs
+    if graphs is not None and (failure := graphs.steps.failure):
+        warn_once(training, f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")
+
+
 def write_steps(training: Training, *, wait: bool) -> None:
     """Write the records of the steps that the device has finished, in order; with `wait`, of all steps.
 
@@ -266,7 +259,19 @@ def _write_step(training: Training, pending: PendingStep) -> None:
     training.progress.show_step(record, training.plan.num_steps)
     for sink in training.sinks:
         sink.step(record)
-    _warn_of_losses(training, pending.step, loss, norm)
+    training.losses[pending.step] = loss
+    if math.isfinite(norm):
+        training.grad_norms[pending.step] = norm
+    found = iter_loss_warnings(
+        training.losses,
+        training.grad_norms,
+        list_eval_losses(training.evals),
+        num_steps=training.plan.num_steps,
+        vocab_size=learner.model.config.vocab_size,
+        has_diverged=any(warning.kind == "diverged" for warning in training.run.warnings),
+    )
+    for message, kind in found:
+        warn_once(training, message, kind=kind)
 
 
 def evaluate_model(training: Training) -> None:
@@ -276,7 +281,8 @@ def evaluate_model(training: Training) -> None:
     """
     setup, state = training.setup, training.state
     write_steps(training, wait=True)
-    record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
+    with setup.learner.swap_in_averages():
+        record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
     training.evaluated_steps.add(state.step)
     before, found = state.best, build_best_eval(record, setup.metric)
     maximized = is_maximized(setup.config.task.metrics, setup.metric)
@@ -341,15 +347,27 @@ def save_checkpoint(training: Training) -> None:
 
     With checkpoint.background only the copy of the state is made now; `finish_save` does the rest.
     """
-    setup, learner, state = training.setup, training.setup.learner, training.state
     finish_save(training)
+    with training.setup.learner.swap_in_averages() as trained:
+        _start_save(training, trained)
+    if not training.writer.is_parallel:
+        finish_save(training)
+
+
+def _start_save(training: Training, trained: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint, or begin to write a copy of the state.
+
+    Args:
+        trained: the trained weights by name, if the model holds their averages.
+    """
+    setup, learner, state = training.setup, training.setup.learner, training.state
     folder = training.run.path / "checkpoints"
     write_steps(training, wait=True)
     learner.fetch()
     owner = replace(training.owner, batch_size=training.plan.batch_size)
     sharded = setup.config.strategy.sharded and learner.world.size > 1
     take = take_shards if sharded else take_snapshot
-    taken = take(learner.model, learner.optimizer, learner.scaler, learner.world)
+    taken = take(learner.model, learner.optimizer, learner.scaler, learner.world, trained)
     is_copied = not sharded and learner.compute.device != "cpu"
     if training.writer.is_parallel and not is_copied:
         taken = taken.copy()
@@ -373,8 +391,6 @@ def save_checkpoint(training: Training) -> None:
 
     training.saving = progress
     training.writer.start(write_or_retry)
-    if not training.writer.is_parallel:
-        finish_save(training)
 
 
 def finish_save(training: Training) -> None:
@@ -444,36 +460,6 @@ def measure_phase(training: Training, phase: str) -> Iterator[None]:
         yield
     finally:
         seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
-
-
-def _warn_of_losses(training: Training, step: int, loss: float, norm: float) -> None:
-    """Warn if the loss is constant or the training diverges."""
-    losses, norms = training.losses, training.grad_norms
-    losses[step] = loss
-    if math.isfinite(norm):
-        norms[step] = norm
-    if is_frozen([*islice(reversed(losses.values()), FROZEN_STEPS)]):
-        warn_once(
-            training,
-            f"the training loss is exactly {loss} in {FROZEN_STEPS} steps in a row: "
-            "the weights do not move. Check optimizer.lr and train.precision.",
-            kind="frozen_loss",
-        )
-    if step % ceil(training.plan.num_steps / DIVERGENCE_CHECKS) or any(
-        w.kind == "diverged" for w in training.run.warnings
-    ):
-        return
-    vocab_size = training.setup.learner.model.config.vocab_size
-    eval_losses = list_eval_losses(training.evals)
-    if found := find_divergence(losses, norms, vocab_size=vocab_size, eval_losses=eval_losses):
-        guessing = f"; guessing has {found.guessing_loss:.3g}" if found.guessing_loss else ""
-        warn_once(
-            training,
-            f"the training diverges: after step {found.step} the loss rose from {found.lowest_loss:.3g} to "
-            f"{found.last_loss:.3g} at step {step}{guessing}. "
-            "Start a new run with a lower optimizer.lr or more warm-up steps.",
-            kind="diverged",
-        )
 
 
 def _format_stop_message(training: Training) -> str:

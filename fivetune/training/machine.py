@@ -58,4 +58,5 @@ def format_headline(setup: Setup, step: int) -> str:
         f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
         f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
         f"{f'; loss with {options}' if options else ''}"
+        f"{'; averages of the weights are evaluated and exported' if learner.averages else ''}"
     )

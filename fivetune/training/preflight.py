@@ -398,9 +398,10 @@ def _check_memory(setup: Setup) -> Outcome:
         return "pass", "not forecast on TPU chips"
     device = setup.learner.compute.device
     model = setup.learner.model
+    averages = setup.learner.averages.num_bytes if setup.learner.averages else 0
     weights, gradients = count_bytes(model), 4 * count_parameters(model, trained=True)
-    state = count_state_bytes(model, setup.config.optimizer)
-    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients, 0)
+    state = count_state_bytes(model, setup.config.optimizer) + averages
+    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients - averages, 0)
     forecast = weights + gradients + state + rest
     if device.startswith("cuda"):
         there = torch.cuda.get_device_properties(device).total_memory
@@ -453,6 +454,7 @@ def _check_disk(setup: Setup) -> Outcome:
     config = setup.config
     own = sum(weight.numel() for _, weight in select_own_weights(setup.learner.model))
     each = own * 4 + count_state_bytes(setup.learner.model, config.optimizer)
+    each += setup.learner.averages.num_saved_bytes if setup.learner.averages else 0
     needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
     text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"

@@ -46,6 +46,7 @@ from fivetune.telemetry.devices import (
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
+from fivetune.training.averaging import build_averages
 from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
@@ -150,6 +151,7 @@ def set_up(
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
+    averages = build_averages(config.optimizer, model, optimizer, config.train.ema)
     forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
     objective, class_weights = build_objective(config, model, loaded.tokenizer, data.stream.store.summary)
     forward = replace(world.broadcast_object(forward), objective=objective)
@@ -169,6 +171,7 @@ def set_up(
         max_grad_norm=config.train.max_grad_norm,
         world=world,
         chips=chips,
+        averages=averages,
     )
     plan = decide_plan(
         config,

@@ -7,9 +7,10 @@ the optimizer's state and the random states of a checkpoint.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,8 @@ class Snapshot:
 class ShardedSnapshot:
     """What this rank holds of the state: tensors by name, on their devices, and on rank 0 the content of state.pt.
 
-    The names: weights/<name>, optimizer/<name of the weight>/<field>. A pipeline's rank has those of its stage only.
+    The names: weights/<name>, optimizer/<name of the weight>/<field>, and trained/<name> if the weights are averages. A
+    pipeline's rank has those of its stage only.
     """
 
     tensors: dict[str, Tensor]
@@ -60,11 +62,20 @@ def _copy_to_host(tree: Any) -> Any:
 
 
 def take_shards(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    world: World,
+    trained: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> ShardedSnapshot:
-    """List what this rank holds, without a copy. Collective: all ranks call it."""
+    """List what this rank holds, without a copy. Collective: all ranks call it.
+
+    Args:
+        trained: the trained weights by name, if the model holds their averages.
+    """
     optimizer_state = _collect_states(model, optimizer)
     tensors = {f"weights/{name}": parameter.detach() for name, parameter in iter_held(model)}
+    tensors |= {f"trained/{name}": weight for name, weight in trained.items()}
     values: TorchState = {}  # of the optimizer, without tensors
     for name, state in optimizer_state["state"].items():
         tensors |= {f"optimizer/{name}/{key}": value for key, value in state.items() if isinstance(value, Tensor)}
@@ -74,18 +85,22 @@ def take_shards(
 
 
 def take_snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, world: World = SINGLE_PROCESS
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    world: World = SINGLE_PROCESS,
+    trained: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Snapshot:
-    """Gather the current state on the host. Collective: all ranks call it; the snapshot is complete on rank 0."""
+    """Gather the current state on the host, as `take_shards`; the snapshot is complete on rank 0."""
 
     def taken(tensor: Tensor) -> Tensor:
         full = gather_tensor(tensor.detach())
         return full.cpu().contiguous() if world.is_first else full.new_empty(0)
 
-    return Snapshot(
-        {name: taken(parameter) for name, parameter in select_own_weights(model)},
-        _build_state(map_tensors(_collect_states(model, optimizer), taken), scaler, world),
-    )
+    state = _build_state(map_tensors(_collect_states(model, optimizer), taken), scaler, world)
+    if trained:
+        state["trained"] = map_tensors(dict(trained), taken)
+    return Snapshot({name: taken(parameter) for name, parameter in select_own_weights(model)}, state)
 
 
 def _build_state(optimizer_state: TorchState, scaler: torch.amp.GradScaler, world: World) -> TorchState:

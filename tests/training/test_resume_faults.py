@@ -294,7 +294,7 @@ def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_pa
     table = kit.recipe(tmp_path, model_folder, train__num_steps=3, eval__at_start=False, eval__max_examples=4)
     table["eval"]["every_steps"] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fivetune.training._export_model", lambda training: None)
+        patch.setattr("fivetune.training.export_model", lambda training: None)
         best = train(table, {"train.num_steps": 2}, preflight=False, quiet=True).status.best
     run = train(table, {"data.eval": []}, resume=True, preflight=False, quiet=True)
     assert (run.status.state, run.status.step, run.status.best) == ("finished", 3, best)

@@ -83,6 +83,7 @@ def find_graph_obstacle(setup: Setup) -> str:
         (bool(config.model.adapter), "model.adapter is set"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
         (bool(config.train.param_groups or config.train.layer_decay), "train.param_groups or layer_decay is set"),
+        (bool(config.train.ema), "train.ema averages the weights after each step"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
         (bool(forward.objective.r_drop), "loss.r_drop computes every example twice"),
         (bool(forward.objective.class_weights), "loss.class_weights is set"),

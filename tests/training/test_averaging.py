@@ -1,0 +1,138 @@
+"""Averages in place of the trained weights: what is evaluated, saved and exported, and what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kit
+import pytest
+import torch
+from ranks import start_ranks
+from safetensors.torch import load_file
+
+from fivetune import rundir
+from fivetune.config import load_config
+from fivetune.errors import ConfigError
+from fivetune.training import preflight, train
+from fivetune.training.autotune.graphs import find_graph_obstacle
+from fivetune.training.averaging import compute_decay
+from fivetune.training.update import train_step
+
+EMA = {"train__ema": 0.9}
+FREE = {"optimizer": {"name": "schedule_free", "lr": 1e-3}, "schedule": {"name": "constant", "warmup_steps": 2}}
+SHARDED = {"ema": ("fsdp", "pipeline"), "free": ("tensor", "pipeline")}
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def is_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_moving_average_is_in_the_model_for_a_while(tmp_path, model_folder):
+    learner = (setup := kit.ready(tmp_path, model_folder, model__freeze=["shared"], **EMA)).learner
+    weights = dict(learner.model.named_parameters())
+    assert learner.averages
+    expected = {name: weight.detach().clone() for name, weight in weights.items()}
+    for step in (1, 2, 3):
+        train_step(learner, setup.data.stream.build_micro_batches(step - 1), lr=1e-2, step=step)
+        learner.averages.update(step)
+        for name, weight in weights.items():
+            expected[name] += (1 - compute_decay(0.9, step)) * (weight.detach() - expected[name])
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    with learner.swap_in_averages() as trained:
+        assert set(weights) - set(trained) == {"shared.weight"}
+        assert is_equal({name: before[name] for name in trained}, trained)
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight.detach(), expected[name], rtol=1e-5, atol=1e-7)
+    assert is_equal(before, {name: weight.detach() for name, weight in weights.items()})
+    with pytest.raises(ZeroDivisionError), learner.swap_in_averages():
+        raise ZeroDivisionError
+    assert is_equal(before, {name: weight.detach() for name, weight in weights.items()})
+    assert learner.averages.num_bytes == 4 * sum(weight.numel() for name, weight in weights.items() if name in trained)
+
+
+def run_of(table: dict[str, Any], **options: Any) -> Path:
+    train(table, options or None, preflight=False, quiet=True, resume=Path(table["run"]["dir"]).exists())
+    return Path(table["run"]["dir"])
+
+
+@pytest.mark.parametrize("options", [EMA, FREE], ids=["ema", "schedule_free"])
+def test_averages_are_evaluated_saved_and_exported(tmp_path, model_folder, monkeypatch, options):
+    with monkeypatch.context() as patch:
+        kit.scored(patch, [0.9, 0.1])  # step 3 is the best
+        run = run_of(kit.recipe(tmp_path, model_folder, eval__metric="f1", **options))
+    exported = run / "model"
+    assert is_equal(weights_in(exported), weights_in(run / "checkpoints/3"))
+    for step in (3, 6):
+        state = torch.load(run / f"checkpoints/{step}/state.pt")
+        assert not is_equal(state["trained"], weights_in(run / f"checkpoints/{step}"))
+    setup = kit.ready(tmp_path, exported)
+    assert setup.data.evaluator
+    record = setup.data.evaluator.run(setup.learner.model, step=3, split="eval", write=list)
+    assert record.loss == pytest.approx(next(one.loss for one in rundir.read_evals(run) if one.step == 3), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [EMA, FREE, {"optimizer": {"name": "adamw_8bit"}}, {**EMA, "model__unfreeze": {"shared": 4}}],
+    ids=["ema", "schedule_free", "adamw_8bit", "unfreeze"],
+)
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, options):
+    options = {"eval__at_start": False, "checkpoint__every_steps": 1, **options}
+    whole = run_of(kit.recipe(tmp_path, model_folder, run__dir=str(tmp_path / "whole"), **options))
+    table = kit.recipe(tmp_path, model_folder, **options)
+    run_of(table, **{"train.num_steps": 5})
+    run = run_of(table)
+    assert kit.weights_of(run) == kit.weights_of(whole)
+    ends = [torch.load(one / "checkpoints/6/state.pt").get("trained", {}) for one in (run, whole)]
+    assert is_equal(*ends) and bool(ends[0]) == (options.get("optimizer") != {"name": "adamw_8bit"})
+
+
+def train_shared(tables: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    for table in tables:
+        run_of(table)
+
+
+@pytest.mark.slow
+def test_two_processes_average_their_shares(tmp_path, model_folder):
+    """One process begins, two go on with a share each."""
+    tables = []
+    for kind, chosen in (("ema", EMA), ("free", FREE)):
+        options = {"model__dropout": 0.0, "eval__every_steps": 6, "eval__at_start": False, **chosen}
+        table = kit.recipe(tmp_path, model_folder, run__dir=str(tmp_path / kind), **options)
+        run_of(table)
+        for strategy in SHARDED[kind]:
+            own = {**table, "run": {"dir": str(tmp_path / f"{kind}-{strategy}"), "seed": 1}}
+            run_of(own, **{"train.num_steps": 3})
+            tables.append({**own, "strategy": strategy, "launch": {"nproc": 2}})
+    assert [rank.returncode for rank in start_ranks(train_shared, tables)] == [0, 0]
+    for table in tables:
+        run = Path(table["run"]["dir"])
+        whole = tmp_path / run.name.partition("-")[0]
+        assert rundir.read_evals(run)[-1].loss == pytest.approx(rundir.read_evals(whole)[-1].loss, rel=1e-5)
+        torch.testing.assert_close(weights_in(run / "model"), weights_in(whole / "model"), rtol=0, atol=5e-6)
+
+
+def test_what_cannot_be_averaged_is_refused(tmp_path, model_folder):
+    table = kit.recipe(tmp_path, model_folder, **EMA)
+    with pytest.raises(ConfigError, match=r"train\.ema 0\.9 averages the weights, and so does optimizer\.name"):
+        load_config({**table, **FREE})
+    with pytest.raises(ConfigError, match=r"train\.ema 0\.9 is not supported with device tpu\. Use none"):
+        load_config({**table, "device": "tpu", "model": {"path": str(model_folder)}})
+
+
+def test_steps_with_a_moving_average_are_not_replayed_as_graphs(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr("fivetune.training.autotune.graphs.supports_graphs", lambda device: True)
+    setup = kit.ready(tmp_path, model_folder, train__precision="fp32", train__forward="flat", **EMA)
+    assert find_graph_obstacle(setup) == "train.ema averages the weights after each step"
+
+
+def test_the_forecast_counts_the_moving_average(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setattr(preflight, "get_peak_memory_bytes", lambda device: 2**33)
+    details = [preflight._check_memory(kit.ready(tmp_path, model_folder, **options))[1] for options in ({}, EMA)]
+    assert [detail.partition("optimizer ")[2].partition(",")[0] for detail in details] == ["389.0 KiB", "583.5 KiB"]
