@@ -40,9 +40,7 @@ from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.plan import Plan
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
-from fivetune.telemetry.devices import (
-    translate_oom_errors,
-)
+from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
@@ -137,7 +135,6 @@ def set_up(
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
-    getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
     compute = choose_compute(config, world)
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
@@ -151,7 +148,6 @@ def set_up(
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
-    averages = build_averages(config.optimizer, model, optimizer, config.train.ema)
     forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
     objective, class_weights = build_objective(config, model, loaded.tokenizer, data.stream.store.summary)
     forward = replace(world.broadcast_object(forward), objective=objective)
@@ -171,7 +167,7 @@ def set_up(
         max_grad_norm=config.train.max_grad_norm,
         world=world,
         chips=chips,
-        averages=averages,
+        averages=build_averages(config.optimizer, model, optimizer, config.train.ema),
     )
     plan = decide_plan(
         config,
@@ -212,6 +208,7 @@ def _measure_blocks(
 
 def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: World) -> LoadedModel:
     """Load the model. Raises ConfigError if its family does not support the strategy or the device."""
+    getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
     is_sharded = config.strategy.sharded and world.size > 1
     loaded = load_configured_model(config, on_meta=is_sharded)
     device, strategy = "tpu" if compute.num_chips else compute.device, config.strategy.plugin_name()
