@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.distributed.world import World
     from fivetune.errors import IncompleteError
     from fivetune.metrics.classification import describe_majority
-    from fivetune.rundir.figures import find_exported_eval
+    from fivetune.rundir.figures import describe_weights, find_exported_eval
 
     world = World.from_environment()
     with world.report_errors_once():
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     page = _write_report(config.run.dir)
     record = find_exported_eval(done)
     if record and not args.json:
-        print(f"best evaluation, step {record.step:,}, {record.num_examples:,} examples:")
+        print(f"best evaluation, {describe_weights(record, done.status.best)}, {record.num_examples:,} examples:")
         print_scores(record.scores, record.intervals)
         counts = done.data.eval.label_counts if done.data.eval else {}
         if words := describe_majority(record.scores, record.rates, counts):

@@ -124,12 +124,11 @@ def find_best_score(run: Run, metric: str) -> float | None:
 
 def find_best_metric_eval(run: Run, metric: str) -> EvalRecord | None:
     """Return the evaluation that chose the run's best checkpoint; for a metric other than the run's, the best by it."""
-    best = run.status.best
     return figures.find_best_eval(
         run.evals,
         metric=metric,
         higher_is_better=is_higher_better([run.config], metric),
-        chosen_step=best.step if best and best.metric == metric else None,
+        chosen=run.status.best,
     )
 
 

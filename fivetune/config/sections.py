@@ -114,6 +114,11 @@ class CheckpointSection(_Section):
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="number of newest checkpoints kept, in addition to the best"
     )
+    average_best: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="at the end, average the weights of so many checkpoints with the best evaluations, and export the "
+        "mean if it is better than the best one; they are kept, each with its optimizer state; null: off",
+    )
     background: bool = Field(
         default=False,
         description="write checkpoints while training continues, from a copy of weights and optimizer in host memory",

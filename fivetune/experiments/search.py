@@ -22,7 +22,7 @@ from fivetune.launch.signals import interrupt_on_stop_signals
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
-from fivetune.rundir.figures import find_own_eval, select_evals_by_step
+from fivetune.rundir.figures import find_chosen_eval, select_evals_by_step
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.reader import read_json
 from fivetune.types import Search
@@ -141,7 +141,7 @@ def read_scores(folder: Path, metric: str) -> list[tuple[int, float]]:
 def read_best_score(folder: Path, metric: str) -> float | None:
     """Read the score of the best evaluation of a run, on all examples once the run has finished."""
     best = rundir.read_status(folder).best
-    chosen = find_own_eval(rundir.read_evals(folder), best.step) if best else None
+    chosen = find_chosen_eval(rundir.read_evals(folder), best) if best else None
     return chosen.scores.get(metric) if chosen else None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import fmean, median
 
-from fivetune.rundir.layout import OWN_SPLITS
+from fivetune.rundir.layout import AVERAGE, OWN_SPLITS
 from fivetune.rundir.records import BestEval, DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.values import divide
 
@@ -92,10 +92,27 @@ def find_own_eval(evals: Iterable[EvalRecord], step: int) -> EvalRecord | None:
     return next((record for record in select_evals_by_step(evals) if record.step == step), None)
 
 
+def find_chosen_eval(evals: Iterable[EvalRecord], best: BestEval) -> EvalRecord | None:
+    """Return the evaluation of the exported weights: at the best step, or of the weights that were averaged."""
+    if not best.averaged:
+        return find_own_eval(evals, best.step)
+    return next((one for one in reversed([*evals]) if (one.split, one.step) == (AVERAGE, best.step)), None)
+
+
 def find_exported_eval(run: Run) -> EvalRecord | None:
-    """Return the evaluation at the best step of status.json, whose weights are exported to model/."""
-    best = run.status.best
-    return find_own_eval(run.evals, best.step) if best else None
+    """Return the evaluation of the weights in model/, by status.json."""
+    return find_chosen_eval(run.evals, run.status.best) if run.status.best else None
+
+
+def describe_weights(record: EvalRecord, best: BestEval | None) -> str:
+    """Describe which weights an evaluation is of.
+
+    Args:
+        best: of status.json.
+    """
+    if best and best.averaged and record.split == AVERAGE:
+        return f"the mean of steps {', '.join(f'{step:,}' for step in best.averaged)}"
+    return f"step {record.step:,}"
 
 
 def select_comparable_evals(evals: Iterable[EvalRecord]) -> list[EvalRecord]:
@@ -117,18 +134,18 @@ def list_eval_losses(evals: Iterable[EvalRecord]) -> dict[int, float]:
 
 
 def find_best_eval(
-    evals: Iterable[EvalRecord], *, metric: str, higher_is_better: bool, chosen_step: int | None = None
+    evals: Iterable[EvalRecord], *, metric: str, higher_is_better: bool, chosen: BestEval | None = None
 ) -> EvalRecord | None:
-    """Return the evaluation of the exported weights, at `chosen_step` (status.best of this metric), else the best by
+    """Return the evaluation of the exported weights, `chosen` (status.best) if it is of this metric, else the best by
     `metric`.
 
     Candidates are current evaluations after step 0, of all examples if there are any: scores of a subset and of the
     whole set are not comparable. Ties go to the lower loss, then to the later step, as in `is_better_eval`.
     """
     evals = list(evals)
-    chosen = None if chosen_step is None else find_own_eval(evals, chosen_step)
-    if chosen and metric in chosen.scores:
-        return chosen
+    exported = find_chosen_eval(evals, chosen) if chosen and chosen.metric == metric else None
+    if exported and metric in exported.scores:
+        return exported
     records = [record for record in select_evals_by_step(select_current_evals(evals)) if metric in record.scores]
     records = [record for record in records if record.step > 0] or records
     records = [record for record in records if record.split == "eval"] or records

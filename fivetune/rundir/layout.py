@@ -22,6 +22,7 @@ FORMAT_VERSION = 1
 LOCK = ".lock"
 PLAN = "plan.json"
 OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval, all of it
+AVERAGE = "average"  # the split of the evaluation of averaged weights, on all of data.eval
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (
     "steps.jsonl", "evals.jsonl", "status.json", "machine.json", "data.json", "config.yaml",
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import yaml
 
 from fivetune.errors import RunDirError
-from fivetune.rundir.figures import find_own_eval
+from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file
 from fivetune.rundir.finders import BatchTest, RangeTest
 from fivetune.rundir.layout import (
@@ -129,7 +129,7 @@ def read_run(folder: str | Path) -> Run:
     steps = read_steps(folder, on_damage=damage.append)
     evals = read_evals(folder, is_growing=is_active, on_damage=damage.append)
     best = None if is_active else status.best  # a resume drops later evaluations
-    best_eval = find_own_eval(evals, best.step) if best else None
+    best_eval = find_chosen_eval(evals, best) if best else None
     if best and (best_eval is None or best.metric not in best_eval.scores):
         damage.append(
             f"{folder / EVALS}: lacks the evaluation that status.json names as the best: {best.metric} "

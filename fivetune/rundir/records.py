@@ -149,12 +149,18 @@ class TelemetryRecord:
 
 @dataclass(frozen=True, slots=True)
 class BestEval:
-    """The evaluation that picks the exported weights."""
+    """The evaluation that picks the exported weights.
+
+    Args:
+        averaged: steps whose weights were averaged into the exported ones (checkpoint.average_best), whose score and
+            loss these are; () if the weights of `step` are exported.
+    """
 
     step: int
     metric: str
     score: float
     loss: float | None = None
+    averaged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from fivetune.training import checkpoint
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.bucket import Uploader, open_copy
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
-from fivetune.training.export import export_model, read_past_evals
+from fivetune.training.export import describe_few_evals, export_model, read_past_evals
 from fivetune.training.loop import (
     Training,
     format_resume_command,
@@ -219,7 +219,8 @@ def _prepare(
     progress.start()
     choices = read_choices(run.path) if resume else {}
     setup = set_up(config, on_progress=progress.update, world=world, **choices)
-    plan, warnings = setup.plan, list(setup.loaded.warnings)
+    plan, is_half = setup.plan, setup.learner.compute.precision == "fp16"
+    warnings = [*setup.loaded.warnings, *describe_few_evals(config.checkpoint.average_best, plan)]
     owner = describe_owner(run.path, setup)
     if resume:
         plan = _restore_plan(setup, run, progress, warnings, owner)
@@ -227,9 +228,7 @@ def _prepare(
     if setup.fit:
         run.write_config(with_batch_size(config, setup.fit.batch_size).as_redacted_yaml())
         progress.log(str(setup.fit))
-    if setup.learner.compute.precision == "fp16":
-        warnings.append(FP16_WARNING)
-    for message in warnings:
+    for message in (*warnings, FP16_WARNING) if is_half else warnings:
         _warn(run, progress, message)
     run.write(DATA, {name: store.summary for name, store in setup.data.stores})
     run.write(PLAN, plan.as_dict())
@@ -389,6 +388,7 @@ def _load_progress(
         ):
             _warn(run, progress, message)
             state.best, state.improved, state.num_evals_without_improvement = None, None, 0
+            state.runners_up = []
         if state.improved and state.improved.metric != setup.watched_metric:  # early stopping counts from here
             state.improved, state.num_evals_without_improvement = None, 0
     if resume:

@@ -179,25 +179,27 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
 
 
 def _fetch_best(url: str, newest: Path, notes: list[str]) -> None:
-    """Fetch the checkpoint with the best evaluation, whose weights the run exports at its end."""
+    """Fetch the checkpoints with the best evaluations, whose weights the run exports or averages at its end."""
     with suppress(ValueError, KeyError, TypeError):
-        best = json.loads((newest / "state.json").read_text(encoding="utf-8"))["best"]
-        if best is None or (target := newest.with_name(str(best["step"]))).is_dir():
-            return
-        try:
-            _fetch_checkpoint(join_location(url, CHECKPOINTS, str(best["step"])), target)
-        except (MissingObjectError, DamagedObjectError) as error:
-            notes.append(f"{str(error).rstrip('.')}. It is the checkpoint with the best evaluation so far.")
+        state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+        for number, one in enumerate((state["best"], *state.get("runners_up", ()))):
+            if one is None or (target := newest.with_name(str(one["step"]))).is_dir():
+                continue
+            try:
+                _fetch_checkpoint(join_location(url, CHECKPOINTS, str(one["step"])), target)
+            except (MissingObjectError, DamagedObjectError) as error:
+                which = "one of the best evaluations" if number else "the best evaluation"
+                notes.append(f"{str(error).rstrip('.')}. It is the checkpoint with {which} so far.")
 
 
 class Uploader:
-    """Copies whole checkpoints to a URL in a thread; of several that wait, the newest and the best one.
+    """Copies whole checkpoints to a URL in a thread; of several that wait, the newest and the best ones.
 
     Rank 0 decides, and writes the manifest when all ranks have uploaded the files that they wrote.
 
     Args:
         url: of the run's copy; None: nothing is copied.
-        keep: number of newest checkpoints kept at the URL, in addition to the best.
+        keep: number of newest checkpoints kept at the URL, in addition to the best ones.
         start_step: where this part of the run begins.
     """
 
@@ -206,9 +208,9 @@ class Uploader:
     ) -> None:
         self.url, self._folder, self._keep, self._world = url, folder, keep, world
         self._changed = Condition()
-        self._wanted: dict[int, int | None] = {}  # step -> step of the best evaluation at that time
+        self._wanted: dict[int, frozenset[int]] = {}  # step -> steps of the best evaluations at that time
         self._running: frozenset[int] = frozenset()
-        self._newest: tuple[int, int | None] | None = None
+        self._newest: tuple[int, frozenset[int]] | None = None
         self._copied: set[int] | None = None  # whole at the URL, up to `start_step`; None: not listed yet
         self._start_step = start_step
         self._failed, self._notes = False, list[str]()
@@ -227,7 +229,7 @@ class Uploader:
         """Begin to upload a checkpoint that is whole in the run directory. Returns at once; rank 0 calls it."""
         if self.url is None or not self._world.is_first:
             return
-        best = saved.best.step if saved.best else None
+        best = saved.kept_steps
         with self._changed:
             self._newest = saved.step, best
             self._wanted = {saved.step: best}
@@ -238,8 +240,7 @@ class Uploader:
     def get_held_steps(self) -> Collection[int]:
         """Return the checkpoints that must not be removed, because their upload waits or is under way."""
         with self._changed:
-            best = {one for one in self._wanted.values() if one is not None}
-            return {*self._wanted, *best, *self._running}
+            return {*self._wanted, *self._running}.union(*self._wanted.values())
 
     def wait(self) -> None:
         """Wait until nothing is uploaded; what failed last is tried once more."""
@@ -314,7 +315,7 @@ class Uploader:
                 if self._stopped.is_set():
                     return
                 ((newest, best),) = self._wanted.items()
-                self._wanted, self._running = {}, frozenset({newest, *({best} if best is not None else ())})
+                self._wanted, self._running = {}, best | {newest}
             failure = ""
             try:
                 self._upload_newest(newest, best)
@@ -326,12 +327,12 @@ class Uploader:
                     self._notes.append(f"{failure.rstrip('.')}. The run continues; its own checkpoints are whole.")
                 self._changed.notify_all()
 
-    def _upload_newest(self, newest: int, best: int | None) -> None:
+    def _upload_newest(self, newest: int, best: frozenset[int]) -> None:
         assert self.url is not None
         if self._copied is None:
             copied = list_copied_steps(self.url)
             self._copied = {step for step in copied if step <= self._start_step and MANIFEST in copied[step]}
-        for step in sorted({newest, *({best} if best is not None else ())}):
+        for step in sorted(best | {newest}):
             has_files = (self._folder / CHECKPOINTS / str(step)).is_dir()
             if step == newest or (step not in self._copied and has_files):
                 self._upload_checkpoint(step)
@@ -399,15 +400,15 @@ class Uploader:
                 put_file(path, join_location(self.url, name))
                 self._sent[name] = size
 
-    def _remove_old(self, newest: int, best: int | None) -> None:
-        """Remove all checkpoints at the URL but the newest ones and the best, and those of uploads that were torn.
+    def _remove_old(self, newest: int, best: frozenset[int]) -> None:
+        """Remove all checkpoints at the URL but the newest ones and the best ones, and those of uploads that were torn.
 
         Steps after `newest` are of a time that a resume from an earlier checkpoint repeats.
         """
         assert self.url is not None
         copied = list_copied_steps(self.url)
         whole = [step for step in sorted(copied) if step <= newest and MANIFEST in copied[step]]
-        for step in sorted(copied.keys() - {*whole[-self._keep :], best}):
+        for step in sorted(copied.keys() - {*whole[-self._keep :], *best}):
             for name in sorted(copied[step], key=lambda name: name != MANIFEST):
                 delete_object(join_location(self.url, CHECKPOINTS, str(step), name))
 

@@ -6,7 +6,8 @@ import yaml
 
 from fivetune.config import RunConfig
 from fivetune.redaction import redact_settings
-from fivetune.rundir.records import EvalRecord
+from fivetune.rundir.figures import describe_weights
+from fivetune.rundir.records import BestEval, EvalRecord
 from fivetune.tasks import head_of
 
 EXAMPLE = """\
@@ -50,13 +51,15 @@ UMT5_FIX = (
 TEXT = "the text as the run's template writes it"
 
 
-def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: str, model_type: str) -> str:
+def build_model_card(
+    config: RunConfig, evaluation: EvalRecord | None, best: BestEval | None = None, *, name: str, model_type: str
+) -> str:
     """Build the card in Markdown: base model, task, scores, usage and the settings of the run.
 
     Secrets in settings are hidden as in config.yaml: labels and templates are unchanged.
 
     Args:
-        evaluation: evaluation of the exported weights; None without evaluations.
+        evaluation: evaluation of the exported weights; None without evaluations. best: as in status.json.
         name: name of the run, the title.
         model_type: the family in config.json: t5, mt5 or umt5.
     """
@@ -70,7 +73,8 @@ def build_model_card(config: RunConfig, evaluation: EvalRecord | None, *, name: 
     lines = ["---", yaml.safe_dump(metadata, sort_keys=False).strip(), "---", "", f"# {name}", ""]
     lines += [f"Fine-tuned with FiveTune on the task `{task}` from {base}.", ""]
     if evaluation:
-        lines += [f"Scores on {evaluation.num_examples:,} evaluation examples at step {evaluation.step:,}:", ""]
+        weights = describe_weights(evaluation, best)
+        lines += [f"Scores on {evaluation.num_examples:,} evaluation examples at {weights}:", ""]
         lines += ["| score | value |", "|---|---|"]
         lines += [f"| {name} | {format_score(name, value)} |" for name, value in evaluation.scores.items()]
         lines += [""]

@@ -59,6 +59,7 @@ class TrainingProgress:
     Args:
         step: optimizer steps done; with the seed it is also the position in the data.
         best: the best evaluation so far; None before the first one.
+        runners_up: the next best ones that checkpoint.average_best needs, best first.
         improved: the evaluation that train.early_stopping counts from; its score may be another one.
         num_evals_without_improvement: number of evaluations since then.
         seconds: wall-clock seconds by phase, over all resumes.
@@ -69,6 +70,12 @@ class TrainingProgress:
     num_evals_without_improvement: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     improved: BestEval | None = None
+    runners_up: list[BestEval] = field(default_factory=list[BestEval])
+
+    @property
+    def kept_steps(self) -> frozenset[int]:
+        """Steps of the best evaluations, whose checkpoints are kept."""
+        return frozenset(one.step for one in (self.best, *self.runners_up) if one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +267,9 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             eval_data=str(owner.get("eval_data", "")),
             eval_settings=dict(owner.get("eval_settings", {})),
         )
-        return TrainingProgress(step, best, num_without_improvement, seconds, improved), found
+        others = [_parse_eval(one, "runners_up", step) for one in table.get("runners_up", ())]
+        runners_up = [one for one in others if one]
+        return TrainingProgress(step, best, num_without_improvement, seconds, improved, runners_up), found
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {_get_first_line(error)}") from None
 
@@ -429,19 +438,17 @@ def remove_old_checkpoints(
     folder: Path,
     *,
     keep: int,
-    best_step: int | None,
-    held: Collection[int] = (),
+    held: Collection[int],
     on_failure: Callable[[str], object] | None = None,
 ) -> None:
-    """Remove all checkpoints but the newest `keep` and the best, and the partial folders of killed processes.
+    """Remove all checkpoints but the newest `keep` and those of `held`, and the partial folders of killed processes.
 
     A folder that cannot be removed is reported and kept: the run does not need its space.
 
     Args:
-        held: steps that are still needed.
+        held: steps of the best evaluations, and of others that are still needed.
     """
-    kept = {best_step, *held}
-    outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step not in kept]
+    outdated = [folder / str(step) for step in list_steps(folder)[:-keep] if step not in held]
     for path in (*folder.glob(".staging-*"), *folder.glob(".*.old"), *outdated):
         try:
             _remove(path)

@@ -1,14 +1,28 @@
-"""The end of a run: model/ with the weights of the best evaluation.
+"""The end of a run: model/ with the weights of the best evaluation, or with the mean of the best ones.
 
-In: a run whose steps are done. Out: the model folder, and an evaluation of its weights on all examples.
+In: a run whose steps are done. Out: the model folder, and an evaluation of its weights on all examples. Averages of
+checkpoints: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima"; the last ones: Vaswani et al. 2017.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
 from fivetune import rundir
+from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.distributed.world import World
+from fivetune.metrics import is_maximized
+from fivetune.model.adapters import select_own_weights
 from fivetune.rundir import RunDir
-from fivetune.rundir.figures import find_own_eval
+from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
+from fivetune.rundir.layout import AVERAGE
+from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord
 from fivetune.training import checkpoint
 from fivetune.training.card import build_model_card
@@ -25,30 +39,28 @@ def read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
 def export_model(training: Training) -> str | None:
     """Write model/ with the best weights, or with the last ones if the run has no evaluation.
 
-    If the best evaluation was of a subset, its weights are evaluated on all examples.
+    If the best evaluation was of a subset, its weights are evaluated on all examples. With checkpoint.average_best the
+    mean of the best checkpoints is evaluated too, and exported if it is better.
     Returns: None, or a sentence if the checkpoint of the best weights is damaged.
     """
     setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
-    world = learner.world
     incomplete = None
     with measure_phase(training, "checkpoint"):
         if state.best and state.best.step != state.step:
             path = run.path / "checkpoints" / str(state.best.step)
-            if reason := world.broadcast_object(checkpoint.find_weights_damage(path) if world.is_first else None):
+            if reason := _find_damage(training, path):
                 incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
                 warn_once(training, incomplete)
                 state.best = None
             else:
                 checkpoint.load_weights(path, learner.model)
-    scored = {(e.step, e.split, e.basis) for e in read_past_evals(run, world)}
-    whole = (state.best.step, "eval", training.owner.eval_basis) if state.best else None
-    if whole and setup.data.evaluator and whole not in scored:
-        with measure_phase(training, "evaluate"):
-            run_evaluation(training, step=whole[0])
+    _evaluate_whole(training, "eval")
+    if setup.config.checkpoint.average_best and state.best and setup.data.evaluator:
+        average_best(training, setup.config.checkpoint.average_best)
     with measure_phase(training, "checkpoint"):
-        if world.is_first:
+        if learner.world.is_first:
             run.refuse_moved()
-        best = find_own_eval(rundir.read_evals(run.path), state.best.step) if state.best else None
+        best = find_chosen_eval(rundir.read_evals(run.path), state.best) if state.best else None
         name, model_type = run.path.resolve().name, learner.model.config.model_type
         target_p99 = setup.data.stream.store.summary["target_p99"]
         learner.save_model(
@@ -57,7 +69,96 @@ def export_model(training: Training) -> str | None:
             generation=build_decoding(
                 setup.config, setup.loaded.tokenizer, target_p99=target_p99
             ).as_generation_config(),
-            card=build_model_card(setup.config, best, name=name, model_type=model_type),
+            card=build_model_card(setup.config, best, state.best, name=name, model_type=model_type),
             run_id=training.owner.run_id,
         )
     return incomplete
+
+
+def _find_damage(training: Training, path: Path) -> str | None:
+    """Describe damage of a checkpoint's weights; all ranks get the same answer."""
+    world = training.setup.learner.world
+    return world.broadcast_object(checkpoint.find_weights_damage(path) if world.is_first else None)
+
+
+def _evaluate_whole(training: Training, split: str) -> None:
+    """Evaluate the model on all examples as the best step's, unless that is done already."""
+    best, basis = training.state.best, training.owner.eval_basis
+    if best is None or training.setup.data.evaluator is None:
+        return
+    past = read_past_evals(training.run, training.setup.learner.world)
+    if (best.step, split, basis) not in {(one.step, one.split, one.basis) for one in past if split != AVERAGE}:
+        with measure_phase(training, "evaluate"):
+            run_evaluation(training, step=best.step, split=split)
+
+
+def average_best(training: Training, num_wanted: int) -> None:
+    """Put the mean of the best checkpoints into the model if it is better than the best one, which is in the model."""
+    state, model, folder = training.state, training.setup.learner.model, training.run.path / "checkpoints"
+    assert state.best
+    ranked = [state.best, *state.runners_up][:num_wanted]
+    damaged = {one.step: _find_damage(training, folder / str(one.step)) for one in ranked}
+    steps = sorted(step for step, reason in damaged.items() if reason is None)
+    if len(steps) < num_wanted:
+        warn_once(training, _describe_missing(num_wanted, steps, damaged))
+    if len(steps) < 2:
+        return
+    with measure_phase(training, "checkpoint"):
+        load_mean_weights([folder / str(step) for step in steps], model)
+    _evaluate_whole(training, AVERAGE)
+    past = read_past_evals(training.run, training.setup.learner.world)
+    single = find_own_eval(past, state.best.step)
+    mean = find_chosen_eval(past, replace(state.best, averaged=tuple(steps)))
+    assert single and mean
+    metric, tasks = training.setup.metric, training.setup.config.task.metrics
+    found, before = build_best_eval(mean, metric), build_best_eval(single, metric)
+    is_better = is_better_eval(found, before, higher_is_better=is_maximized(tasks, metric))
+    training.progress.log(
+        f"the mean of the checkpoints of steps {', '.join(f'{step:,}' for step in steps)} has {metric} "
+        f"{found.score:.2f}, that of step {before.step:,} alone {before.score:.2f}: model/ gets "
+        f"{'the mean' if is_better else 'the latter'} (checkpoint.average_best)"
+    )
+    if is_better:
+        state.best = replace(found, averaged=tuple(steps))
+        return
+    with measure_phase(training, "checkpoint"):
+        checkpoint.load_weights(folder / str(before.step), model)
+
+
+def _describe_missing(num_wanted: int, steps: Sequence[int], damaged: Mapping[int, str | None]) -> str:
+    found = "1 evaluated checkpoint" if len(steps) == 1 else f"{len(steps)} evaluated checkpoints"
+    places = [f"step {step:,}" + (f": {reason}" if reason else "") for step, reason in sorted(damaged.items())]
+    result = "their mean is taken" if len(steps) > 1 else "nothing is averaged"
+    return (
+        f"checkpoint.average_best {num_wanted}: no more than {found} found ({'; '.join(places)}), and {result}. "
+        "Lower it, or eval.every_steps."
+    )
+
+
+@torch.no_grad()
+def load_mean_weights(paths: Sequence[Path], model: nn.Module) -> None:
+    """Load the mean of the weights of checkpoints, summed in fp64 on the host, sharded as the model is."""
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        checkpoint.load_weights(path, model)
+        for name, weight in select_own_weights(model):
+            own = get_local(weight).cpu().double()
+            sums[name] = sums[name].add_(own) if name in sums else own
+    for name, weight in select_own_weights(model):
+        get_local(weight).copy_((sums[name] / len(paths)).to(weight.dtype))
+    release_gathered(model)
+
+
+def describe_few_evals(num_wanted: int | None, plan: Plan) -> list[str]:
+    """Describe that a run of this plan has fewer evaluations than checkpoint.average_best; [] if it has enough.
+
+    >>> describe_few_evals(3, Plan(batch_size=4, num_steps=25, eval_every_steps=10, checkpoint_every_steps=10))
+    []
+    """
+    found = math.ceil(plan.num_steps / plan.eval_every_steps)
+    if num_wanted is None or found >= num_wanted:
+        return []
+    return [
+        f"checkpoint.average_best {num_wanted}: the run evaluates {found} times in {plan.num_steps:,} steps, so that "
+        "fewer checkpoints are averaged. Lower it, or eval.every_steps."
+    ]

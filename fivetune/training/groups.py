@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fivetune.config.train import ParamGroup
     from fivetune.types import Optimizer, TorchState
 
+FP32 = 4  # bytes
 KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last
 BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
 
@@ -61,11 +62,12 @@ def group_weights(
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], KINDS.index(key[1]), key[2], str(key[3])))]
 
 
-def count_state_bytes(model: nn.Module, optimizer: Optimizer) -> int:
-    """Count the bytes of an optimizer's state; frozen weights have none."""
+def count_state_bytes(model: nn.Module, optimizer: Optimizer, *, has_average: bool = False) -> int:
+    """Count the bytes of an optimizer's state, and of a moving average; frozen weights have none."""
+    average = FP32 if has_average else 0
     return ceil(
         sum(
-            weight.numel() * get_state_bytes(optimizer, group["kind"])
+            weight.numel() * (average + get_state_bytes(optimizer, group["kind"]))
             for group in group_weights(model)
             for weight in group["params"]
         )

@@ -26,8 +26,8 @@ from fivetune.model.flops import Flops
 from fivetune.model.module_flops import count_model_flops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
-from fivetune.rundir.figures import build_best_eval, is_better_eval, list_eval_losses
-from fivetune.rundir.layout import PLAN
+from fivetune.rundir.figures import build_best_eval, list_eval_losses
+from fivetune.rundir.layout import OWN_SPLITS, PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord, StepRecord
 from fivetune.telemetry.devices import reset_peak_memory, translate_oom_errors
@@ -41,7 +41,7 @@ from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
-from fivetune.training.stopping import count_evaluation, is_exhausted
+from fivetune.training.stopping import count_evaluation, is_exhausted, rank_evaluation
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
@@ -284,11 +284,13 @@ def evaluate_model(training: Training) -> None:
     with setup.learner.swap_in_averages():
         record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
     training.evaluated_steps.add(state.step)
-    before, found = state.best, build_best_eval(record, setup.metric)
-    maximized = is_maximized(setup.config.task.metrics, setup.metric)
-    if state.step > 0 and (before is None or is_better_eval(found, before, higher_is_better=maximized)):
-        state.best = found
     if state.step > 0:
+        rank_evaluation(
+            state,
+            build_best_eval(record, setup.metric),
+            num_kept=setup.config.checkpoint.average_best or 1,
+            higher_is_better=is_maximized(setup.config.task.metrics, setup.metric),
+        )
         rule, watched = setup.config.train.early_stopping, setup.watched_metric
         count_evaluation(
             state,
@@ -309,12 +311,12 @@ def evaluate_model(training: Training) -> None:
     training.evals.append(record)
 
 
-def run_evaluation(training: Training, *, step: int, limit: int | None = None) -> EvalRecord:
-    """Evaluate the current weights, recorded under `step`: split "eval", or "subset" if limited."""
+def run_evaluation(training: Training, *, step: int, limit: int | None = None, split: str = "eval") -> EvalRecord:
+    """Evaluate the model, recorded under `step` as `split`, or as "subset" if limited."""
     setup, evaluator = training.setup, training.setup.data.evaluator
     assert evaluator is not None
     questions = select_subset(evaluator.num_questions, limit)
-    split = "eval" if questions is None else "subset"
+    split = split if questions is None else "subset"
 
     def count(done: int, total: int) -> None:
         training.progress.update("evaluating", done, total)
@@ -337,7 +339,7 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None) -
         raise ConfigError(f"eval.metric: the evaluation has no score {setup.metric!r}. It has: {known}.")
     training.run.append(EVALS, record.as_dict())
     training.progress.show_evaluation(record)
-    for sink in training.sinks:
+    for sink in training.sinks if split in OWN_SPLITS else ():
         sink.evaluation(record)
     return record
 
@@ -413,8 +415,8 @@ def finish_save(training: Training) -> None:
         except RunDirError as error:  # the link is for people; a resume does not need it
             warn(str(error))
     keep = setup.config.checkpoint.keep
-    held = training.uploader.get_held_steps()
-    checkpoint.remove_old_checkpoints(folder, keep=keep, best_step=best_step, held=held, on_failure=warn)
+    held = {*saved.kept_steps, *training.uploader.get_held_steps()}
+    checkpoint.remove_old_checkpoints(folder, keep=keep, held=held, on_failure=warn)
     training.run.update_status(
         step=saved.step, seconds_by_phase=saved.seconds, num_starved_steps=setup.data.stream.num_starved
     )
@@ -436,12 +438,11 @@ def is_stopped_early(training: Training) -> bool:
 
 
 def is_checkpoint_due(training: Training) -> bool:
-    """Whether to save now: every `checkpoint_every_steps`, at the end, and after the best evaluation so far."""
+    """Whether to save now: every `checkpoint_every_steps`, at the end, and after one of the best evaluations so far."""
     plan, state = training.plan, training.state
-    if is_stopped_early(training):
+    if is_stopped_early(training) or state.step in state.kept_steps:
         return True
-    is_best = state.best is not None and state.best.step == state.step
-    return is_best or state.step == plan.num_steps or state.step % plan.checkpoint_every_steps == 0
+    return state.step == plan.num_steps or state.step % plan.checkpoint_every_steps == 0
 
 
 def warn_once(training: Training, message: str, kind: str = "") -> None:

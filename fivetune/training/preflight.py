@@ -400,7 +400,7 @@ def _check_memory(setup: Setup) -> Outcome:
     model = setup.learner.model
     averages = setup.learner.averages.num_bytes if setup.learner.averages else 0
     weights, gradients = count_bytes(model), 4 * count_parameters(model, trained=True)
-    state = count_state_bytes(model, setup.config.optimizer) + averages
+    state = count_state_bytes(model, setup.config.optimizer, has_average=averages > 0)
     rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients - averages, 0)
     forecast = weights + gradients + state + rest
     if device.startswith("cuda"):
@@ -450,12 +450,13 @@ def _find_existing_parent(path: Path) -> Path:
 
 
 def _check_disk(setup: Setup) -> Outcome:
-    """Check the disk space for the kept checkpoints, the best one, one more during a save, and model/."""
+    """Check the disk space for the kept checkpoints, the best ones, one more during a save, and model/."""
     config = setup.config
     own = sum(weight.numel() for _, weight in select_own_weights(setup.learner.model))
     each = own * 4 + count_state_bytes(setup.learner.model, config.optimizer)
     each += setup.learner.averages.num_saved_bytes if setup.learner.averages else 0
-    needed = each * (config.checkpoint.keep + 2) + count_parameters(setup.learner.model) * 8
+    num_checkpoints = config.checkpoint.keep + (config.checkpoint.average_best or 1) + 1
+    needed = each * num_checkpoints + count_parameters(setup.learner.model) * 8
     free = shutil.disk_usage(_find_existing_parent(Path(config.run.dir))).free
     text = f"{format_size(needed)} for checkpoints and model, {format_size(free)} free"
     if free < needed:

@@ -269,10 +269,12 @@ def _prepare_data(
     if train is None:
         raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
     stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
-    if evaluation is None and config.train.early_stopping:
-        raise ConfigError(
-            "train.early_stopping: it compares evaluations, and no data.eval is given. Add data.eval or remove it."
-        )
+    needing = {
+        "train.early_stopping": config.train.early_stopping,
+        "checkpoint.average_best": config.checkpoint.average_best,
+    }
+    if evaluation is None and (key := next((key for key, value in needing.items() if value), None)):
+        raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
     if evaluation is None:
         return TrainingData(stream, None)
     # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
@@ -293,7 +295,7 @@ def _find_micro_batch(
         total=config.train.examples_per_step // world.data_size,
         device=compute.device,
         autocast=compute.make_autocast,
-        state_bytes=count_state_bytes(model, config.optimizer),
+        state_bytes=count_state_bytes(model, config.optimizer, has_average=bool(config.train.ema)),
         num_processes=world.size,
     )
     return min(world.gather(fit), key=lambda found: found.batch_size)

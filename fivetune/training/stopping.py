@@ -1,14 +1,14 @@
-"""Early stopping: counts the evaluations in a row that bring no improvement of a score.
+"""What follows from an evaluation: its rank among the best ones, and early stopping.
 
 In: the progress of a run, an evaluation, train.early_stopping. Out: the counted progress, and why a run stopped. Both
-are part of a checkpoint, so that a resumed run stops at the same step.
+are part of a checkpoint, so that a resumed run stops at the same step and has the same best checkpoints.
 """
 
 from __future__ import annotations
 
 from fivetune.config.train import EarlyStopping
 from fivetune.errors import ConfigError
-from fivetune.rundir.figures import build_best_eval
+from fivetune.rundir.figures import build_best_eval, is_better_eval
 from fivetune.rundir.records import BestEval, EvalRecord
 from fivetune.training.checkpoint import TrainingProgress
 
@@ -27,6 +27,14 @@ def count_evaluation(
         state.improved, state.num_evals_without_improvement = found, 0
     else:
         state.num_evals_without_improvement += 1
+
+
+def rank_evaluation(state: TrainingProgress, found: BestEval, *, num_kept: int, higher_is_better: bool) -> None:
+    """Rank an evaluation among the best ones so far, of which `num_kept` are kept."""
+    ranked = [one for one in (state.best, *state.runners_up) if one and one.step != found.step]
+    better = (i for i, one in enumerate(ranked) if is_better_eval(found, one, higher_is_better=higher_is_better))
+    ranked.insert(next(better, len(ranked)), found)
+    state.best, state.runners_up = ranked[0], ranked[1:num_kept]
 
 
 def is_improvement(later: BestEval, earlier: BestEval, *, min_delta: float, higher_is_better: bool) -> bool:

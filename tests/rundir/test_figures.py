@@ -23,7 +23,7 @@ from fivetune.rundir.figures import (
     select_evals_by_step,
     select_steady_steps,
 )
-from fivetune.rundir.records import DeviceSample, EvalRecord, StepRecord, TelemetryRecord
+from fivetune.rundir.records import BestEval, DeviceSample, EvalRecord, StepRecord, TelemetryRecord
 
 
 def evaluation(
@@ -63,7 +63,7 @@ def test_the_best_evaluation_asks_the_direction_of_its_metric():
     evals = [evaluation(0, 99.0), evaluation(1, 40.0), evaluation(2, 60.0)]
     assert find_best_eval(evals, metric="f1", higher_is_better=True) == evals[2]
     assert find_best_eval(evals, metric="f1", higher_is_better=False) == evals[1]
-    assert find_best_eval(evals, metric="f1", higher_is_better=True, chosen_step=1) == evals[1]
+    assert find_best_eval(evals, metric="f1", higher_is_better=True, chosen=BestEval(1, "f1", 0.0)) == evals[1]
     assert find_best_eval(evals, metric="exact", higher_is_better=True) is None
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
-from fivetune.training import preflight, train
+from fivetune.rundir.figures import find_exported_eval
+from fivetune.training import bucket, preflight, train
 from fivetune.training.autotune.graphs import find_graph_obstacle
 from fivetune.training.averaging import compute_decay
 from fivetune.training.update import train_step
@@ -136,3 +137,103 @@ def test_the_forecast_counts_the_moving_average(tmp_path, model_folder, monkeypa
     monkeypatch.setattr(preflight, "get_peak_memory_bytes", lambda device: 2**33)
     details = [preflight._check_memory(kit.ready(tmp_path, model_folder, **options))[1] for options in ({}, EMA)]
     assert [detail.partition("optimizer ")[2].partition(",")[0] for detail in details] == ["389.0 KiB", "583.5 KiB"]
+
+
+# --- checkpoint.average_best ---
+
+
+def averaging(folder: Path, model: Path, num: int, **options: Any) -> dict[str, Any]:
+    """Six evaluations; two newest checkpoints are kept beside the best ones."""
+    options = {"eval__every_steps": 1, "eval__metric": "f1", "eval__at_start": False, **options}
+    return kit.recipe(folder, model, checkpoint__average_best=num, **options)
+
+
+def average_of(run: Path, steps: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    parts = [weights_in(run / f"checkpoints/{step}") for step in steps]
+    return {name: (sum(part[name].double() for part in parts) / len(parts)).float() for name in parts[0]}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("mean", "exported"), [(95.0, (2, 3, 5)), (85.0, ())])
+def test_the_mean_of_the_best_checkpoints_is_exported_if_it_is_better(
+    tmp_path, model_folder, monkeypatch, capsys, mean, exported
+):
+    kit.scored(monkeypatch, [10.0, 80.0, 90.0, 20.0, 70.0, 30.0, mean])
+    run = train(averaging(tmp_path, model_folder, 3), preflight=False)
+    folder = tmp_path / "run"
+    assert sorted(int(path.name) for path in (folder / "checkpoints").iterdir()) == [2, 3, 5, 6]
+    expected = average_of(folder, (2, 3, 5)) if exported else weights_in(folder / "checkpoints/3")
+    assert is_equal(weights_in(folder / "model"), expected)
+    assert run.status.best and (run.status.best.step, run.status.best.averaged) == (3, exported)
+    record = find_exported_eval(run)
+    assert record and (record.split, record.scores["f1"]) == (("average", 95.0) if exported else ("eval", 90.0))
+    wording = "gets the mean" if exported else "gets the latter"
+    assert (
+        f"of steps 2, 3, 5 has f1 {mean:.2f}, that of step 3 alone 90.00: model/ {wording}" in capsys.readouterr().err
+    )
+    card = (folder / "model/README.md").read_text()
+    assert f"examples at {'the mean of steps 2, 3, 5' if exported else 'step 3'}:" in card
+    assert not any("average_best" in text for text in run.warnings)
+
+
+def test_a_resumed_run_averages_the_best_checkpoints_of_all_its_parts(tmp_path, model_folder, monkeypatch):
+    kit.scored(monkeypatch, [10.0, 80.0, 70.0, *[20.0, 30.0, 85.0], 95.0])
+    table = averaging(tmp_path, model_folder, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr("fivetune.training.export_model", lambda training: None)
+        train(table, {"train.num_steps": 3}, preflight=False, quiet=True)
+    run = train(table, resume=True, preflight=False, quiet=True)
+    assert run.status.best and run.status.best.averaged == (2, 3, 6)
+    assert is_equal(weights_in(tmp_path / "run/model"), average_of(tmp_path / "run", (2, 3, 6)))
+
+
+def test_fewer_checkpoints_than_asked_are_counted(tmp_path, model_folder, monkeypatch):
+    kit.scored(monkeypatch, [80.0, 70.0, 95.0])
+    table = averaging(tmp_path, model_folder, 5, train__num_steps=2)
+    run = train(table, preflight=False, quiet=True)
+    early, late = (text for text in run.warnings if text.startswith("checkpoint.average_best 5"))
+    assert "the run evaluates 2 times in 2 steps, so that fewer checkpoints are averaged" in early
+    assert "no more than 2 evaluated checkpoints found (step 1; step 2), and their mean is taken" in late
+    assert run.status.best and run.status.best.averaged == (1, 2)
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_mean(tmp_path, model_folder, monkeypatch):
+    kit.scored(monkeypatch, [80.0, 70.0, 90.0, 95.0])
+    table = averaging(tmp_path, model_folder, 3, train__num_steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("fivetune.training.export_model", lambda training: None)
+        train(table, preflight=False, quiet=True)
+    (tmp_path / "run/checkpoints/1/model.safetensors").write_bytes(b"damaged")
+    run = train(table, resume=True, preflight=False, quiet=True)
+    (told,) = (text for text in run.warnings if text.startswith("checkpoint.average_best 3: no more than 2"))
+    assert "(step 1: model.safetensors is damaged (its checksum differs); step 2; step 3), and their mean" in told
+    assert is_equal(weights_in(tmp_path / "run/model"), average_of(tmp_path / "run", (2, 3)))
+
+
+def test_one_checkpoint_has_no_mean(tmp_path, model_folder):
+    run = train(averaging(tmp_path, model_folder, 2, train__num_steps=1), preflight=False, quiet=True)
+    assert any("no more than 1 evaluated checkpoint found (step 1), and nothing is averaged" in w for w in run.warnings)
+    assert is_equal(weights_in(tmp_path / "run/model"), weights_in(tmp_path / "run/checkpoints/1"))
+
+
+def test_the_best_checkpoints_are_kept_in_the_copy(tmp_path, model_folder, monkeypatch):
+    """A machine without the run fetches all of them: the run ends as it would have there."""
+    kit.scored(monkeypatch, [90.0, 80.0, 10.0, 20.0, *[30.0, 40.0, 95.0]])
+    url = f"file://{tmp_path}/copy"
+    table = averaging(tmp_path, model_folder, 2, checkpoint__url=url)
+    with monkeypatch.context() as patch:
+        patch.setattr("fivetune.training.export_model", lambda training: None)
+        patch.setattr(bucket.Uploader, "upload_results", lambda self, warn: None)
+        train(table, {"train.num_steps": 4}, preflight=False, quiet=True)
+    assert set(bucket.list_copied_steps(url)) == {1, 2, 3, 4}
+    parts = [weights_in(tmp_path / f"run/checkpoints/{step}") for step in (1, 2)]
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    run = train(table, resume=True, preflight=False, quiet=True)
+    assert run.status.best and run.status.best.averaged == (1, 2)
+    assert set(bucket.list_copied_steps(url)) == {1, 2, 5, 6}
+    expected = {name: ((parts[0][name].double() + parts[1][name].double()) / 2).float() for name in parts[0]}
+    assert is_equal(weights_in(tmp_path / "run/model"), expected)
+
+
+def test_without_evaluations_there_is_nothing_to_average(tmp_path, model_folder):
+    with pytest.raises(ConfigError, match=r"checkpoint\.average_best: it compares evaluations, and no data\.eval is"):
+        kit.ready(tmp_path, model_folder, checkpoint__average_best=2, data__eval=[])

@@ -216,7 +216,7 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path, setup):
     (folder / "7.damaged").mkdir()
     (folder / ".staging-5").mkdir()  # of a process that was killed
     (folder / ".9.old").mkdir()
-    checkpoint.remove_old_checkpoints(folder, keep=2, best_step=2)
+    checkpoint.remove_old_checkpoints(folder, keep=2, held={2})
     assert sorted(p.name for p in folder.iterdir()) == ["10", "11", "2", "7.damaged"]
 
 
@@ -295,7 +295,7 @@ def test_checkpoints_are_ordered_by_number(tmp_path, setup):
     for step in (7, 14):
         _save(folder, setup, step)
     assert checkpoint.find_newest_checkpoint(folder, on_damage=print) == folder / "14"
-    checkpoint.remove_old_checkpoints(folder, keep=1, best_step=None)
+    checkpoint.remove_old_checkpoints(folder, keep=1, held=())
     assert checkpoint.list_steps(folder) == [14]
 
 
@@ -305,7 +305,7 @@ def test_other_names_among_checkpoints_are_left_alone(tmp_path, setup):
     for name in ("9\u00b2", "\u0663", "7x", "1" * 30):
         (folder / name).mkdir()
     assert checkpoint.find_newest_checkpoint(folder, on_damage=print) == path
-    checkpoint.remove_old_checkpoints(folder, keep=1, best_step=None)
+    checkpoint.remove_old_checkpoints(folder, keep=1, held=())
     assert len(list(folder.iterdir())) == 5
 
 
@@ -315,7 +315,7 @@ def test_a_linked_checkpoint_is_removed_without_its_target(tmp_path, setup):
     folder.mkdir()
     (folder / "1").symlink_to(elsewhere)
     _save(folder, setup, 2)
-    checkpoint.remove_old_checkpoints(folder, keep=1, best_step=None)
+    checkpoint.remove_old_checkpoints(folder, keep=1, held=())
     assert checkpoint.list_steps(folder) == [2] and checkpoint.find_damage(elsewhere) is None
 
 
@@ -328,7 +328,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_reported_and_stays(tmp_path, set
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", refuse)
-    checkpoint.remove_old_checkpoints(folder, keep=1, best_step=None, on_failure=said.append)
+    checkpoint.remove_old_checkpoints(folder, keep=1, held=(), on_failure=said.append)
     assert said == [f"{folder}/1: cannot be removed: No space left on device. The run continues; remove it by hand."]
 
 

@@ -246,7 +246,7 @@ def test_memory_forecast_adds_the_optimizer_state(tmp_path, model_folder, monkey
     monkeypatch.setattr(preflight, "get_peak_memory_bytes", lambda device: 2**33)
     monkeypatch.setattr(preflight, "count_parameters", lambda model, trained: 2**28)
     monkeypatch.setattr(preflight, "count_bytes", lambda model: 2**30)
-    monkeypatch.setattr(preflight, "count_state_bytes", lambda model, optimizer: 2**31)
+    monkeypatch.setattr(preflight, "count_state_bytes", lambda *_, **__: 2**31)
     monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: namedtuple("Memory", "total")(2**40))
     assert preflight._check_memory(kit.ready(tmp_path, model_folder)) == (
         "pass",

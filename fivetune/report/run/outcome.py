@@ -47,7 +47,7 @@ from fivetune.report.run.scores import (
     select_headline_scores,
     select_main_evals,
 )
-from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second
+from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second, describe_weights
 from fivetune.rundir.records import Prediction, Run
 from fivetune.values import divide, get_nested, select_finite, select_numbers
 
@@ -74,7 +74,7 @@ def build_verdict_section(run: Run, reference_runs: Sequence[Run]) -> Section:
         published = {f"{PUBLISHED}, not comparable": select_numbers(expected)}
     majority = {key: value for key in keys if (value := read_majority_score(best, key)) is not None}
     columns = before | ({MAJORITY: majority} if majority else {}) | others | published
-    header = ("score", f"this run, step {format_count(best.step)}", "95 % interval", *columns, "change")
+    header = ("score", f"this run, {describe_weights(best, run.status.best)}", "95 % interval", *columns, "change")
     rows = [
         (
             get_score_label(key),
@@ -206,7 +206,7 @@ def _describe_outcome(run: Run) -> list[str]:
         return ["No evaluation was made, so the quality is not known."]
     reached, before = read_score(best, key), read_score(baseline, key)
     name, now, then = get_score_label(key), format_points(reached, 1), format_points(before, 1)
-    measured = f"step {format_count(best.step)} on {format_plural(best.num_examples, 'example')}"
+    measured = f"{describe_weights(best, run.status.best)} on {format_plural(best.num_examples, 'example')}"
     if best.step == 0 and len(select_main_evals(run)) == 1:
         return [f"Only the model before fine-tuning was evaluated: {name} {then}."]
     if best.step == 0:

@@ -88,9 +88,7 @@ def choose_best_eval(run: Run) -> EvalRecord | None:
     key, best = find_main_score_key(run), run.status.best
     if key is None:
         return next(reversed(select_main_evals(run)), None)
-    chosen_step = best.step if best and best.metric == key else None
-    higher = is_higher_better([run.config], key)
-    return find_best_eval(run.evals, metric=key, higher_is_better=higher, chosen_step=chosen_step)
+    return find_best_eval(run.evals, metric=key, higher_is_better=is_higher_better([run.config], key), chosen=best)
 
 
 def find_main_score_key(run: Run) -> str | None:
