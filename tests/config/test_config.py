@@ -288,6 +288,14 @@ def test_a_run_s_config_that_is_cut_off_is_refused(tmp_path):
         load_config(run)
 
 
+def test_a_run_of_a_version_without_a_section_has_its_defaults(tmp_path):
+    run = write_run(tmp_path / "old")
+    whole = (run / "config.yaml").read_text(encoding="utf-8")
+    start = whole.index("loss:\n")
+    (run / "config.yaml").write_text(whole[:start] + whole[whole.index("eval:\n", start) :])
+    assert load_config(run).loss.used == ()
+
+
 def test_base_names_a_shipped_recipe(tmp_path):
     for base in ("squad_v2", "recipes/squad_v2.yaml", "squad_v2.yaml"):
         assert load_config(write(tmp_path, f"base: {base}\n")).task == load_config("squad_v2").task

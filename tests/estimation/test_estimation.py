@@ -583,3 +583,14 @@ def test_a_proposal_names_the_setting_that_excludes_others(monkeypatch):
     monkeypatch.setattr(estimation_recipe, "find_local_device", lambda requested: find_device("h100"))
     settings, reason = suggest_strategy(config, 1, 8)
     assert settings == {"strategy.name": "ddp"} and "train.precision fp16 adapts the loss scale" in reason
+
+
+@pytest.mark.parametrize("layout", [Layout("single"), Layout("tensor", 2, heads=2), Layout("pipeline", 2, stages=2)])
+def test_two_passes_take_what_twice_the_examples_take(layout):
+    once = make_work(LARGE, batch_size=4, examples_per_step=8, num_inputs=64, num_targets=16)
+    twice = replace(once, batch_size=8, examples_per_step=16)
+    passes = replace(once, passes=2)
+    assert estimate_memory(passes, layout).peak == estimate_memory(twice, layout).peak
+    machine = build_machine(find_accelerator("h100"), "bf16", layout.world)
+    seconds = [estimate_step_time(work, layout, machine) for work in (passes, twice)]
+    assert seconds[0] and seconds[1] and seconds[0].total == pytest.approx(seconds[1].total, rel=1e-3)

@@ -14,6 +14,7 @@ from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.data.batch import collate
 from fivetune.errors import ConfigError
+from fivetune.report.run.settings import build_settings_section
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import BestEval, Run
 from fivetune.training import train
@@ -210,3 +211,10 @@ def test_a_resume_with_another_metric_counts_from_there(tmp_path, model_folder, 
     table["train"]["early_stopping"] = {"patience": 2, "metric": "loss"}
     again = train(table, resume=True, quiet=True)
     assert again.status.step == 12 and "better than that of step 8 (loss 2.0000) in 2" in again.status.why
+
+
+def test_the_report_names_the_options_that_are_on():
+    config = {"model": {"path": "m"}, "loss": {"z_loss": 1e-4, "r_drop": 0.0, "class_weights": {"late": 2.0}}}
+    shown = repr(build_settings_section(Run("run", config=config)).parts[:2])
+    assert "('loss.z_loss', '0.0001'), ('loss.class_weights.late', '2'))" in shown and "r_drop" not in shown
+    assert "plain negative log-likelihood" in shown

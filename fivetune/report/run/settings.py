@@ -48,19 +48,23 @@ def describe_run(run: Run) -> str:
 
 
 def build_settings_section(run: Run) -> Section:
-    """Build the section: the main settings, then all of them."""
+    """Build the section: the main settings with the options of the loss that are on, then all settings."""
     values = flatten_table(run.config)
     if not values:
         return Section("Settings", (Text("The run directory holds no settings (config.yaml).", "note"),))
     first = tuple(
         (words, format_setting(key, values[key])) for words, key in MAIN_SETTINGS if values.get(key) is not None
     )
+    options = tuple(
+        (key, format_setting(key, value)) for key, value in values.items() if key.startswith("loss.") and value
+    )
     everything = tuple((key, format_setting(key, value)) for key, value in values.items())
-    main = Table("The main settings.", ("setting", "value"), first)
+    main = Table("The main settings.", ("setting", "value"), first + options)
+    plain = "The losses on this page are the plain negative log-likelihood: options of the loss change gradients only."
     whole_table = Table(
         f"All {len(everything)} settings, as resolved. (config.yaml)", ("key", "value"), everything, folded=True
     )
-    return Section("Settings", (main, whole_table))
+    return Section("Settings", (main, *((Text(plain, "note"),) if options else ()), whole_table))
 
 
 def build_machine_section(run: Run) -> Section:
