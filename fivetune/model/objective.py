@@ -39,7 +39,7 @@ class Objective:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     r_drop: float = 0.0
-    class_weights: Mapping[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float])
+    class_weights: Mapping[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float], hash=False)
 
     @property
     def num_passes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +128,11 @@ def test_a_class_weight_scales_the_gradient_of_an_example_and_not_its_loss(kind)
     expected, found = gradients(model, usual * factors), gradients(model, ours)
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_forwards_are_keys_of_what_was_measured():
+    one, other = (Forward("flat", "", objective=Objective(class_weights={(1,): w})) for w in (1.0, 2.0))
+    assert len({one: 0, other: 1, replace(one): 2}) == 2
 
 
 def test_values_and_gradient_may_come_from_different_tensors():
