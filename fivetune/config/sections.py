@@ -22,6 +22,7 @@ from pydantic import (
 
 from fivetune import plugins
 from fivetune.config.data import DataSection
+from fivetune.config.distill import DistillSection, explain_unsupported_distillation
 from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
 from fivetune.config.loss import LossSection, explain_unsupported_loss
 from fivetune.config.model import ModelSection, parse_plugin
@@ -210,6 +211,7 @@ class RunConfig(_Section):
     )
     train: TrainSection = TrainSection()
     loss: LossSection = LossSection()
+    distill: DistillSection = DistillSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -348,6 +350,21 @@ class RunConfig(_Section):
             raise ValueError(obstacle)
         if self.loss.class_weights and len(self.tasks) > 1:
             raise ValueError("loss.class_weights weighs the labels of one task, not of a mixture. Remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_distillation(self) -> RunConfig:
+        is_divided = self.strategy.sharded and self.launch.num_processes > 1
+        obstacle = explain_unsupported_distillation(
+            self.distill,
+            is_extractive=any(getattr(task, "head", "generate") == "extractive" for task in self.tasks),
+            num_tasks=len(self.task.part_tasks) or 1,
+            window_shards=self.data.window_shards,
+            sharded_strategy=self.strategy.plugin_name() if is_divided else None,
+            r_drop=self.loss.r_drop,
+        )
+        if obstacle:
+            raise ValueError(obstacle)
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "loss.z_loss": (0.0,),
     "loss.class_weights": ({},),
     "loss.r_drop": (0.0,),
+    "distill.teacher": (None,),
     "launch.nnodes": (1,),
     "launch.nproc": (1,),  # one process uses all chips of the machine
     "strategy.name": ("single", "ddp", "fsdp"),  # fsdp shards weights and optimizer state over the chips

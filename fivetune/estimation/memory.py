@@ -133,7 +133,9 @@ def _find_peak(work: Workload, layout: Layout, parts: Sequence[Part], *, in_flig
         whole = num_weights - reduced if accumulates else 0 if is_sharded else finished
         return Memory(
             moment,
-            weights=held * num_weights + _count_gathered_bytes(work, parts, num_gathered, is_sharded=is_sharded),
+            weights=held * num_weights
+            + _count_gathered_bytes(work, parts, num_gathered, is_sharded=is_sharded)
+            + (FP32 * work.teacher.num_weights if work.teacher else 0),
             gradients=FP32 * whole + (held * (num_weights if several and not accumulates else reduced)),
             state=0.0 if layout.offload else state * num_weights,
             activations=sum(saved[:until]) + others,

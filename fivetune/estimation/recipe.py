@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fivetune import plugins
 from fivetune.config import RunConfig
+from fivetune.config.recipes import is_run_directory
 from fivetune.errors import ConfigError, FiveTuneError, format_size, suggest_names
 from fivetune.estimation.choice import USABLE_SHARE, choose_estimate, estimate_strategies
 from fivetune.estimation.communication import Fabric
 from fivetune.estimation.speed import Machine
 from fivetune.estimation.workload import FP32, Layout, Workload
-from fivetune.model.shapes import read_shape
+from fivetune.model.shapes import ModelShape, read_shape
 from fivetune.optimizers import get_state_bytes
 from fivetune.telemetry.accelerators import ACCELERATORS, Accelerator, find_accelerator, find_peak_flops
 from fivetune.telemetry.limits import get_host_memory
@@ -83,7 +85,16 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         gathers_state=optimizer.plugin_name() == "adafactor",
         on_gpu=device is not None,
         passes=2 if config.loss.r_drop else 1,
+        teacher=_read_teacher_shape(config),
     )
+
+
+def _read_teacher_shape(config: RunConfig) -> ModelShape | None:
+    """The shape of a teacher that is computed in every step; None without one."""
+    name = config.distill.teacher
+    if name is None or config.distill.kind != "logits":
+        return None
+    return read_shape(str(Path(name) / "model") if is_run_directory(name) else name, None)
 
 
 def build_machine(
@@ -168,6 +179,10 @@ def explain_excluded_layout(config: RunConfig, layout: Layout, *, batch_size: in
         return ""
     settings = {key.removeprefix("strategy."): value for key, value in layout.as_settings().items()}
     strategy = plugins.load_plugin("strategies", str(settings.pop("name"))).model_validate(settings)
+    if strategy.sharded and config.distill.teacher and config.distill.kind == "logits":
+        return (
+            f"strategy.name {strategy.plugin_name()} divides the model, and the teacher of distill.kind logits is whole"
+        )
     train = config.train
     return strategy.explain_incompatibility(
         RunSettings(

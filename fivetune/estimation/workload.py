@@ -30,6 +30,7 @@ class Workload:
         gathers_state: whether an optimizer step needs whole weights, and each rank holds the whole state (Adafactor).
         on_gpu: whether Triton's kernels compute attention and dropout, which then save no weights and no masks.
         passes: how often a step computes each example: 2 with R-Drop.
+        teacher: a model whose predictions the loss contains; its forward pass is a third of a step of its own.
     """
 
     shape: ModelShape
@@ -44,6 +45,7 @@ class Workload:
     gathers_state: bool = False
     on_gpu: bool = True
     passes: int = 1
+    teacher: ModelShape | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -52,7 +54,9 @@ class Workload:
 
     def count_flops(self, num_examples: int) -> float:
         """Operations of forward and backward over so many examples, without recomputation."""
-        return count_train_flops(self.shape, *self._list_lengths(num_examples)).total
+        lengths = self._list_lengths(num_examples)
+        frozen = count_train_flops(self.teacher, *lengths).total / 3 if self.teacher else 0.0
+        return count_train_flops(self.shape, *lengths).total + frozen
 
     def list_block_flops(self) -> list[float]:
         """Operations of each block for one example, the encoder's first; the last one's with the head."""

@@ -5,7 +5,7 @@ In: a model and a Batch. Out: the loss of every scored token. `training/autotune
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from fivetune.data.batch import join_batches, pad
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.objective import PLAIN, Objective, attach_gradient
+from fivetune.model.teacher import Teacher
 from fivetune.types import Batch, JsonTable, PhaseTimer, ignore_phase
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Forward:
         recompute: save only the inputs of every block, and recompute the rest in the backward pass.
         parts: implementation of norms, dropout and activations of flat tokens.
         objective: what the gradient of the losses is that of.
+        teacher: whose predictions the objective contains; None without one.
     """
 
     kind: ForwardKind
@@ -41,6 +43,7 @@ class Forward:
     recompute: bool = False
     parts: Parts = "torch"
     objective: Objective = PLAIN
+    teacher: Teacher | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_fused(self) -> bool:
@@ -75,13 +78,16 @@ class Forward:
         return losses, num_positions // passes
 
     def _compute_passes(self, model: T5Model, batch: Batch, *, device: str, timer: PhaseTimer) -> tuple[Tensor, int]:
+        objective = self.objective
+        if self.teacher is not None:
+            objective = replace(objective, soft=self.teacher.predict(batch, fused=self.is_fused))
         if self.kind == "flat":
             losses = compute_flat_losses(
                 model,
                 batch,
                 recompute=self.recompute,
                 fused=self.is_fused,
-                objective=self.objective,
+                objective=objective,
                 timer=timer,
             )
             return losses, batch.num_input_tokens + batch.num_target_tokens
@@ -92,7 +98,7 @@ class Forward:
             timer("copy")
             padded = padded.to(device)
         timer("forward")
-        return compute_padded_losses(model, padded, objective=self.objective), padded.num_positions
+        return compute_padded_losses(model, padded, objective=objective), padded.num_positions
 
     def _copy_examples(self, batch: Batch) -> Batch:
         """The batch with every example as often as the objective computes it."""
@@ -100,7 +106,7 @@ class Forward:
         return join_batches([batch] * passes) if passes > 1 else batch
 
     def as_facts(self) -> JsonTable:
-        """The fields by which a resumed run computes as it began; the objective is in its recipe."""
+        """The fields by which a resumed run computes as it began; objective and teacher are in its recipe."""
         return {"kind": self.kind, "why": self.why, "recompute": self.recompute, "parts": self.parts}
 
     def count_rows(self, batch: Batch) -> tuple[int, int]:

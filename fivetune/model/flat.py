@@ -110,6 +110,19 @@ def compute_flat_losses(
     return compute_device_losses(model, ids, labels, source, target, recompute=recompute, objective=objective)
 
 
+@torch.no_grad()
+def compute_flat_states(model: T5Model, batch: Batch, *, fused: bool = False) -> Tensor:
+    """Compute the decoder's output before every label, scaled for the head: [N_tgt, d]. For models of T5's blocks."""
+    device = model.get_output_embeddings().weight.device
+    source = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_src, device, fused=fused)
+    target = SequenceBounds.from_cu_seqlens(batch.cu_seqlens_tgt, device, fused=fused)
+    shifted = shift_right_flat(batch.labels, batch.cu_seqlens_tgt, start_id=model.config.decoder_start_token_id)
+    ids = (one.to(device, non_blocking=True) for one in (batch.input_ids, shifted))
+    inputs, outputs = (embed(model.shared.weight, one, TiedGradient()).float() for one in ids)
+    decoded = run_decoder(model.decoder, outputs, target, run_encoder(model.encoder, inputs, source), source)
+    return decoded * compute_output_scale(model.config)
+
+
 def compute_device_losses(
     model: T5Model,
     ids: Tensor,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
-from fivetune.model.family import get_logit_cap
+from fivetune.model.family import compute_output_scale, get_logit_cap
 from fivetune.model.objective import PLAIN, Objective, compute_token_losses
 from fivetune.model.span_head import compute_span_losses
 from fivetune.model.virtual_tokens import add_prompt, build_prefix_cache
@@ -51,6 +51,20 @@ def compute_padded_losses(
         use_cache=False,
     )
     return compute_token_losses(output.logits.float(), batch.labels, objective)
+
+
+@torch.no_grad()
+def compute_padded_states(model: T5Model, batch: PaddedBatch) -> Tensor:
+    """Compute the decoder's output before every scored label, scaled for the head: [N_tgt, d]."""
+    config = model.config
+    encoded = model.get_encoder()(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
+    decoded = model.get_decoder()(
+        input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
+        encoder_hidden_states=encoded,
+        encoder_attention_mask=batch.attention_mask,
+        use_cache=False,
+    ).last_hidden_state
+    return decoded[batch.labels != IGNORE_INDEX] * compute_output_scale(config)
 
 
 def compute_logits(model: T5Model, hidden: Tensor) -> Tensor:

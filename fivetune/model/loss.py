@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fivetune.model.objective import PLAIN, Objective, compute_logit_gradient
+from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 MAX_SAVED_LOGITS = 2**24  # most logits saved for the backward pass (64 MiB in fp32); beyond, all are recomputed
-MAX_CHUNK_LOGITS = 2**24  # logits of one chunk
 THIN = 4  # the head's gradient stays factored up to n = d / THIN rows; beyond, the dense gradient is as cheap
 
 
@@ -145,7 +144,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)
-            share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective)
+            share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective, start=i * ctx.rows)
             if ctx.cap is not None:
                 share.addcmul_(share, (logits.float() / ctx.cap).square_(), value=-1)
             share = share.to(head.dtype)

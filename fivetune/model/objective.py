@@ -9,13 +9,18 @@ that gradient itself. So the recorded losses of runs with different options can 
 e is label smoothing (Szegedy et al. 2016, as in torch), z the z-loss on the log-partition log Z of the logits (Mesh
 TensorFlow; PaLM, Chowdhery et al. 2022), R-Drop (Liang et al. 2021) the divergence of two passes with different
 dropout: half the paper's loss, so that alpha has its meaning and the rate need not change. A class weight multiplies
-the sum of an example.
+the sum of an example. With the soft targets of a teacher (Hinton et al. 2015), whose predictions are Q,
+
+    objective = (1 - alpha) objective of the label + alpha T^2 KL(Q_T || P_T)
+
+where both are divided by the temperature T before the softmax; T^2 keeps the gradient's size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +28,39 @@ from torch import Tensor
 
 from fivetune.data.batch import IGNORE_INDEX
 from fivetune.types import Batch
+
+MAX_CHUNK_LOGITS = 2**24  # logits of one chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoftTargets:
+    """A teacher's predictions of the scored tokens of a batch; their logits are computed in chunks.
+
+    Args:
+        hidden: [N, d] the teacher's decoder output, scaled for its head, in the order of the labels.
+        head: [V, d] the teacher's head, of the dtype of `hidden`.
+        cap: bound of the teacher's logits; None: not bounded.
+        alpha: the teacher's share of the objective.
+        temperature: divides the logits of both.
+    """
+
+    hidden: Tensor
+    head: Tensor
+    cap: float | None
+    alpha: float
+    temperature: float
+
+    def compute_gradient(self, logits: Tensor, start: int) -> Tensor:
+        """The gradient of alpha T^2 KL(Q_T || P_T) by logits [n, V] of the tokens from `start` on: fp32.
+
+        Rows of a table beyond the other model's are not pieces; the teacher gives them no probability.
+        """
+        teacher = self.hidden[start : start + len(logits)] @ self.head[: logits.shape[-1]].t()
+        teacher = teacher.float()
+        teacher = teacher if self.cap is None else teacher.div_(self.cap).tanh_().mul_(self.cap)
+        share = logits.float().div(self.temperature).softmax(-1)
+        share[:, : teacher.shape[-1]] -= teacher.div_(self.temperature).softmax(-1)
+        return share.mul_(self.alpha * self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +72,14 @@ class Objective:
         z_loss: factor of log(Z)^2.
         r_drop: alpha of R-Drop; the batch has every example twice, the second copies after all first ones.
         class_weights: factor of an example's gradient by the token ids of its target; others have 1.
+        soft: the predictions of a teacher for the batch; None without one. Not with R-Drop.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     r_drop: float = 0.0
     class_weights: Mapping[tuple[int, ...], float] = field(default_factory=dict[tuple[int, ...], float], hash=False)
+    soft: SoftTargets | None = None
 
     @property
     def num_passes(self) -> int:
@@ -73,7 +113,7 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
     """
     rows, targets = logits.flatten(0, 1), labels.flatten()
     nats = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
-    if not (objective.label_smoothing or objective.z_loss or objective.r_drop):
+    if not (objective.label_smoothing or objective.z_loss or objective.r_drop or objective.soft):
         return nats.view_as(labels)
     smoothing = objective.label_smoothing
     whole = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)
@@ -82,17 +122,41 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
         first, second = rows.log_softmax(-1).chunk(2)
         divergence = ((first.exp() - second.exp()) * (first - second)).sum(-1)
         whole = whole + objective.r_drop / 4 * divergence.repeat(2)
-    return attach_gradient(nats, whole.masked_fill(targets == IGNORE_INDEX, 0.0)).view_as(labels)
+    whole = whole.masked_fill(targets == IGNORE_INDEX, 0.0)
+    if objective.soft:
+        divergence = _SoftGradient.apply(rows, targets != IGNORE_INDEX, objective.soft)
+        whole = (1 - objective.soft.alpha) * whole + divergence
+    return attach_gradient(nats, whole).view_as(labels)
+
+
+class _SoftGradient(torch.autograd.Function):
+    """Adds the gradient of the soft targets to that of logits [N, V], in chunks; its values, [N], are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, is_scored: Tensor, soft: SoftTargets) -> Tensor:
+        ctx.save_for_backward(logits, is_scored)
+        ctx.soft = soft
+        return logits.new_zeros(len(logits))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        logits, is_scored = ctx.saved_tensors
+        total, start = torch.zeros_like(logits), 0
+        for rows in is_scored.nonzero()[:, 0].split(max(1, MAX_CHUNK_LOGITS // logits.shape[-1])):
+            total[rows] = ctx.soft.compute_gradient(logits[rows], start).mul_(grad[rows, None])
+            start += len(rows)
+        return total, None, None
 
 
 def compute_logit_gradient(
-    logits: Tensor, norms: Tensor, labels: Tensor, weights: Tensor, objective: Objective = PLAIN
+    logits: Tensor, norms: Tensor, labels: Tensor, weights: Tensor, objective: Objective = PLAIN, *, start: int = 0
 ) -> Tensor:
     """The gradient of sum(weights x objective) by the logits, [N, V] fp32.
 
     Args:
         logits: [N, V], with R-Drop the two passes of a token in rows 2i and 2i + 1, which have the same weight.
         norms: [N] fp32, the logits' log Z. labels: [N]. weights: [N].
+        start: number of the first row among the tokens of the batch.
     """
     share = logits.float().sub(norms[:, None])
     divergence = _compute_divergence_gradient(share) if objective.r_drop else None
@@ -104,6 +168,8 @@ def compute_logit_gradient(
     share.scatter_add_(1, labels[:, None], torch.full_like(norms, objective.label_smoothing - 1)[:, None])
     if divergence is not None:
         share.add_(divergence, alpha=objective.r_drop / 2)
+    if objective.soft:
+        share.mul_(1 - objective.soft.alpha).add_(objective.soft.compute_gradient(logits, start))
     return share.mul_(weights[:, None])
 
 

@@ -73,14 +73,10 @@ from fivetune.training.resume import (
     with_saved_batch_size,
 )
 from fivetune.training.saving import BackgroundWriter
-from fivetune.training.setup import (
-    Setup,
-    seed_everything,
-    set_up,
-    with_batch_size,
-)
+from fivetune.training.setup import Setup, set_up, with_batch_size
 from fivetune.training.shared import refuse_separate_folders
 from fivetune.training.signals import StopNowError, StopRequest
+from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import with_data_labels
 from fivetune.training.stopping import describe_stop
 from fivetune.training.update import make_nonfinite_flag

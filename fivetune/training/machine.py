@@ -13,6 +13,7 @@ import torch
 
 from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops
+from fivetune.training.distill import describe_distillation
 from fivetune.training.objective import describe_loss
 
 if TYPE_CHECKING:
@@ -59,4 +60,5 @@ def format_headline(setup: Setup, step: int) -> str:
         f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
         f"{f'; loss with {options}' if options else ''}"
         f"{'; averages of the weights are evaluated and exported' if learner.averages else ''}"
+        f"{describe_distillation(config, setup.data.stream.store)}"
     )

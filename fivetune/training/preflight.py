@@ -401,15 +401,18 @@ def _check_memory(setup: Setup) -> Outcome:
     averages = setup.learner.averages.num_bytes if setup.learner.averages else 0
     weights, gradients = count_bytes(model), 4 * count_parameters(model, trained=True)
     state = count_state_bytes(model, setup.config.optimizer, has_average=averages > 0)
-    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients - averages, 0)
-    forecast = weights + gradients + state + rest
+    teacher = setup.learner.forward.teacher
+    frozen = count_bytes(teacher.model) if teacher else 0
+    rest = max((get_peak_memory_bytes(device) or 0) - weights - gradients - averages - frozen, 0)
+    forecast = weights + gradients + state + frozen + rest
     if device.startswith("cuda"):
         there = torch.cuda.get_device_properties(device).total_memory
     else:
         there = psutil.virtual_memory().total
     text = (
         f"forecast: up to {format_size(forecast)} of {format_size(there)}: weights {format_size(weights)}, gradients "
-        f"{format_size(gradients)}, optimizer {format_size(state)}, activations and the rest {format_size(rest)}"
+        f"{format_size(gradients)}, optimizer {format_size(state)}, "
+        f"{f'teacher {format_size(frozen)}, ' if frozen else ''}activations and the rest {format_size(rest)}"
     )
     if forecast > 0.9 * there:
         return "warn", f"{text}. Lower train.batch_size (keep train.global_batch_size) or data.max_input_tokens"

@@ -6,14 +6,10 @@ In: a RunConfig. Out: a Setup, frozen. The parts receive values, not the config.
 from __future__ import annotations
 
 import os
-import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
-
-import numpy as np
-import torch
 
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
@@ -45,11 +41,13 @@ from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
 from fivetune.training.averaging import build_averages
+from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
 from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
 from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
 from fivetune.training.objective import build_objective, weigh_labels
 from fivetune.training.plan import decide_plan
+from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import check_sources, find_sources, with_data_labels
 
 if TYPE_CHECKING:
@@ -150,7 +148,7 @@ def set_up(
     optimizer = build_optimizer(config, model)
     forward = _choose_forward(config, model, data.stream, compute, resumed_forward)
     objective, class_weights = build_objective(config, model, loaded.tokenizer, data.stream.store.summary)
-    forward = replace(world.broadcast_object(forward), objective=objective)
+    forward = replace(world.broadcast_object(forward), objective=objective, teacher=load_teacher(config, compute))
     forward.prepare(model)
     fit = None
     if config.train.batch_size == "auto":
@@ -211,6 +209,7 @@ def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: Worl
     getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
     is_sharded = config.strategy.sharded and world.size > 1
     loaded = load_configured_model(config, on_meta=is_sharded)
+    refuse_other_teacher(config, loaded.tokenizer)
     device, strategy = "tpu" if compute.num_chips else compute.device, config.strategy.plugin_name()
     family = get_family(loaded.model.config)
     if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=device):
@@ -265,6 +264,9 @@ def _prepare_data(
 ) -> TrainingData:
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
+        if train is not None and config.distill.teacher:
+            decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
+            train = replace_targets(config, train, decoding, compute, on_progress)
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
     if train is None:
         raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
@@ -304,12 +306,6 @@ def _find_micro_batch(
 def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
     """The config with `batch_size` as train.batch_size."""
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
-
-
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> LoadedModel:

@@ -171,6 +171,12 @@ def load_optimizer(
     optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
 
 
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def get_random_states() -> TorchState:
     """States of all random generators, in types that torch loads with weights_only."""
     kind, keys, position, has_gauss, gauss = np.random.get_state()

@@ -47,6 +47,7 @@ FOUR = {  # on four
     "four_stages": {"name": "pipeline"},
     "two_pipelines": {"name": "pipeline", "stages": 2, "schedule": "gpipe", "balance": "memory"},
 }
+DISTILLED = (("ddp", "logits"), ("fsdp", "sequence"))
 OUT_OF_MEMORY = [  # in which pass, after the forward pass or in the middle of a pass, memory runs out
     ("ddp", "after"),
     ("ddp", "backward"),
@@ -349,6 +350,12 @@ def run_two(family_folders: dict[str, Path], folder: Path) -> Together:
     alone["gradients-losses"] = several_processes.gradients_of_all_losses(
         recipe(folder, family_folders["t5"], "alone-losses", "single", 1)
     )
+    for strategy, kind in DISTILLED:
+        section = {"teacher": str(family_folders["v1_1"]), "kind": kind}
+        table = recipe(folder, family_folders["t5"], f"alone-{kind}", "single", 1) | {"distill": section}
+        alone[f"gradients-{kind}"] = several_processes.gradients(table)
+        table |= {"strategy": strategy, "launch": {"nproc": 2}}
+        (folder / f"gradients-{kind}-{strategy}.yaml").write_text(yaml.safe_dump(table))
     for strategy in SEVERAL:
         table = recipe(folder, family_folders["t5"], f"losses-{strategy}", strategy, 2)
         (folder / f"gradients-losses-{strategy}.yaml").write_text(yaml.safe_dump(table))
@@ -443,6 +450,16 @@ def test_gradients_of_all_losses_are_those_of_one_process(together, strategy):
     expected, plain = together.alone["gradients-losses"], together.alone["gradients-t5"]
     for seen in together.seen:
         found = seen[f"gradients-losses-{strategy}"]
+        assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 1e-6
+    assert max((plain[name] - expected[name]).abs().max().item() for name in expected) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "kind"), DISTILLED)
+def test_gradients_of_a_distillation_are_those_of_one_process(together, strategy, kind):
+    expected, plain = together.alone[f"gradients-{kind}"], together.alone["gradients-t5"]
+    for seen in together.seen:
+        found = seen[f"gradients-{kind}-{strategy}"]
         assert max((found[name] - expected[name]).abs().max().item() for name in expected) < 1e-6
     assert max((plain[name] - expected[name]).abs().max().item() for name in expected) > 1e-3
 

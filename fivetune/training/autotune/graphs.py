@@ -87,6 +87,7 @@ def find_graph_obstacle(setup: Setup) -> str:
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
         (bool(forward.objective.r_drop), "loss.r_drop computes every example twice"),
         (bool(forward.objective.class_weights), "loss.class_weights is set"),
+        (forward.teacher is not None, "distill.kind logits computes a teacher"),
         (forward.recompute, "train.recompute keeps random states on the host"),
     )
     return next((reason for holds, reason in facts if holds), "")

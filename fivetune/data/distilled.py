@@ -1,0 +1,75 @@
+"""Targets that a teacher wrote, on disk: parts of rows in order, and a store that has them in place of its own.
+
+In: a store, labels of its rows. Out: files part-00000.safetensors ... in a folder, each written atomically, so that an
+interrupted generation continues after the last one; a DistilledStore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from fivetune.data.arrays import Array, map_arrays, write_arrays
+from fivetune.data.ragged import Ragged, ShardedRagged
+from fivetune.data.store import DamagedStoreError, TokenStore
+
+ROWS_PER_PART = 1024
+
+
+def list_missing_parts(folder: Path, num_rows: int) -> list[tuple[Path, range]]:
+    """The files that a folder lacks for a store of `num_rows`, each with its rows."""
+    parts = [
+        (_name_part(folder, number), range(first, min(first + ROWS_PER_PART, num_rows)))
+        for number, first in enumerate(range(0, num_rows, ROWS_PER_PART))
+    ]
+    return [(path, rows) for path, rows in parts if not path.is_file()]
+
+
+def _name_part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05}.safetensors"
+
+
+def write_part(path: Path, labels: Sequence[Sequence[int]], is_cut: Sequence[bool]) -> None:
+    """Write the labels of the rows of a part, and which of them were cut at the longest length."""
+    rows = Ragged.from_rows(labels, np.uint32)
+    arrays: dict[str, Array] = {"values": rows.values, "offsets": rows.offsets, "is_cut": np.array(is_cut, np.uint8)}
+    write_arrays(path, arrays)
+
+
+class DistilledStore(TokenStore):
+    """A view of a store whose labels a teacher wrote; its fingerprint is another one.
+
+    Args:
+        folder: with all parts for the rows of `store`.
+
+    Raises DamagedStoreError for a file that does not fit the store.
+    """
+
+    def __init__(self, store: TokenStore, folder: Path) -> None:
+        self.__dict__.update(vars(store))
+        try:
+            parts = [map_arrays(path) for path in sorted(folder.glob("part-*.safetensors"))]
+            labels = [Ragged(part["values"], part["offsets"]) for part in parts]
+            ends = np.cumsum([len(part) for part in labels], dtype=np.int64)
+            if ends[-1] != len(store):
+                raise ValueError(f"{ends[-1]} targets for {len(store)} examples")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedStoreError(f"{folder}: damaged targets of a teacher: {error}. Delete that folder.") from None
+        lengths = np.concatenate([part.lengths for part in labels])
+        self.labels = ShardedRagged(ends, labels.__getitem__, lengths)
+        own = blake2b(f"{store.fingerprint} {folder.name}".encode(), digest_size=16).hexdigest()
+        facts = {
+            "num_equal": sum(np.array_equal(self.labels[row], store.labels[row]) for row in range(len(store))),
+            "num_empty": int((lengths == 1).sum()),
+            "num_cut": int(sum(part["is_cut"].sum() for part in parts)),
+        }
+        self.summary = {
+            **store.summary,
+            "fingerprint": own,
+            "num_target_tokens": int(lengths.sum()),
+            "longest_target": int(lengths.max()),
+            "distilled": facts,
+        }

@@ -1,0 +1,178 @@
+"""Distillation: a teacher's answers as targets (Kim & Rush 2016), or its predictions in the loss (Hinton et al. 2015).
+
+In: a RunConfig, the model's tokenizer. Out: a store with the teacher's targets; the Teacher of the run's Forward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fivetune.config import RunConfig, load_config
+from fivetune.config.paths import find_typed_path
+from fivetune.config.recipes import is_run_directory
+from fivetune.data.distilled import DistilledStore, list_missing_parts, write_part
+from fivetune.data.store import TokenStore, get_cache_folder
+from fivetune.decode import Decoding, generate
+from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.model.files import find_folder, find_weight_files, read_model_config
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.model.teacher import Teacher
+from fivetune.model.tokenizer import list_pieces, load_tokenizer
+from fivetune.telemetry.devices import translate_oom_errors
+from fivetune.training.autotune.forward import explain_unsupported_flat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+    from fivetune.progress import ProgressCallback
+    from fivetune.training.learner import ComputeConfig
+
+KEY = "distill.teacher"
+
+
+def find_teacher(config: RunConfig) -> Path | None:
+    """Find the folder of the teacher; None without one. Raises ModelError for a folder without a model."""
+    if config.distill.teacher is None:
+        return None
+    name = find_typed_path(config.distill.teacher, config.run.dir)
+    if is_run_directory(name):
+        if not (Path(name) / "model").is_dir():
+            raise ModelError(f"{KEY}: {name}: the run has no model/. Let it finish, or name another run or model.")
+        adapter = load_config(name).model.adapter
+        if adapter is not None and adapter.is_virtual:
+            raise ModelError(
+                f"{KEY}: {name}: the run trained virtual tokens, which model/ does not hold. Use a teacher that was "
+                "trained whole, or with an adapter whose weights are merged (lora)."
+            )
+        return Path(name) / "model"
+    try:
+        return find_folder(name)
+    except ModelError as error:
+        raise ModelError(f"{KEY}: {error}") from None
+
+
+def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ModelError if the teacher has another vocabulary than the model: its answers are other tokens there."""
+    folder = find_teacher(config)
+    if folder is None:
+        return
+    teacher = load_tokenizer(None, folder)
+    own, theirs = list_pieces(tokenizer), list_pieces(teacher)
+    for name in ("pad_token_id", "eos_token_id"):
+        own[name], theirs[name] = getattr(tokenizer, name), getattr(teacher, name)
+    other = sorted(piece for piece in {*own, *theirs} if own.get(piece) != theirs.get(piece))
+    if other:
+        ids = " and ".join(
+            "not a piece" if one is None else f"id {one}" for one in (ids_of.get(other[0]) for ids_of in (theirs, own))
+        )
+        raise ModelError(
+            f"{KEY}: {folder} has another vocabulary than {config.model.path or config.model.config}: {len(other):,} "
+            f"of {len({*own, *theirs}):,} pieces differ, {other[0]!r} is {ids}. Allowed is a teacher with the same "
+            "tokenizer; trim neither or both alike."
+        )
+
+
+def load_teacher(config: RunConfig, compute: ComputeConfig) -> Teacher | None:
+    """Load the teacher of kind logits; None for other runs. The random state of the run is not changed."""
+    section, folder = config.distill, find_teacher(config)
+    if folder is None or section.kind != "logits":
+        return None
+    model = _load_frozen_model(folder, compute)
+    is_flat = not explain_unsupported_flat(model, compute.device, compute.make_autocast)
+    return Teacher(model, section.alpha, section.temperature, is_flat)
+
+
+def _load_frozen_model(folder: Path, compute: ComputeConfig) -> T5Model:
+    with torch.random.fork_rng(devices=[]), translate_oom_errors():
+        model = load_model_and_tokenizer(str(folder)).model
+        return model.requires_grad_(False).eval().to(compute.device)
+
+
+def replace_targets(
+    config: RunConfig, store: TokenStore, decoding: Decoding, compute: ComputeConfig, on_progress: ProgressCallback
+) -> TokenStore:
+    """Replace the targets of a training set by the teacher's answers; the same store for runs of another kind.
+
+    The answers are cached by teacher, data and decoding; only missing ones are generated.
+
+    Args:
+        decoding: of the run's evaluation; the teacher searches with distill.num_beams.
+    """
+    folder = find_teacher(config)
+    if folder is None or config.distill.kind != "sequence":
+        return store
+    limit = config.data.max_target_tokens or decoding.max_new_tokens
+    decoding = replace(
+        decoding,
+        max_new_tokens=min(decoding.max_new_tokens, limit),
+        num_beams=config.distill.num_beams,
+        num_candidates=1,
+        phrase_ids=(),
+        score_targets=False,
+    )
+    key = _compute_key(folder, store, decoding, compute)
+    cache = get_cache_folder(config.data.cache_dir) / f"distilled-{key}"
+    if missing := list_missing_parts(cache, len(store)):
+        model = _load_frozen_model(folder, compute)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            for path, rows in missing:
+                answers = dict(_iter_answers(model, store, rows, decoding, compute, on_progress))
+                write_part(path, *zip(*(answers[row] for row in rows), strict=True))
+        except OSError as error:
+            raise FiveTuneEnvironmentError(
+                f"{cache}: the teacher's answers cannot be written: {error.strerror}. Free disk space, or set "
+                "data.cache_dir; what was written is kept."
+            ) from None
+    return DistilledStore(store, cache)
+
+
+def _iter_answers(
+    model: T5Model,
+    store: TokenStore,
+    rows: range,
+    decoding: Decoding,
+    compute: ComputeConfig,
+    on_progress: ProgressCallback,
+) -> Iterator[tuple[int, tuple[list[int], bool]]]:
+    """Yield row, and its labels with one end token and whether they were cut."""
+    done = rows.start
+    for one in generate(model, store, rows, decoding, device=compute.device, autocast=compute.make_autocast):
+        yield one.row, ([*one.token_ids[: decoding.max_new_tokens - 1], model.config.eos_token_id], one.hit_cap)
+        done += 1
+        on_progress("answers of the teacher", done, len(store))
+
+
+def _compute_key(folder: Path, store: TokenStore, decoding: Decoding, compute: ComputeConfig) -> str:
+    """The hash of all that the answers depend on: weights and config of the teacher, data, decoding and precision."""
+    settings = [store.fingerprint, asdict(decoding) | {"batch_size": 0}, compute.precision, read_model_config(folder)]
+    digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+    for path in find_weight_files(folder):
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def describe_distillation(config: RunConfig, store: TokenStore) -> str:
+    """The teacher and its options for the first line of a run; "" without one."""
+    section = config.distill
+    if section.teacher is None:
+        return ""
+    if section.kind == "logits":
+        return f"; teacher {section.teacher} (logits, alpha {section.alpha:g}, temperature {section.temperature:g})"
+    facts = store.summary["distilled"]
+    more = "".join(
+        f", {facts[name]:,} {what}"
+        for name, what in (("num_empty", "empty"), ("num_cut", "cut at the longest length"))
+        if facts[name]
+    )
+    return f"; targets by teacher {section.teacher}: {facts['num_equal']:,} of {len(store):,} as in the data{more}"

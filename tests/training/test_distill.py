@@ -1,0 +1,293 @@
+"""Distillation: targets and predictions of a teacher, equal to hand-written ones, resumed exactly; what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import family_kit
+import kit
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from fivetune.config import load_config
+from fivetune.data import distilled
+from fivetune.data.batch import collate, pad
+from fivetune.data.store import DamagedStoreError
+from fivetune.errors import ConfigError, InterruptedRunError, ModelError
+from fivetune.estimation.recipe import build_workload
+from fivetune.model import objective
+from fivetune.model.backend import Forward
+from fivetune.model.forward import shift_right
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.model.teacher import Teacher
+from fivetune.training import distill, loop, train
+from fivetune.training.setup import set_up
+
+
+@pytest.fixture(scope="module")
+def teacher_run(tmp_path_factory, model_folder) -> Path:
+    """A run that has learnt the task."""
+    folder = tmp_path_factory.mktemp("teacher")
+    train(
+        kit.recipe(folder, model_folder, optimizer__lr=1e-2, train__num_steps=60, eval__every_steps=60), preflight=False
+    )
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory, tokenizer_folder) -> Path:
+    """Another width, more rows of the table, a head of its own."""
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    return kit.make_model(folder, tokenizer_folder, family="v1_1", seed=3, d_model=48, vocab_size=400)
+
+
+def distilling(folder: Path, model: Path, teacher: Path, **options: Any) -> dict[str, Any]:
+    section = {"teacher": str(teacher), **{name: options.pop(name) for name in list(options) if name in SECTION}}
+    return kit.recipe(folder, model, distill=section, **options)
+
+
+SECTION = ("kind", "alpha", "temperature", "num_beams")
+
+
+# --- logits ---
+
+
+def compute_by_hand(student: Any, teacher: Any, batch: Any, alpha: float, heat: float) -> torch.Tensor:
+    """(1 - alpha) CE + alpha T^2 KL(teacher || student), summed over the labels, by transformers and autograd."""
+    padded = pad(batch, pad_id=0)
+    starts = shift_right(padded.labels, start_id=0, pad_id=0)
+    inputs = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask, "decoder_input_ids": starts}
+    scored = padded.labels != -100
+    mine, theirs = student(**inputs).logits[scored], teacher(**inputs).logits[scored].detach()[:, :384]
+    soft = F.kl_div(F.log_softmax(mine / heat, -1), F.softmax(theirs / heat, -1), reduction="sum")
+    return (1 - alpha) * F.cross_entropy(mine, padded.labels[scored], reduction="sum") + alpha * heat**2 * soft
+
+
+def collect_gradients(model: torch.nn.Module) -> torch.Tensor:
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("chunk", [2**24, 1_000])
+@pytest.mark.parametrize("kind", ["flat", "padded"])
+@pytest.mark.parametrize(("alpha", "heat"), [(0.3, 2.0), (1.0, 1.0)])
+def test_the_gradient_is_that_of_the_divergence(
+    tmp_path, model_folder, wide_model, monkeypatch, kind, chunk, alpha, heat
+):
+    for module in ("objective", "loss"):
+        monkeypatch.setattr(f"fivetune.model.{module}.MAX_CHUNK_LOGITS", chunk)
+    monkeypatch.setattr("fivetune.model.loss.MAX_SAVED_LOGITS", chunk)
+    student = load_model_and_tokenizer(str(model_folder), dropout=0.0).model.train()
+    wide = load_model_and_tokenizer(str(wide_model)).model.eval().requires_grad_(False)
+    setup = kit.ready(tmp_path, model_folder)
+    batch = collate(setup.data.stream.store, [0, 5, 2, 7])
+    compute_by_hand(student, wide, batch, alpha, heat).backward()
+    expected = collect_gradients(student)
+    for is_flat in (True, False):
+        forward = Forward(kind, "", teacher=Teacher(wide, alpha, heat, is_flat))
+        losses, _ = forward.compute_losses(student, batch, device="cpu")
+        losses.sum().backward()
+        assert ((collect_gradients(student) - expected).norm() / expected.norm()).item() < 1e-5
+        plain, _ = Forward(kind, "").compute_losses(student, batch, device="cpu")
+        torch.testing.assert_close(losses, plain)  # the values remain the negative log-likelihood
+    assert all(parameter.grad is None for parameter in wide.parameters())
+
+
+def test_padded_soft_targets_are_computed_in_chunks(monkeypatch):
+    monkeypatch.setattr(objective, "MAX_CHUNK_LOGITS", 20)
+    seen: list[int] = []
+    whole = objective.SoftTargets.compute_gradient
+
+    def watch(self: Any, logits: torch.Tensor, start: int) -> torch.Tensor:
+        seen.append(len(logits))
+        return whole(self, logits, start)
+
+    monkeypatch.setattr(objective.SoftTargets, "compute_gradient", watch)
+    soft = objective.SoftTargets(torch.randn(5, 3), torch.randn(10, 3), None, 0.5, 2.0)
+    logits = torch.randn(1, 6, 10, requires_grad=True)
+    labels = torch.tensor([[1, 2, 3, -100, 4, 5]])
+    objective.compute_token_losses(logits, labels, objective.Objective(soft=soft)).sum().backward()
+    assert seen == [2, 2, 1] and logits.grad is not None and not logits.grad[0, 3].any()
+
+
+def test_a_student_learns_the_predictions_of_its_teacher(tmp_path, model_folder, teacher_run):
+    """With alpha 1 only the teacher teaches: its divergence from the student falls, and the answers become its own."""
+    options: dict[str, Any] = {"optimizer__lr": 1e-2, "train__num_steps": 30, "eval__every_steps": 30}
+    recipe = distilling(tmp_path, model_folder, teacher_run, kind="logits", alpha=1.0, **options)
+    run = train(recipe, preflight=False)
+    assert run.steps[-1].loss < 0.5 * run.steps[0].loss
+    assert "teacher" in (tmp_path / "run" / "log.txt").read_text()
+    student = load_model_and_tokenizer(str(tmp_path / "run" / "model")).model  # holds no weight of the teacher
+    assert sum(p.numel() for p in student.parameters()) == sum(
+        p.numel() for p in load_model_and_tokenizer(str(model_folder)).model.parameters()
+    )
+
+
+@pytest.mark.parametrize("kind", ["logits", "sequence"])
+def test_an_interrupted_distillation_is_resumed_exactly(tmp_path, model_folder, teacher_run, monkeypatch, kind):
+    for name in ("whole", "parted"):
+        (tmp_path / name).mkdir()
+    options: dict[str, Any] = {"kind": kind, "checkpoint": {"every_steps": 2}, "eval__every_steps": 6}
+    train(distilling(tmp_path / "whole", model_folder, teacher_run, **options))
+    recipe = distilling(tmp_path / "parted", model_folder, teacher_run, **options)
+    step = loop.train_step
+
+    def stop(*args: Any, **named: Any) -> Any:
+        if named["step"] == 4:
+            raise InterruptedRunError("stopped", signum=15)
+        return step(*args, **named)
+
+    monkeypatch.setattr(loop, "train_step", stop)
+    with pytest.raises(InterruptedRunError):
+        train(recipe)
+    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(distill, "generate", None)  # the answers are cached
+    train(recipe, resume=True)
+    assert kit.weights_of(tmp_path / "whole" / "run") == kit.weights_of(tmp_path / "parted" / "run")
+
+
+def test_the_memory_of_the_teacher_is_counted(tmp_path, model_folder, wide_model):
+    options: dict[str, Any] = {"data__max_input_tokens": 64, "data__max_target_tokens": 8}
+    recipe = distilling(tmp_path, model_folder, wide_model, kind="logits", **options)
+    train(recipe)
+    line = next(row for row in (tmp_path / "run" / "log.txt").read_text().splitlines() if "teacher" in row)
+    assert f"teacher {wide_model} (logits, alpha 0.5, temperature 2)" in line
+    plain, work = (build_workload(load_config(recipe, {"distill.teacher": t, "distill.kind": k}), None) for t, k in (
+        (None, "sequence"), (str(wide_model), "logits")
+    ))  # fmt: skip
+    assert plain.teacher is None and work.teacher is not None and work.teacher.d_model == 48
+    assert work.count_flops(1) > plain.count_flops(1)
+
+
+# --- sequence ---
+
+
+def test_the_teacher_s_answers_are_the_targets(tmp_path, model_folder, teacher_run):
+    recipe = distilling(tmp_path, model_folder, teacher_run)
+    setup = set_up(load_config(recipe))
+    store, plain = setup.data.stream.store, kit.ready(tmp_path, model_folder).data.stream.store
+    teacher = load_model_and_tokenizer(str(teacher_run / "model")).model.eval()
+    for row in range(len(store)):
+        ids = torch.tensor(np.asarray(plain.inputs[row], np.int64))[None]
+        answer = teacher.generate(ids, max_new_tokens=8, do_sample=False)[0, 1:].tolist()
+        assert store.labels[row].tolist() == answer[: answer.index(1) + 1] if 1 in answer else [*answer[:7], 1]
+        assert np.array_equal(store.inputs[row], plain.inputs[row])
+    assert store.fingerprint != plain.fingerprint
+    assert store.summary["num_target_tokens"] == store.labels.lengths.sum()
+    assert setup.data.evaluator is not None and setup.data.evaluator.store.read_example(1).references  # gold answers
+
+
+def test_answers_are_generated_once_and_continued(tmp_path, model_folder, teacher_run, monkeypatch):
+    monkeypatch.setattr(distilled, "ROWS_PER_PART", 10)
+    config = load_config(distilling(tmp_path, model_folder, teacher_run))
+    first = set_up(config).data.stream.store
+    asked: list[range] = []
+    whole = distill.generate
+
+    def watch(model: Any, store: Any, rows: range, *args: Any, **named: Any) -> Any:
+        asked.append(rows)
+        return whole(model, store, rows, *args, **named)
+
+    monkeypatch.setattr(distill, "generate", watch)
+    again = set_up(config).data.stream.store
+    assert asked == [] and again.fingerprint == first.fingerprint
+    [folder] = (tmp_path / "cache").glob("distilled-*")
+    parts = sorted(folder.iterdir())
+    assert len(parts) == 3
+    parts[1].unlink()
+    third = set_up(config).data.stream.store
+    assert asked == [range(10, 20)]
+    assert all(np.array_equal(first.labels[row], third.labels[row]) for row in range(24))
+    parts[0].write_bytes(b"{}")
+    with pytest.raises(DamagedStoreError, match=r"damaged targets of a teacher: .*Delete that folder"):
+        set_up(config)
+    other = load_config(distilling(tmp_path, model_folder, teacher_run, num_beams=2))
+    assert set_up(other).data.stream.store.fingerprint != first.fingerprint
+
+
+def test_labels_are_those_that_the_teacher_finds_most_probable(tmp_path, model_folder):
+    rows = [{"id": f"t{i}", "text": f"Ann has a {word}", "label": label} for i, (word, label) in enumerate(
+        [("hat", "lost"), ("coat", "late")] * 6
+    )]  # fmt: skip
+    (tmp_path / "tickets.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(tmp_path / "tickets.jsonl"), "cache_dir": str(tmp_path / "cache")}
+    task = {"name": "classification", "inputs": "{text}"}
+    setup = set_up(load_config(distilling(tmp_path, model_folder, model_folder, task=task, data=data)))
+    store = setup.data.stream.store
+    allowed = {tuple(setup.loaded.tokenizer(label).input_ids) for label in ("lost", "late")}
+    assert {tuple(store.labels[row].tolist()) for row in range(len(store))} <= allowed
+
+
+def test_a_student_learns_the_answers_of_its_teacher(tmp_path, model_folder, teacher_run):
+    options: dict[str, Any] = {"optimizer__lr": 1e-2, "train__num_steps": 30, "eval__every_steps": 30}
+    run = train(distilling(tmp_path, model_folder, teacher_run, **options), preflight=False)
+    assert run.steps[-1].loss < 0.3 * run.steps[0].loss
+    assert "targets by teacher" in (tmp_path / "run" / "log.txt").read_text()
+
+
+# --- what is refused ---
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(tmp_path, model_folder):
+    other = family_kit.make_family_model(tmp_path / "other", "codet5")
+    for kind in ("sequence", "logits"):
+        with pytest.raises(
+            ModelError, match=rf"^distill.teacher: {other} has another vocabulary than {model_folder}: "
+        ):
+            set_up(load_config(distilling(tmp_path, model_folder, other, kind=kind)))
+
+
+def test_a_missing_teacher_and_an_unfinished_run_are_named(tmp_path, model_folder, teacher_run):
+    with pytest.raises(ModelError, match=r"^distill.teacher: .*nowhere: no such model folder"):
+        set_up(load_config(distilling(tmp_path, model_folder, tmp_path / "nowhere")))
+    shutil.copytree(teacher_run, tmp_path / "unfinished", ignore=shutil.ignore_patterns("model"), symlinks=True)
+    with pytest.raises(ModelError, match=r"unfinished: the run has no model/. Let it finish"):
+        set_up(load_config(distilling(tmp_path, model_folder, tmp_path / "unfinished")))
+
+
+def test_a_teacher_of_virtual_tokens_is_refused(tmp_path, model_folder, teacher_run):
+    shutil.copytree(teacher_run, tmp_path / "virtual", symlinks=True)
+    path = tmp_path / "virtual" / "config.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {**(table := yaml.safe_load(path.read_text())), "model": {**table["model"], "adapter": "prompt"}}
+        )
+    )
+    with pytest.raises(ModelError, match=r"virtual: the run trained virtual tokens, which model/ does not hold"):
+        set_up(load_config(distilling(tmp_path, model_folder, tmp_path / "virtual")))
+
+
+def test_another_teacher_is_other_data_for_a_resume(tmp_path, model_folder, teacher_run):
+    recipe = distilling(tmp_path, model_folder, teacher_run)
+    train(recipe, preflight=False)
+    with pytest.raises(ConfigError, match=r"started with other settings: distill.teacher was "):
+        train({**recipe, "distill": {"teacher": str(model_folder)}}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distill": {"kind": "logits"}}, "kind logits has no effect without distill.teacher. Add it"),
+        ({"distill": {"teacher": "t", "alpha": 0.1}}, "alpha 0.1 is an option of kind logits, not of sequence"),
+        ({"distill": {"teacher": "t", "kind": "logits", "num_beams": 4}}, "num_beams 4 is an option of kind sequence"),
+        ({"distill": {"teacher": "t"}, "data__window_shards": 2}, "distill.kind sequence: the teacher answers all"),
+        ({"distill": {"teacher": "t"}, "task__head": "extractive"}, "distill.teacher: answers of an extractive model"),
+        ({"distill": {"teacher": "t"}, "device": "tpu"}, "distill.teacher t is not supported with device tpu"),
+        ({"distill": {"teacher": "t", "kind": "logits"}, "loss": {"r_drop": 1}}, "loss.r_drop computes every example"),
+        (
+            {"distill": {"teacher": "t", "kind": "logits"}, "strategy": "fsdp", "launch": {"nproc": 2}},
+            "distill.kind logits: strategy.name fsdp divides the model, the teacher is whole. Use single or ddp",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_distillation_does_not_support_is_named(tmp_path, model_folder, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(kit.recipe(tmp_path, model_folder, **changes))
