@@ -10,6 +10,7 @@ import json
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -30,8 +31,10 @@ from benchmarks.harness import Work
 from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
 from benchmarks.workloads import WORKLOADS, Examples
 from fivetune.data.batch import IGNORE_INDEX
+from fivetune.model.adapters import list_targets, shorten_names
 from fivetune.model.selfcheck import verify_model
 from fivetune.model.tokenizer import load_tokenizer, suppress_output
+from fivetune.plugins import load_plugin
 
 ATTENTIONS = ("eager", "sdpa")
 WORKERS = {"cpu": 1, "cuda": 4}
@@ -241,7 +244,18 @@ def pretrained(plan: Plan, attention: str | None) -> Any:
     with suppress_output():
         model = AutoModelForSeq2SeqLM.from_pretrained(plan.model, dtype=torch.float32, **chosen)
     raw = json.loads((plan.model / "config.json").read_text())
-    return verify_model(model, sorted(plan.model.glob("*.safetensors")), raw, where=str(plan.model))
+    model = verify_model(model, sorted(plan.model.glob("*.safetensors")), raw, where=str(plan.model))
+    return with_peft(plan.adapter, model) if plan.adapter else model
+
+
+def with_peft(adapter: str, model: Any) -> Any:
+    """peft's model with the matrices, ranks and scales of a FiveTune adapter."""
+    options = load_plugin("adapters", adapter)()
+    with suppress_output(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import peft
+
+        return peft.get_peft_model(model, options.build_config(shorten_names(model, list_targets(model, options))))
 
 
 def best_attention(plan: Plan) -> str:

@@ -37,6 +37,7 @@ class Plan:
         model: folder of the weights that all start from.
         batch_size: examples per optimizer step; nobody accumulates.
         folder: for what the sides write.
+        adapter: name of the adapter that all train, with its default options; "" trains all weights.
     """
 
     model: Path
@@ -45,6 +46,7 @@ class Plan:
     batch_size: int
     device: str
     folder: Path
+    adapter: str = ""
 
     @cached_property
     def config(self) -> Any:

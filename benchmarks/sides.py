@@ -38,7 +38,7 @@ def own_setup(plan: Plan) -> Setup:
         load_config(
             {
                 "run": {"dir": str(plan.folder / "run")},
-                "model": {"path": str(plan.model)},
+                "model": {"path": str(plan.model), "adapter": plan.adapter or None},
                 "task": {"name": "jsonl"},
                 "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
                 "optimizer": {"name": "adamw", "lr": LR},

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,32 @@ SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
 
 
 def main() -> None:
-    args = _arguments()
+    args = parse_arguments()
     torch.set_num_threads(args.threads or count_cores())
     torch.manual_seed(args.seed)
     if args.side:
         serve(args)
         return
-    with tempfile.TemporaryDirectory(prefix="fivetune-bench-") as folder:
-        args.folder = Path(folder)
-        make_model(args.model, args.folder, seed=args.seed)
-        result = measure(args)
+    result = measure_models(args)
     report(result)
     print(f"written to {write_result(result['name'], result, args.results)}")
 
 
-def _arguments() -> argparse.Namespace:
+def measure_models(args: argparse.Namespace) -> dict[str, Any]:
+    """The result of all sides, on a model in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="fivetune-bench-") as folder:
+        args.folder = Path(folder)
+        make_model(args.model, args.folder, seed=args.seed)
+        return measure(args)
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", default="t5-small", choices=list(MODELS))
     parser.add_argument("--workload", default="squad", choices=list(WORKLOADS))
     parser.add_argument("--peers", default="default,tuned", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--adapter", default="", help="name of the adapter that all sides train; default: all weights")
     parser.add_argument("--batch-size", type=int, help="examples per step; default 16 (mt5-small on a CPU: 8), GPU 32")
     parser.add_argument("--minutes", type=float, default=9, help="about how long all of it may take")
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
@@ -79,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--side", help=argparse.SUPPRESS)  # be the process of this side
     parser.add_argument("--attention", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     unknown = [name for name in args.peers.split(",") if name not in PEERS]
     if unknown:
         parser.error(f"--peers: there is no {', '.join(unknown)}. Allowed: {', '.join(PEERS)}.")
@@ -102,7 +109,8 @@ def make_plan(args: argparse.Namespace, name: str, examples: str) -> Plan:
     own = args.folder / examples / name
     own.mkdir(parents=True, exist_ok=True)
     model = args.folder / args.model
-    return Plan(model, Examples(args.folder / examples), args.workload, args.batch_size, args.device, own)
+    lines = Examples(args.folder / examples)
+    return Plan(model, lines, args.workload, args.batch_size, args.device, own, args.adapter)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +139,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     same_totals(windows, "tokens")
     plan = make_plan(args, "facts", "measured")
     return {
-        "name": f"train-{args.device}-{args.model}-{args.workload}-{args.batch_size}",
+        "name": f"{args.adapter or 'train'}-{args.device}-{args.model}-{args.workload}-{args.batch_size}",
+        "adapter": args.adapter,
         "model": args.model,
         "workload": args.workload,
         "lengths": plan.examples.lengths_from,
@@ -184,6 +193,7 @@ class Remote:
             "--seed",
             str(args.seed),
             *(["--attention", attention] if attention else []),
+            *(["--adapter", args.adapter] if args.adapter else []),
         ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
@@ -237,13 +247,18 @@ def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str,
 
 
 def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """What tells one set of weights from another: how many, and their mean sizes together."""
-    sizes = sum(float(p.detach().abs().mean()) for p in side.model.parameters())
+    """What tells one set of weights from another: how many, and their mean sizes together, without an adapter's."""
+    sizes = sum(
+        float(p.detach().abs().mean()) for p in side.model.parameters() if p.requires_grad != bool(args.adapter)
+    )
     return {"weights": [count_parameters(side.model), round(sizes, 4)]}
 
 
 def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """What was done, with the CPU seconds of this process, which other programs change little (workers apart)."""
+    before = time.process_time()
     work = side.work(num_steps)
+    work.counts["cpu_seconds"] = time.process_time() - before
     if args.kind == "cuda":
         torch.cuda.synchronize()
     return {"num_units": work.num_units, "counts": work.counts}
@@ -281,8 +296,10 @@ def side_figures(windows: list[Window], peak: float) -> dict[str, Any]:
 def peer_figures(windows: dict[str, list[Window]], peer: str) -> dict[str, Any]:
     """How many times faster FiveTune is than a peer: on the same examples, and in tokens per second over windows."""
     ours, theirs = (sum(w.seconds for w in windows[name]) for name in ("fivetune", peer))
+    cpu = {name: sum(w.work.counts["cpu_seconds"] for w in windows[name]) for name in ("fivetune", peer)}
     return {
         "same_examples": theirs / ours,
+        "same_examples_cpu_seconds": cpu[peer] / cpu["fivetune"],
         "tokens_per_second": ratio(windows["fivetune"], windows[peer], "tokens").as_list(),
     }
 
@@ -331,6 +348,7 @@ def report(result: dict[str, Any]) -> None:
         [
             "FiveTune against",
             "same examples",
+            "CPU seconds",
             "tokens/s",
             "(least to most)",
             f"to step {result['warm_up_steps']}",
@@ -343,6 +361,7 @@ def report(result: dict[str, Any]) -> None:
             [
                 name,
                 f"{figures['same_examples']:.2f}x",
+                f"{figures['same_examples_cpu_seconds']:.2f}x",
                 f"{speed[0]:.2f}x",
                 f"{speed[1]:.2f} to {speed[2]:.2f}",
                 f"{sides[name]['warmed_up_seconds'] / ours['warmed_up_seconds']:.2f}x",

@@ -17,7 +17,7 @@ from typing import Any
 from fivetune.compare.measures import find_best_metric_eval
 from fivetune.compare.records import Variant
 from fivetune.compare.variants import ABSENT, get_seed, select_work_settings
-from fivetune.config.layers import PLUGIN_SECTIONS
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_setting
 from fivetune.diagnosis.faults import check_world_size
 from fivetune.diagnosis.speed import OTHER_LOAD_SHARE
 from fivetune.diagnosis.stats import collect_run_stats
@@ -314,10 +314,10 @@ def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varie
     """Warn of settings that differ without being varied; the options of a varied plugin may differ."""
     runs = [run for variant in variants for run in variant.runs]
     tables = {id(run): select_work_settings(run) for run in runs}
-    free = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
+    free = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
     sentences: list[str] = []
     for key in dict.fromkeys(key for table in tables.values() for key in table):
-        if key in varied or key.partition(".")[0] in free:
+        if key in varied or find_plugin_setting(key) in free:
             continue
         fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
         sentences += _describe_differences(fact, variants, names, (), always=True)
@@ -341,11 +341,11 @@ def _check_confounding(variants: Sequence[Variant], varied: Sequence[str]) -> li
 def _list_differing_factors(a: Variant, b: Variant, varied: Sequence[str]) -> list[str]:
     """List the varied factors in which two variants differ; settings of a plugin, model or placement are one factor."""
     ours, theirs = select_work_settings(a.runs[0]), select_work_settings(b.runs[0])
-    plugin = {section for section in PLUGIN_SECTIONS if f"{section}.name" in varied}
+    plugin = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
     factors: dict[str, None] = {}
     for key in varied:
         if ours.get(key, ABSENT) != theirs.get(key, ABSENT):
-            section = key.partition(".")[0]
+            section = find_plugin_setting(key)
             as_one = "strategy" if section in PLACEMENT else section if section in plugin or key in MODEL else key
             factors[as_one] = None
     return list(factors)

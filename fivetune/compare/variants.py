@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from fivetune.compare.records import Variant
-from fivetune.config.layers import PLUGIN_SECTIONS
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, find_plugin_setting
 from fivetune.rundir.records import Run
 from fivetune.values import flatten_table, get_nested
 
@@ -22,19 +22,34 @@ ABSENT = "(not there)"
 def select_work_settings(run: Run) -> dict[str, Any]:
     """Return the dotted settings of a run that determine its work, without the seed."""
     return {
-        key: value
+        f"{key}.name" if key in NESTED_PLUGINS else key: value  # null: no plugin has this name
         for key, value in flatten_table(run.config).items()
         if not key.startswith(NOT_WORK) and key not in NOT_WORK_KEYS
     }
 
 
 def find_differing_settings(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the settings in which runs differ; of a section with different plugins, only the name."""
+    """Return the settings in which runs differ; of different plugins, the name and what their runs vary."""
     tables = [select_work_settings(run) for run in runs]
     keys = dict.fromkeys(key for table in tables for key in table)
     found = [key for key in keys if any(table.get(key, ABSENT) != tables[0].get(key, ABSENT) for table in tables)]
-    named = {section for section in PLUGIN_SECTIONS if f"{section}.name" in found}
-    return tuple(key for key in found if key.partition(".")[0] not in named or all(key in table for table in tables))
+    named = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in found}
+    return tuple(
+        key
+        for key in found
+        if find_plugin_setting(key) not in named
+        or all(key in table for table in tables)
+        or _has_variants_of_plugin(key, tables)
+    )
+
+
+def _has_variants_of_plugin(key: str, tables: Sequence[dict[str, Any]]) -> bool:
+    """Whether an option differs between runs with the same plugin: lora of two ranks beside ia3, which has none."""
+    values: dict[object, set[str]] = {}
+    for table in tables:
+        if key in table:
+            values.setdefault(table.get(f"{find_plugin_setting(key)}.name"), set()).add(repr(table[key]))
+    return any(len(found) > 1 for found in values.values())
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[tuple[Variant, ...], tuple[str, ...]]:

@@ -31,6 +31,16 @@ EXCLUSIVE = {  # a later layer that sets one removes the other
 MAX_DEPTH = 100  # levels of nested tables and lists in a file
 
 
+def find_plugin_setting(key: str) -> str:
+    """The setting with a plugin that a dotted key belongs to; for other keys their section.
+
+    >>> find_plugin_setting("optimizer.lr"), find_plugin_setting("model.adapter.r"), find_plugin_setting("model.path")
+    ('optimizer', 'model.adapter', 'model')
+    """
+    nested = next((name for name in NESTED_PLUGINS if f"{key}.".startswith(f"{name}.")), "")
+    return nested or key.partition(".")[0]
+
+
 class Setting(NamedTuple):
     """One value, its path in the table, and its origin (`file:line` or flag)."""
 

@@ -7,6 +7,7 @@ into the model; virtual tokens are put there by `virtual_tokens.py`.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -297,6 +298,10 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
         config = replace(attached.config, inference_mode=True)
         config.save_pretrained(str(staging))
+        table = json.loads((staging / CONFIG).read_text(encoding="utf-8"))
+        for name in table.keys() & {"target_modules", "feedforward_modules"}:  # sets, in the order of a hash
+            table[name] = sorted(table[name] or ())
+        (staging / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         apply_umask(staging)
         replace_folder(staging, folder)
     except OSError as error:

@@ -40,6 +40,7 @@ from fivetune.model.layers import (
     rms_norm,
 )
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
+from fivetune.model.low_rank import add_pair, add_transposed_pair, find_pair
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
@@ -352,7 +353,7 @@ def should_attend_memory(module: T5Attention, bounds: SequenceBounds, source: Se
     q (M W^T)^T = (q W) M^T. The keys and values of a source cost 4 S d i operations for any target length T; the other
     order costs 4 T H S d, which is less if T is below the head size (64 in all models of the family).
     """
-    if not (is_plain_linear(module.k) and is_plain_linear(module.v)):
+    if not all(is_plain_linear(linear) or find_pair(linear) for linear in (module.k, module.v)):
         return False
     pairs = sum(s * t for s, t in zip(source.lengths, bounds.lengths, strict=True))
     return 2 * pairs < source.ends[-1] * module.key_value_proj_dim
@@ -364,12 +365,14 @@ def _attend_memory(
     """Cross-attention that uses the encoder's output directly as keys and values: [Nt, H, D] -> [Nt, H, D]."""
     heads, size = module.n_heads, module.key_value_proj_dim
     of_key, of_value = (linear.weight.view(heads, size, -1) for linear in (module.k, module.v))
-    projected = torch.bmm(q.transpose(0, 1), of_key).transpose(0, 1)
+    q = q.transpose(0, 1)
+    projected = add_pair(torch.bmm(q, of_key), q, find_pair(module.k)).transpose(0, 1)
     rows = projected.reshape(-1, 1, memory.shape[1])
     seen = memory.unsqueeze(1)
     found = attend(rows, seen, seen, bounds.scale(heads), source, dropout=_get_attention_rate(module))
-    found = found.view(len(q), heads, -1).transpose(0, 1)
-    return torch.bmm(found, of_value.transpose(1, 2)).transpose(0, 1)
+    found = found.view(q.shape[1], heads, -1).transpose(0, 1)
+    out = torch.bmm(found, of_value.transpose(1, 2))
+    return add_transposed_pair(out, found, find_pair(module.v)).transpose(0, 1)
 
 
 def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, *, fused: bool = False) -> Tensor:

@@ -44,7 +44,7 @@ def explain_unsupported_gemma(model: T5Model, device: str) -> str:
     if any(stack.config.hidden_activation not in ACTIVATIONS for stack in stacks):
         return f"its activation is not one of {', '.join(ACTIVATIONS)}"
     linears = [module for stack in stacks for module in stack.modules() if hasattr(module, "in_features")]
-    if not all(is_plain_linear(module) for module in linears):
+    if not all(is_plain_linear(module) or hasattr(module, "base_layer") for module in linears):  # or an adapter's
         return "some of its linear modules have a bias or are not plain"
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
         return "some of its weights are not fp32"

@@ -19,6 +19,7 @@ from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
+from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -33,7 +34,9 @@ RECORDERS = "transformers.utils.output_capturing"
 
 
 def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
-    """Concatenate the outputs of several linear modules, [N, sum of widths]; one matrix product if all are plain.
+    """Concatenate the outputs of several linear modules, [N, sum of widths].
+
+    It is one matrix product if all are plain, or if all are plain ones with a low-rank pair.
 
     The result is a new tensor, which the next operation may change in place.
     """
@@ -41,9 +44,20 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
     if type(first) is ColumnLinear:  # all of them are; their input's gradient needs one all-reduce, not one each
         x = copy_to_group(x, first.group)
     elif not all(is_plain_linear(module) for module in modules):
+        pairs = [find_pair(module) or _build_empty_pair(module) for module in modules]
+        if all(pairs):
+            return apply_low_rank(x, [pair for pair in pairs if pair])
         return torch.cat([module(x) for module in modules], -1)
     weights = [get_local(module.weight) for module in modules]
     return F.linear(x, weights[0] if len(weights) == 1 else torch.cat(weights))
+
+
+def _build_empty_pair(module: nn.Module) -> LowRankPair | None:
+    """A pair of rank 0 for a plain frozen module; None for others."""
+    if not is_plain_linear(module) or module.weight.requires_grad:
+        return None
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return LowRankPair(weight, weight.new_empty(0, weight.shape[1]), weight.new_empty(len(weight), 0), 0.0)
 
 
 def is_plain_linear(module: nn.Module) -> bool:

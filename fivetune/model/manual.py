@@ -22,6 +22,8 @@ real tokens only; that of T5Gemma and T5Gemma 2 runs on a CPU, because the kerne
 soft-capped scores nor merged attention. CUDA graphs and the sharded strategies take T5's blocks apart. Answers of
 other families are decoded with transformers' cache, token for token as its `generate` does.
 
+Adapters of matrices are lora, rslora, dora, qlora and ia3; prompt and prefix need T5's blocks: docs/adapters.md.
+
 ## What to know
 
 - **Special tokens.** Inputs have the special tokens that the model's tokenizer puts around a text; targets end with
@@ -51,7 +53,7 @@ def build_manual_of_models() -> str:
     """Build the text of docs/models.md."""
     strategies = {name: plugins.load_plugin("strategies", name) for name in plugins.list_plugins("strategies")}
     whole = [name for name, options in strategies.items() if not options.sharded]
-    columns = ["model_type", "models", "padded", "flat", "kernels", "extractive head", ", ".join(whole)]
+    columns = ["model_type", "models", "padded", "flat", "kernels", "extractive head", "adapters", ", ".join(whole)]
     columns += [name for name in strategies if name not in whole] + ["device tpu"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for family in FAMILIES.values():
@@ -60,6 +62,7 @@ def build_manual_of_models() -> str:
             _format_answer(family.flat),
             _format_answer(family.t5_blocks),
             _format_answer(bool(family.span_class)),
+            "all" if family.t5_blocks else "of matrices",  # as `virtual_tokens.attach_tokens` decides
             _format_answer(_supports(family, whole[0])),
         ]
         cells += [_format_answer(_supports(family, name, sharded=True)) for name in strategies if name not in whole]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
 
 from fivetune import open_run, read_run
+from fivetune.compare import compare_runs
 from fivetune.config import load_config
+from fivetune.config.layers import as_yaml
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.progress import Progress
@@ -217,3 +220,49 @@ def test_layers_override_the_options_of_an_adapter():
     assert (get_adapter(**{"adapter.name": "dora"}) or {})["r"] == 16  # another adapter: its own defaults
     assert get_adapter(adapter=None) is None and get_adapter(adapter="ia3") == {"name": "ia3", "target_modules": []}
     assert get_adapter(**{"adapter.name": "saved", "adapter.path": "p"}) == {"name": "saved", "path": "p"}
+
+
+def test_adapters_on_one_base_are_compared(tmp_path, model_folder):
+    folders = []
+    for number, adapter in enumerate([LORA, {"name": "lora", "r": 8}, {"name": "ia3"}, None]):
+        (tmp_path / str(number)).mkdir()
+        recipe = kit.recipe(tmp_path / str(number), model_folder, model__adapter=adapter, train__num_steps=2)
+        recipe["data"] |= {
+            name: str(tmp_path / "0" / file) for name, file in (("train", "train.json"), ("eval", "dev.json"))
+        }
+        train({**recipe, "run": {"dir": str(tmp_path / f"run-{number}")}}, preflight=False, quiet=True)
+        folders.append(tmp_path / f"run-{number}")
+    found = compare_runs(folders[:2])
+    assert found.varied == ("model.adapter.r",)
+    found = compare_runs(folders[::2])
+    assert found.varied == ("model.adapter.name",)
+    assert [variant.settings["model.adapter.name"] for variant in found.variants] == ["lora", "ia3"]
+    found = compare_runs(folders)
+    assert found.varied == ("model.adapter.name", "model.adapter.r") and len(found.variants) == 4
+    assert not [text for text in found.warnings if "model.adapter" in text or "number of parameters" in text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder, name):
+    recipe = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, model__dropout=0.0, **FAST)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(as_yaml(recipe))
+    weights = []
+    for number, strategy in ((1, "single"), (2, "ddp")):
+        folder = tmp_path / f"run-{number}"
+        words = [
+            "train",
+            str(path),
+            "--run.dir",
+            str(folder),
+            "--launch.nproc",
+            str(number),
+            "--strategy.name",
+            strategy,
+        ]
+        done = subprocess.run([sys.executable, "-m", "fivetune", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        weights.append(load_file(folder / "model" / "model.safetensors"))
+    for key, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][key], weight, rtol=1e-4, atol=1e-4)

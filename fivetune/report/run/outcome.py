@@ -48,7 +48,7 @@ from fivetune.report.run.scores import (
     select_main_evals,
 )
 from fivetune.rundir.figures import compute_mfu, compute_peak_bytes, compute_tokens_per_second, describe_weights
-from fivetune.rundir.records import Prediction, Run
+from fivetune.rundir.records import MachineRecord, Prediction, Run
 from fivetune.values import divide, get_nested, select_finite, select_numbers
 
 BASELINE = "before fine-tuning"
@@ -177,7 +177,7 @@ def build_figures_section(run: Run) -> Section:
         ),
         Figure("Throughput", format_large_count(compute_tokens_per_second(steps)), "tokens per second"),
         Figure("Peak memory", format_bytes(compute_peak_bytes(steps)), "highest of all steps"),
-        Figure("Model", format_large_count(run.machine.num_parameters), "parameters"),
+        Figure("Model", format_large_count(run.machine.num_parameters), _describe_trained(run.machine)),
         Figure(
             "Precision",
             format_plain(run.machine.precision),
@@ -302,3 +302,11 @@ def _describe_ending(run: Run) -> str:
 def format_difference(reached: float | None, before: float | None) -> str:
     """Format the change of a score: +3.50."""
     return format_signed(None if reached is None or before is None else reached - before)
+
+
+def _describe_trained(machine: MachineRecord) -> str:
+    """What is below the number of parameters: the share that is trained, if some are frozen."""
+    count, trained = machine.num_parameters, machine.num_trained_parameters
+    if not count or trained is None or trained == count:
+        return "parameters"
+    return f"parameters, {format_percent(trained / count)} of them trained"

@@ -1,0 +1,44 @@
+"""LoRA on flat tokens against peft's LoRA on transformers' Seq2SeqTrainer: the same weights, examples and updates.
+
+A run of benchmarks/train.py whose sides all train the adapter; its protocol, its table, its file. At least 1.5 times
+the speed of the Trainer as users run it is expected.
+    python -m benchmarks.adapters --json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import redirect_stdout
+
+import torch
+
+from benchmarks.harness import write_result
+from benchmarks.train import measure_models, parse_arguments, report
+from fivetune.telemetry.devices import count_cores
+
+EXPECTED = 1.5  # times the speed of the peer "default", on the same examples
+
+
+def main() -> int:
+    """Measure, print the table or, with --json, the result, and write it; 1 if it is slower than expected."""
+    words = [word for word in sys.argv[1:] if word != "--json"]
+    if "--adapter" not in words:
+        words += ["--adapter", "lora"]
+    args = parse_arguments(words)
+    torch.set_num_threads(args.threads or count_cores())
+    torch.manual_seed(args.seed)
+    with redirect_stdout(sys.stderr):
+        result = measure_models(args)
+        result["name"] = f"adapters-{result['name']}"
+        result["expected"] = EXPECTED
+        path = write_result(result["name"], result, args.results)
+        report(result)
+        print(f"written to {path}")
+    if "--json" in sys.argv:
+        print(json.dumps(result))
+    return 0 if result["ratios"]["default"]["same_examples"] >= EXPECTED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
