@@ -43,7 +43,8 @@ def assert_equal_to_padded(model: Any, lengths: list[tuple[int, int]]) -> None:
     attached = find_adapter(model)
     assert attached and theirs.keys() == ours.keys() == attached.names
     for name, gradient in theirs.items():
-        assert (ours[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+        # the padded forward itself is up to 2e-5 from that in float64
+        assert (ours[name] - gradient).abs().max() <= 3e-5 * gradient.abs().max(), name
 
 
 @pytest.mark.parametrize("family", ["t5", "v1_1", "umt5"])
