@@ -42,9 +42,10 @@ def assert_equal_to_padded(model: Any, lengths: list[tuple[int, int]]) -> None:
     theirs, ours = gradients(model, expected, weight), gradients(model, found, weight)
     attached = find_adapter(model)
     assert attached and theirs.keys() == ours.keys() == attached.names
-    for name, gradient in theirs.items():
-        # the padded forward itself is up to 2e-5 from that in float64
-        assert (ours[name] - gradient).abs().max() <= 3e-5 * gradient.abs().max(), name
+    for name, gradient in theirs.items():  # small ones are sums of large addends: both forwards round there
+        assert (ours[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max(), name
+    whole = [torch.cat([each[name].flatten() for name in theirs]) for each in (ours, theirs)]
+    assert (whole[0] - whole[1]).norm() <= 1e-5 * whole[1].norm()
 
 
 @pytest.mark.parametrize("family", ["t5", "v1_1", "umt5"])
