@@ -52,6 +52,8 @@ class Family:
         on_tpu: whether device tpu computes it.
         start: the config entry with the first input of the decoder, where decoder_start_token_id is not given.
         t5_tables: it has T5's names of the embedding and the head, and T5's rules of tying and scaling.
+        longest_input: tokens of the longest inputs that its authors report results for; None: not limited. Longer
+            ones are computed, because positions are relative.
         models: published models of the family.
     """
 
@@ -64,6 +66,7 @@ class Family:
     on_tpu: bool = False
     start: str = "pad_token_id"
     t5_tables: bool = False
+    longest_input: int | None = None
     models: str = ""
 
 
@@ -93,6 +96,7 @@ FAMILIES = {
             "LongT5ForConditionalGeneration",
             scale_flag="scale_decoder_outputs",
             t5_tables=True,
+            longest_input=16_384,
             models="LongT5 with local or transient-global attention",
         ),
         Family("t5gemma", "T5GemmaForConditionalGeneration", flat=True, start="bos_token_id", models="T5Gemma"),

@@ -32,6 +32,7 @@ from fivetune.distributed.sharding import gather_tensor
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError, ModelError, format_size
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.model.adapters import attach_exported, find_adapter, select_own_weights
+from fivetune.model.family import get_family
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import count_bytes, count_parameters, load_model_and_tokenizer
 from fivetune.progress import Progress, format_time_span
@@ -282,6 +283,13 @@ def _check_truncation(setup: Setup) -> Outcome:
             advice.add(f"Raise data.max_input_tokens (T5 has no fixed limit) or {way}")
         if cut_targets / total > LOST_SHARE:
             advice.add("Raise data.max_target_tokens")
+        family = get_family(setup.learner.model.config)
+        if num := int((store.inputs.lengths > (family.longest_input or math.inf)).sum()):
+            parts.append(
+                f"{name}: {num:,} inputs ({num / total:.1%}) over {family.longest_input:,} tokens, the longest that "
+                f"{family.model_type} has published results for"
+            )
+            advice.add(f"Set data.max_input_tokens to {family.longest_input}, or expect lower scores for them")
     if not parts:
         return "pass", "no input and no target is truncated"
     return "warn" if advice else "pass", ". ".join(["; ".join(parts), *sorted(advice)])

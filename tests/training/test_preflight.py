@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import kit
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 
 from fivetune import cli
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.model.family import FAMILIES
 from fivetune.model.load import count_parameters, load_model_and_tokenizer
 from fivetune.training import preflight, train
 from fivetune.training.preflight import Check, run_checks
@@ -55,6 +57,19 @@ def test_everything_is_left_as_it_was_found(tmp_path, model_folder):
     assert all(p.grad is None for p in setup.learner.model.parameters())
     assert setup.learner.optimizer.state_dict() == states
     assert not (tmp_path / "run").exists()
+
+
+def test_inputs_beyond_what_longt5_was_made_for_are_counted(tmp_path, tokenizer_folder, monkeypatch):
+    shape = {"model_type": "longt5", "local_radius": 3, "global_block_size": 4, "tie_word_embeddings": True}
+    model = kit.make_model(tmp_path / "long", tokenizer_folder, **shape)
+    assert FAMILIES["longt5"].longest_input == 16_384
+    monkeypatch.setitem(FAMILIES, "longt5", replace(FAMILIES["longt5"], longest_input=20))
+    setup = kit.ready(tmp_path, model)
+    num = int((setup.data.stream.store.inputs.lengths > 20).sum())
+    check = next(check for check in run_checks(setup) if check.name == "truncation")
+    assert check.state == "warn" and num > 0
+    assert f"train: {num} inputs ({num / 24:.1%}) over 20 tokens, the longest that longt5 has published" in check.detail
+    assert check.detail.endswith("Set data.max_input_tokens to 20, or expect lower scores for them")
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
