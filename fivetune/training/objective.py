@@ -96,7 +96,8 @@ def build_objective(
     words = [labels[label] for label in label_weights]
     examples = [TextExample("", "", word, ()) for word in words]
     limits = LengthLimits(max_target_tokens=config.data.max_target_tokens)
-    targets = [tuple(one.labels) for one in encode(tokenizer, examples, words, limits=limits)]
+    rows = encode(tokenizer, examples, words, limits=limits) if words else ()  # some tokenizers refuse no texts
+    targets = [tuple(row.labels) for row in rows]
     for number, target in enumerate(targets):
         if target in targets[:number]:
             raise ConfigError(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+import fivetune
 from fivetune import plugins
+from fivetune.config.tpu import SUPPORTED
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.optimizers import _batched_adafactor, adamw_8bit, get_state_bytes
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor
@@ -24,6 +28,7 @@ from fivetune.optimizers.sgd import SGD
 
 OPTIMIZERS = plugins.list_plugins("optimizers")
 SIZE = 64
+PAGE = (Path(fivetune.__file__).parents[1] / "docs" / "optimizers.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -427,3 +432,23 @@ def test_schedule_free_counts_the_steps_of_each_weight():
         optimizer.step()
     assert later.tolist() == pytest.approx([-0.1] * 3)
     assert torch.equal(optimizer.compute_averages([later])[0], later)
+
+
+# --- docs/optimizers.md ---
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_page_of_optimizers_is_true(name):
+    options = options_of(name)
+    state = " | ".join(f"{get_state_bytes(options(), kind):.3g}" for kind in ("matrix", "table"))
+    low, high = options.lr_range
+    supports = [getattr(options, "supports_shards", False), name in SUPPORTED["optimizer.name"]]
+    answers = " | ".join("yes" if supported else "no" for supported in supports)
+    rows = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
+    assert rows[0].endswith(f" | {state} | {options().lr or 1e-3:g} | {low:g} to {high:g} | {answers} |")
+    assert len(rows) == 3  # what it is, when to use it, what was measured
+
+
+def test_the_page_of_optimizers_names_schedules_and_averages():
+    for name in (*plugins.list_plugins("schedules"), "train.ema", "checkpoint.average_best"):
+        assert re.search(rf"^\| `{re.escape(name)}(: [\d.]+)?` \|", PAGE, re.MULTILINE), name

@@ -22,7 +22,7 @@ from fivetune.training.update import train_step
 
 EMA = {"train__ema": 0.9}
 FREE = {"optimizer": {"name": "schedule_free", "lr": 1e-3}, "schedule": {"name": "constant", "warmup_steps": 2}}
-SHARDED = {"ema": ("fsdp", "pipeline"), "free": ("tensor", "pipeline")}
+SHARDED = {"ema": ("fsdp", "pipeline"), "free": ("tensor", "pipeline"), "8bit": ("pipeline",)}
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -103,7 +103,7 @@ def train_shared(tables: list[dict[str, Any]]) -> None:
 def test_two_processes_average_their_shares(tmp_path, model_folder):
     """One process begins, two go on with a share each."""
     tables = []
-    for kind, chosen in (("ema", EMA), ("free", FREE)):
+    for kind, chosen in (("ema", EMA), ("free", FREE), ("8bit", {"optimizer": {"name": "adamw_8bit"}})):
         options = {"model__dropout": 0.0, "eval__every_steps": 6, "eval__at_start": False, **chosen}
         table = kit.recipe(tmp_path, model_folder, run__dir=str(tmp_path / kind), **options)
         run_of(table)
