@@ -163,7 +163,7 @@ def _count_ids(
             if place < SAMPLE_SIZE:
                 pairs[place : place + 1] = [(texts[0], texts[min(1, len(texts) - 1)])]
             yield from texts
-        yield from (*reader.labels, *further)
+        yield from (*reader.label_words, *further)
 
     counts = np.zeros(num_rows, np.int64)
     for text, ids in iter_ids(tokenizer, _report_texts(read(), "counting pieces", on_progress)):
@@ -175,7 +175,7 @@ def _count_ids(
 def _iter_all_texts(reader: TextReader, further: Sequence[str]) -> Iterator[str]:
     for texts in reader.read():
         yield from texts
-    yield from (*reader.labels, *further)
+    yield from (*reader.label_words, *further)
 
 
 def _report_texts(texts: Iterator[str], what: str, on_progress: Callable[..., None]) -> Iterator[str]:

@@ -27,10 +27,10 @@ class TextReader:
     num_read: int = 0
     num_skipped: int = 0
     first_bad: str = ""
-    labels: tuple[str, ...] = field(init=False)
+    label_words: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.labels = tuple(self.task.labels or ()) if self.task else ()
+        self.label_words = tuple((self.task.labels or {}).values()) if self.task else ()
 
     def read(self) -> Iterator[tuple[str, ...]]:
         """Yield the texts of each example: inputs, targets and gold answers, or all texts of a record; none is blank.

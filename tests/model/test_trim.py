@@ -109,6 +109,15 @@ def test_a_task_gives_the_texts_with_its_template(model_folder, data, tmp_path, 
     assert old.tokenize("Dan") != new.tokenize("Dan")
 
 
+def test_the_words_of_labels_that_do_not_occur_are_kept(model_folder, data, tmp_path, capsys) -> None:
+    out = tmp_path / "small"
+    labels = "{zzz0: Ann, zzz1: hat, zzz2: Bob, zzz3: red, other: Dan}"
+    task = ["--task", "classification", "--task.inputs", "{a}", "--task.label", "id", "--task.labels", labels]
+    trim(capsys, model_folder, "--data", data, "--output", out, "--margin", 0, *task)
+    old, new = load_tokenizer(None, model_folder), load_tokenizer(None, out)
+    assert old.tokenize("Dan") == new.tokenize("Dan")
+
+
 def test_longt5_is_trimmed(data, tmp_path, capsys) -> None:
     folder = family_kit.make_family_model(tmp_path / "model", "longt5-tglobal")
     facts = trim(capsys, folder, "--data", data, "--output", tmp_path / "small", "--margin", 0)
