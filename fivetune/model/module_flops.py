@@ -5,6 +5,7 @@ In: a model and lengths without padding. Out: `Flops`, as of `flops.py`, which h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths:
 
 
 QUERIES, KEYS_VALUES = ("q", "q_proj"), ("k", "v", "k_proj", "v_proj")
+FOREIGN = re.compile(r"^(vision_tower|multi_modal_projector)|\.lora_")  # not counted
 CROSS, MERGED = ("EncDecAttention", "cross_attn", "encoder_attn"), ("T5Gemma2MergedAttention",)
 
 
@@ -40,22 +42,21 @@ def count_module_flops(model: T5Model, source_lengths: ArrayLike, target_lengths
     """Count the operations of any encoder-decoder from its linear modules, which have one of the names above.
 
     A layer with a window attends to its window, LongT5's to three blocks and, if transient-global, to one token per
-    `global_block_size`. Images are not counted.
+    `global_block_size`. Images and the small matrices of an adapter are not counted.
     """
     source, target = np.asarray(source_lengths, dtype=np.float64), np.asarray(target_lengths, dtype=np.float64)
     encoder = decoder = 0.0
     for attention, name, linear in _iter_linears(model.get_encoder()):
-        encoder += 6 * linear.weight.numel() * source.sum()
+        encoder += _count_operations(linear) * source.sum()
         if name in QUERIES:
             encoder += 12 * linear.out_features * (source * _count_keys(attention, source)).sum()
     for attention, name, linear in _iter_linears(model.get_decoder()):
         is_cross, is_merged = attention[0] in CROSS, type(attention[1]).__name__ in MERGED
         if is_cross and name in KEYS_VALUES:
-            decoder += 6 * linear.weight.numel() * source.sum()
+            decoder += _count_operations(linear) * source.sum()
             continue
-        decoder += (
-            6 * linear.weight.numel() * (target.sum() + (source.sum() if is_merged and name in KEYS_VALUES else 0))
-        )
+        num_rows = target.sum() + (source.sum() if is_merged and name in KEYS_VALUES else 0)
+        decoder += _count_operations(linear) * num_rows
         if name in QUERIES:
             own = 0 if is_cross else np.minimum(target / 2, _count_keys(attention, target))
             across = source if is_cross or is_merged else 0
@@ -64,11 +65,17 @@ def count_module_flops(model: T5Model, source_lengths: ArrayLike, target_lengths
     return Flops(float(encoder), float(decoder))
 
 
+def _count_operations(linear: nn.Linear) -> int:
+    """Operations of forward and backward per row; a matrix in 4 bits has fewer stored elements."""
+    return 6 * linear.in_features * linear.out_features
+
+
 def _iter_linears(stack: nn.Module) -> Iterator[tuple[tuple[str, nn.Module], str, nn.Linear]]:
     """Yield the linear modules of a stack with their names, and name and module of what each is a part of."""
     modules = dict(stack.named_modules())
     for path, module in modules.items():
-        if isinstance(module, nn.Linear) and not path.startswith(("vision_tower", "multi_modal_projector")):
+        if isinstance(module, nn.Linear) and not FOREIGN.search(path):
+            path = path.removesuffix(".base_layer")  # of a module with an adapter
             parent, _, name = path.rpartition(".")
             yield (parent.rpartition(".")[2], modules[parent]), name, module
 
