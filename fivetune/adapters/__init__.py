@@ -7,7 +7,9 @@ imported inside the methods; `fivetune/model/adapters.py` attaches, merges and s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -17,7 +19,7 @@ from fivetune.plugins import Options
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-__all__ = ["AdapterOptions", "LowRankOptions", "TargetNames", "VirtualTokenOptions"]
+__all__ = ["AdapterOptions", "LowRankOptions", "TargetNames", "VirtualTokenOptions", "has_virtual_tokens"]
 
 TASK_TYPE = "SEQ_2_SEQ_LM"
 
@@ -35,6 +37,15 @@ TargetNames = Annotated[
         "encoder.block.0-3; default: those of the paper's method"
     ),
 ]
+
+
+def has_virtual_tokens(folder: Path) -> bool:
+    """Whether a folder holds an adapter of virtual tokens in peft's format; False without a readable description."""
+    try:
+        table = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return table.get("peft_type") in ("PROMPT_TUNING", "PREFIX_TUNING")
 
 
 class AdapterOptions(Options):

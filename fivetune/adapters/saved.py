@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from fivetune.adapters import AdapterOptions
+from fivetune.adapters import AdapterOptions, has_virtual_tokens
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -26,11 +25,7 @@ class Saved(AdapterOptions):
 
     @property
     def is_virtual(self) -> bool:
-        try:
-            table = json.loads((Path(self.path) / "adapter_config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # reported when it is attached
-            return False
-        return table.get("peft_type") in ("PROMPT_TUNING", "PREFIX_TUNING")
+        return has_virtual_tokens(Path(self.path))
 
     def build_config(self, targets: Sequence[str]) -> PeftConfig:
         from peft import PeftConfig as Described

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fivetune.adapters import has_virtual_tokens
 from fivetune.distributed.sharding import iter_held
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
 from fivetune.model import virtual_tokens
@@ -239,20 +240,23 @@ def _find_layers(model: nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def merge_matrix(layer: Any) -> Tensor:
-    """The matrix with which one of peft's modules could be replaced."""
+def merge_linear(layer: Any) -> nn.Linear:
+    """The linear module with which one of peft's could be replaced. IA3 scales a bias too."""
     base = layer.get_base_layer()
-    plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+    plain = nn.Linear(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
     plain.weight = nn.Parameter(read_matrix(base).clone(), requires_grad=False)
+    if base.bias is not None:
+        plain.bias = nn.Parameter(base.bias.detach().clone(), requires_grad=False)
     if hasattr(layer, "lora_A") and not layer.lora_magnitude_vector:
-        return plain.weight.add_(layer.get_delta_weight("default").to(plain.weight.dtype))
+        plain.weight.add_(layer.get_delta_weight("default").to(plain.weight.dtype))
+        return plain
     layer.base_layer = plain
     try:
         layer.merge()
     finally:
         layer.base_layer = base
         layer.merged_adapters.clear()
-    return plain.weight
+    return plain
 
 
 def iter_merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -273,7 +277,7 @@ def iter_merged(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iter
             continue
         elif ".base_layer." in name:
             owner, _, last = name.partition(".base_layer.")
-            yield f"{owner}.{last}", merge_matrix(layers[owner]) if last == "weight" else value
+            yield f"{owner}.{last}", getattr(merge_linear(layers[owner]), last)
         else:
             yield name.replace(virtual_tokens.WRAPPED, "embed_tokens."), value
 
@@ -349,13 +353,12 @@ def attach_exported(model: T5Model, folder: Path) -> None:
         folder: model/ of a run.
     """
     saved = folder.with_name(FOLDER)
-    if not (saved / CONFIG).is_file():
+    if not has_virtual_tokens(saved):  # a merged adapter needs no peft
         return
     import_peft()
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(str(saved))
-    if config.is_prompt_learning:
-        names = virtual_tokens.attach_tokens(model, config)
-        vars(model)[ATTACHED] = AttachedAdapter(config, frozenset(names))
-        load_adapter_weights(model, saved)
+    names = virtual_tokens.attach_tokens(model, config)
+    vars(model)[ATTACHED] = AttachedAdapter(config, frozenset(names))
+    load_adapter_weights(model, saved)

@@ -28,7 +28,7 @@ from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import InputRow, name_inputs, read_input_rows, write_records, write_texts
 from fivetune.evaluation.output import PredictedRow
-from fivetune.model.adapters import attach_exported
+from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
@@ -237,6 +237,7 @@ def open_run(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )
     attach_exported(loaded.model, folder / "model")
+    _refuse_missing_adapter(folder, config, loaded.model)
     model = loaded.model.to(compute.device).eval()
     return TrainedRun(
         folder=folder,
@@ -247,6 +248,15 @@ def open_run(
         step=status.best.step if status.best else status.step or _find_exported_step(folder),
         chips=build_chips(config, model, compute),
     )
+
+
+def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> None:
+    """Raise RunDirError if the run trained virtual tokens and they are lost: model/ alone is the base."""
+    if config.model.adapter and config.model.adapter.is_virtual and not find_adapter(model):
+        raise RunDirError(
+            f"{folder / FOLDER}: missing or damaged; it holds the virtual tokens that the run trained, and model/ is "
+            f"the unchanged base. Copy {FOLDER}/ beside model/, or export again from the checkpoint with --resume."
+        )
 
 
 def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:

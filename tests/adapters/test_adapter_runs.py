@@ -21,7 +21,7 @@ from fivetune import open_run, read_run
 from fivetune.compare import compare_runs
 from fivetune.config import load_config
 from fivetune.config.layers import as_yaml
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.progress import Progress
 from fivetune.rundir.records import StepRecord
@@ -205,6 +205,19 @@ def test_a_missing_package_is_named_with_its_command(tmp_path, model_folder, mon
     expected = rf"model.adapter.*: {package} is not installed. Install it with: pip install 'fivetune\[adapters\]'"
     with pytest.raises(FiveTuneEnvironmentError, match=expected):
         kit.ready(tmp_path, model_folder, model__adapter=name)
+
+
+def test_a_merged_run_needs_no_peft_and_virtual_tokens_are_not_lost_silently(tmp_path, model_folder, monkeypatch):
+    for name in ("lora", "prompt"):
+        recipe = kit.recipe(tmp_path, model_folder, model__adapter=name, train={"num_steps": 1}, **FAST)
+        train({**recipe, "run": {**recipe["run"], "dir": str(tmp_path / name)}}, quiet=True)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    open_run(tmp_path / "lora")
+    with pytest.raises(FiveTuneEnvironmentError, match="peft is not installed"):
+        open_run(tmp_path / "prompt")
+    (tmp_path / "prompt/adapter").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunDirError, match=r"prompt.adapter: missing or damaged; .* Copy adapter/ beside model/"):
+        open_run(tmp_path / "prompt")
 
 
 def test_layers_override_the_options_of_an_adapter():

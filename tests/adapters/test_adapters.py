@@ -17,7 +17,14 @@ from fivetune import plugins
 from fivetune.adapters import AdapterOptions, VirtualTokenOptions
 from fivetune.data.batch import PaddedBatch
 from fivetune.errors import ConfigError
-from fivetune.model.adapters import attach_adapter, attach_exported, find_adapter, iter_merged, save_adapter
+from fivetune.model.adapters import (
+    attach_adapter,
+    attach_exported,
+    find_adapter,
+    iter_merged,
+    merge_linear,
+    save_adapter,
+)
 from fivetune.model.forward import compute_padded_losses, shift_right
 from fivetune.model.load import count_parameters, describe_parameters, load_model_and_tokenizer
 from fivetune.model.save import save_model
@@ -136,6 +143,17 @@ def test_merged_and_unmerged_by_peft(model_folder, tmp_path):
     torch.testing.assert_close(compute_logits(model), apart, rtol=1e-5, atol=1e-5)
     model.unmerge_adapter()
     torch.testing.assert_close(compute_logits(model), apart, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [peft.IA3Config(feedforward_modules=[]), peft.LoraConfig(use_dora=True)])
+def test_a_bias_is_merged_as_it_is_computed(config):
+    """Bart's matrices have one; IA3 scales it, DoRA does not."""
+    config.target_modules = ["k"]
+    layer: Any = peft.inject_adapter_in_model(config, nn.ModuleDict({"k": nn.Linear(4, 3)})).k
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(merge_linear(layer)(x), layer(x))
 
 
 def test_an_adapter_of_peft_is_continued(model_folder, tmp_path):
