@@ -146,7 +146,7 @@ def test_merged_and_unmerged_by_peft(model_folder, tmp_path):
 
 
 @pytest.mark.parametrize("config", [peft.IA3Config(feedforward_modules=[]), peft.LoraConfig(use_dora=True)])
-def test_a_bias_is_merged_as_it_is_computed(config):
+def test_a_bias_is_merged_as_it_is_computed(config: Any):
     """Bart's matrices have one; IA3 scales it, DoRA does not."""
     config.target_modules = ["k"]
     layer: Any = peft.inject_adapter_in_model(config, nn.ModuleDict({"k": nn.Linear(4, 3)})).k
