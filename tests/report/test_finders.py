@@ -127,6 +127,14 @@ def test_every_part_of_the_global_batch_that_fits_is_measured(tmp_path, model_fo
     assert found.batch_size == choose_batch_size(found.speeds)
 
 
+def test_a_moving_average_is_counted_once(tmp_path, model_folder):
+    """The set-up of the test holds it while the sizes are tried, unlike the optimizer's state."""
+    plain, averaged = (
+        find_batch(load_config(kit.recipe(tmp_path, model_folder, train__ema=ema))) for ema in (None, 0.9)
+    )
+    assert plain.fit.state_bytes == averaged.fit.state_bytes
+
+
 def test_all_sizes_compute_the_same_tokens(tmp_path, model_folder, monkeypatch):
     setup = kit.ready(tmp_path, model_folder)
     seen: dict[int, list] = {}

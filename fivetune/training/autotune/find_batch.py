@@ -59,7 +59,7 @@ def find_batch(
         total=total,
         device=learner.compute.device,
         autocast=learner.compute.make_autocast,
-        state_bytes=count_state_bytes(learner.model, config.optimizer, has_average=bool(config.train.ema)),
+        state_bytes=count_state_bytes(learner.model, config.optimizer),  # a moving average is there already
     )
     sizes = [size for size in range(1, fit.batch_size + 1) if total % size == 0]
     with translate_oom_errors():
