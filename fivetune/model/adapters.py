@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fivetune.adapters import has_virtual_tokens
 from fivetune.distributed.sharding import iter_held
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError, suggest_names
 from fivetune.model import virtual_tokens
 from fivetune.model.freeze import is_matched
 from fivetune.model.save import apply_umask, replace_folder
@@ -164,9 +164,13 @@ def shorten_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
 
 
 def refuse_other_base(config: PeftConfig, folder: str, base: str) -> None:
-    """Raise ConfigError if an adapter was trained on another model: the last part of its name is another one."""
+    """Raise ConfigError if an adapter was trained on another model: the last part of its name is another one.
+
+    Of model/ of a run, it is the name of the run.
+    """
     before = config.base_model_name_or_path
-    if before and Path(before).name.lower() != Path(base).name.lower():
+    own, other = (Path(name.removesuffix("/model")).name.lower() for name in (base, before or base))
+    if own != other:
         raise ConfigError(
             f"model.adapter.path: {folder} was trained on {before}, and model.path is {base}. Set model.path to its "
             f"base; if both are the same model, correct base_model_name_or_path in {CONFIG}."
@@ -344,6 +348,20 @@ def load_adapter_weights(model: nn.Module, folder: Path) -> None:
         weight.copy_(value)
     if found:
         raise ConfigError(f"{path}: the model has no place for {min(found)}: it was trained on another model.")
+
+
+def refuse_lost_tokens(folder: Path, key: str, advice: str) -> None:
+    """Raise ModelError for model/ of a run that trained virtual tokens, which is the unchanged base without them.
+
+    Args:
+        key: setting that names the model.
+    """
+    saved = folder.parent / FOLDER
+    if folder.name == "model" and has_virtual_tokens(saved):
+        raise ModelError(
+            f"{key}: {folder} is the unchanged base of a run that trained virtual tokens, which are in {saved}. "
+            f"{advice}"
+        )
 
 
 def attach_exported(model: T5Model, folder: Path) -> None:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fivetune.config import RunConfig, load_config
+from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import is_run_directory
 from fivetune.data.distilled import DistilledStore, list_missing_parts, write_part
 from fivetune.data.store import TokenStore, get_cache_folder
 from fivetune.decode import Decoding, generate
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.model.adapters import refuse_lost_tokens
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.teacher import Teacher
@@ -43,20 +44,16 @@ def find_teacher(config: RunConfig) -> Path | None:
     if config.distill.teacher is None:
         return None
     name = find_typed_path(config.distill.teacher, config.run.dir)
-    if is_run_directory(name):
-        if not (Path(name) / "model").is_dir():
-            raise ModelError(f"{KEY}: {name}: the run has no model/. Let it finish, or name another run or model.")
-        adapter = load_config(name).model.adapter
-        if adapter is not None and adapter.is_virtual:
-            raise ModelError(
-                f"{KEY}: {name}: the run trained virtual tokens, which model/ does not hold. Use a teacher that was "
-                "trained whole, or with an adapter whose weights are merged (lora)."
-            )
-        return Path(name) / "model"
+    is_run = is_run_directory(name)
+    if is_run and not (Path(name) / "model").is_dir():
+        raise ModelError(f"{KEY}: {name}: the run has no model/. Let it finish, or name another run or model.")
     try:
-        return find_folder(name)
+        folder = Path(name) / "model" if is_run else find_folder(name)
     except ModelError as error:
         raise ModelError(f"{KEY}: {error}") from None
+    advice = "Use a teacher that was trained whole, or with an adapter whose weights are merged (lora)."
+    refuse_lost_tokens(folder, KEY, advice)
+    return folder
 
 
 def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:

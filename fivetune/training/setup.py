@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fivetune.config import RunConfig
@@ -24,7 +25,7 @@ from fivetune.decode import Decoding, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.model.adapters import attach_adapter
+from fivetune.model.adapters import attach_adapter, refuse_lost_tokens
 from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
@@ -313,6 +314,8 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
     path, model_config, tokenizer = (
         name and find_typed_path(name, config.run.dir) for name in (section.path, section.config, section.tokenizer)
     )
+    advice = "Set model.path to the base; to continue the adapter, also set model.adapter.path to that folder."
+    refuse_lost_tokens(Path(path or ""), "model.path", advice)
     loaded = load_model_and_tokenizer(
         path,
         config=model_config,

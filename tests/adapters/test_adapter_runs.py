@@ -21,7 +21,7 @@ from fivetune import open_run, read_run
 from fivetune.compare import compare_runs
 from fivetune.config import load_config
 from fivetune.config.layers import as_yaml
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, ModelError, RunDirError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.progress import Progress
 from fivetune.rundir.records import StepRecord
@@ -211,6 +211,10 @@ def test_a_merged_run_needs_no_peft_and_virtual_tokens_are_not_lost_silently(tmp
     for name in ("lora", "prompt"):
         recipe = kit.recipe(tmp_path, model_folder, model__adapter=name, train={"num_steps": 1}, **FAST)
         train({**recipe, "run": {**recipe["run"], "dir": str(tmp_path / name)}}, quiet=True)
+    with pytest.raises(
+        ModelError, match=r"model.path: .*model is the unchanged base .* set model.adapter.path to that"
+    ):
+        kit.ready(tmp_path, tmp_path / "prompt/model")
     monkeypatch.setitem(sys.modules, "peft", None)
     open_run(tmp_path / "lora")
     with pytest.raises(FiveTuneEnvironmentError, match="peft is not installed"):

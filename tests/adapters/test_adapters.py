@@ -23,6 +23,7 @@ from fivetune.model.adapters import (
     find_adapter,
     iter_merged,
     merge_linear,
+    refuse_other_base,
     save_adapter,
 )
 from fivetune.model.forward import compute_padded_losses, shift_right
@@ -209,6 +210,10 @@ def test_an_adapter_that_does_not_fit_is_refused(model_folder, tmp_path):
     other = load_model_and_tokenizer(str(model_folder)).model
     with pytest.raises(ConfigError, match=rf"was trained on {model_folder}, and model.path is flan-t5-base\."):
         attach_adapter(other, saved, base="flan-t5-base", saved_in=saved.saved_in)
+    described = peft.PeftConfig.from_pretrained(str(tmp_path / "adapter"))
+    described.base_model_name_or_path = "runs/one/model"
+    with pytest.raises(ConfigError, match=r"was trained on runs/one/model, and model.path is runs/other/model"):
+        refuse_other_base(described, "adapter", "runs/other/model")
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors. Save the adapter again"):
         attach_adapter(other, saved, base=str(model_folder), saved_in=saved.saved_in)

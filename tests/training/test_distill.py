@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 
 from fivetune.config import load_config
 from fivetune.data import distilled
@@ -254,14 +253,13 @@ def test_a_missing_teacher_and_an_unfinished_run_are_named(tmp_path, model_folde
 
 def test_a_teacher_of_virtual_tokens_is_refused(tmp_path, model_folder, teacher_run):
     shutil.copytree(teacher_run, tmp_path / "virtual", symlinks=True)
-    path = tmp_path / "virtual" / "config.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {**(table := yaml.safe_load(path.read_text())), "model": {**table["model"], "adapter": "prompt"}}
-        )
-    )
-    with pytest.raises(ModelError, match=r"virtual: the run trained virtual tokens, which model/ does not hold"):
-        set_up(load_config(distilling(tmp_path, model_folder, tmp_path / "virtual")))
+    adapter = tmp_path / "virtual" / "adapter" / "adapter_config.json"
+    adapter.parent.mkdir()
+    adapter.write_text('{"peft_type": "PROMPT_TUNING"}')
+    expected = "teacher: .*model is the unchanged base of a run that trained virtual tokens, .* Use a teacher"
+    for name in ("virtual", "virtual/model"):
+        with pytest.raises(ModelError, match=expected):
+            set_up(load_config(distilling(tmp_path, model_folder, tmp_path / name)))
 
 
 def test_another_teacher_is_other_data_for_a_resume(tmp_path, model_folder, teacher_run):
