@@ -60,6 +60,10 @@ class Adafactor(Options):
             )
         return self
 
+    @property
+    def scales_by_size(self) -> bool:
+        return self.preset == "t5-paper"
+
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 
@@ -70,7 +74,7 @@ class Adafactor(Options):
             decay_rate=self.decay_rate,
             beta1=self.beta1,
             weight_decay=self.weight_decay,
-            scale_parameter=self.preset == "t5-paper",
+            scale_parameter=self.scales_by_size,
             relative_step=self.relative_step,
             warmup_init=self.warmup_init,
         )

@@ -26,6 +26,7 @@ class AdamWRMS(Options):
     state_bytes_per_parameter: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
     supports_shards: ClassVar[bool] = True
+    scales_by_size: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-3, description="peak learning rate, before the scaling")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, not scaled; not applied to norms")
