@@ -108,6 +108,7 @@ def args(tmp_path_factory):
         batch_size=4,
         device="cpu",
         seed=0,
+        adapter="",
     )
     train.make_model(found.model, found.folder, seed=0)
     train.prepare(found, "few", 4)

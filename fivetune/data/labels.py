@@ -164,9 +164,9 @@ def _list_counts(counts: Counter[str]) -> str:
 def describe_imbalance(counts: Mapping[str, int]) -> str:
     """Return a sentence if the most frequent label is UNEVEN times as frequent as the rarest or more, else "".
 
-    >>> describe_imbalance({"high": 700, "low": 50})
-    'labels are uneven: high has 93.3 % of 750 examples, low 6.7 %; accuracy rewards high, macro_f1 weighs all alike,
-    as loss.class_weights: balanced does in training'
+    >>> print(describe_imbalance({"high": 700, "low": 50}).replace("; ", "\\n"))
+    labels are uneven: high has 93.3 % of 750 examples, low 6.7 %
+    accuracy rewards high, macro_f1 weighs all alike, as loss.class_weights: balanced does in training
     >>> describe_imbalance({"high": 60, "low": 40})
     ''
     """

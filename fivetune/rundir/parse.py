@@ -36,7 +36,7 @@ def parse_record(kind: type[T], table: JsonValue, *, on_invalid: Callable[[str],
 
     >>> from fivetune.rundir.records import BestEval
     >>> parse_record(BestEval, {"step": 3, "metric": "f1", "score": 9, "note": "unknown key"})
-    BestEval(step=3, metric='f1', score=9.0, loss=None)
+    BestEval(step=3, metric='f1', score=9.0, loss=None, averaged=())
     >>> parse_record(BestEval, {"step": "3"}), parse_record(BestEval, [])
     (None, None)
     """
