@@ -291,6 +291,11 @@ def _list_assumptions(
         "Flat forward; on GPUs with Triton's kernels. Recomputation costs another forward pass.",
         *_list_unused_options(config),
     ]
+    if frozen := [key for key in ("adapter", "freeze", "unfreeze") if getattr(config.model, key)]:
+        lines.append(
+            f"All weights are counted as trained in fp32: {' and '.join(f'model.{key}' for key in frozen)} takes "
+            "less memory and time, which `fivetune check` measures."
+        )
     if machine.flops is None:
         return [
             *lines,

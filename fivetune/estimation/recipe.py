@@ -183,6 +183,8 @@ def explain_excluded_layout(config: RunConfig, layout: Layout, *, batch_size: in
         return (
             f"strategy.name {strategy.plugin_name()} divides the model, and the teacher of distill.kind logits is whole"
         )
+    if strategy.sharded and config.model.adapter:
+        return f"strategy.name {strategy.plugin_name()} divides the weights, and model.adapter adds others to them"
     train = config.train
     return strategy.explain_incompatibility(
         RunSettings(

@@ -420,6 +420,17 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, out, err
 
 
+def test_an_adapter_excludes_strategies_that_divide_and_its_savings_are_not_counted(capsys):
+    words = ("recipes/squad_t5_base.yaml", "--devices", "8", "--device", "h100", "--model.adapter.name", "lora")
+    code, out, _ = run(capsys, *words, "--json")
+    found = json.loads(out)
+    fitting = {one["strategy"] for one in found["strategies"] if not one["obstacle"]}
+    assert code == 0 and fitting == {"single", "ddp"}
+    assert any(
+        line.startswith("All weights are counted as trained in fp32: model.adapter") for line in found["assumptions"]
+    )
+
+
 def test_the_json_of_a_shipped_recipe(capsys):
     code, out, _ = run(capsys, "recipes/squad_t5_base.yaml", "--devices", "8", "--device", "h100", "--json")
     found, kept = json.loads(out), json.loads(GOLDEN.read_text())
