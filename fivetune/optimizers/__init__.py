@@ -8,7 +8,6 @@ work). torch is imported inside the methods. Optional are:
 - `relative_step`: a field by which the optimizer computes its own rate.
 - `replaces_decay`: whether the optimizer averages the weights instead of lowering its rate. Its torch optimizer then
   has `compute_averages(weights)`, which returns the weights to evaluate.
-- `scales_by_size`: whether a step is proportional to the root mean square of its weight.
 - `state_bytes_per_table_weight`: of an embedding or a head, where it differs from other weights.
 - `supports_shards`: whether the torch optimizer updates tensors that are divided among ranks (DTensor).
 - `build_for_tables(groups)`: builds the optimizer of one process on a CPU.

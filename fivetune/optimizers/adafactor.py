@@ -67,6 +67,8 @@ class Adafactor(Options):
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.optimizers._batched_adafactor import BatchedAdafactor
 
+        for group in groups:
+            group["scale_parameter"] = self.scales_by_size and group.get("scales_by_size", True)
         return BatchedAdafactor(
             groups,
             lr=None if self.relative_step else (self.lr or 1e-3),

@@ -26,7 +26,6 @@ class AdamWRMS(Options):
     state_bytes_per_parameter: ClassVar[float] = 8.0
     lr_range: ClassVar[tuple[float, float]] = (1e-4, 2e-2)
     supports_shards: ClassVar[bool] = True
-    scales_by_size: ClassVar[bool] = True
 
     lr: Annotated[float, Field(gt=0, le=10)] = Field(1e-3, description="peak learning rate, before the scaling")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="decoupled, not scaled; not applied to norms")
@@ -38,6 +37,9 @@ class AdamWRMS(Options):
     def build(self, groups: list[TorchState]) -> Optimizer:
         from fivetune.optimizers._adamw_rms import ScaledAdamW
 
+        for group in groups:
+            if not group.get("scales_by_size", True):
+                group["min_rms"] = 1.0  # more than the RMS of an adapter's matrices: steps of the plain rate
         return ScaledAdamW(
             groups,
             lr=self.lr,

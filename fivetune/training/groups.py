@@ -1,7 +1,8 @@
 """Parameter groups of an optimizer: by kind of weight, by pattern, and by the depth of a layer.
 
 In: a model and the settings train.param_groups and train.layer_decay. Out: groups of trainable weights with the keys
-weight_decay (0 for norms), kind ("norm", "table" for embeddings and heads, "matrix") and lr_factor.
+weight_decay (0 for norms), kind ("norm", "table" for embeddings and heads, "matrix") and lr_factor; with an adapter of
+matrices also scales_by_size: False, because steps in proportion to its size hardly move a matrix that begins at 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fivetune.model.adapters import find_adapter
 from fivetune.model.freeze import is_matched, select_names
 from fivetune.optimizers import get_state_bytes
 
@@ -42,6 +44,8 @@ def group_weights(
     for rule in rules:
         select_names(names, rule.match, setting="train.param_groups")
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    adapter = find_adapter(model)
+    unscaled = {"scales_by_size": False} if adapter and not adapter.is_virtual else {}
     groups: dict[tuple[float, str, str, float | None], TorchState] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -55,7 +59,7 @@ def group_weights(
         kind = "norm" if weight.dim() <= 1 else "table" if is_table else "matrix"
         decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
         key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
-        group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor})
+        group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor, **unscaled})
         if decay is not None:
             group["weight_decay"] = decay
         group["params"].append(weight)

@@ -301,19 +301,7 @@ def _check_learning_rate(setup: Setup) -> Outcome:
     high *= setup.config.model.adapter.lr_scale if setup.config.model.adapter else 1
     if lr is not None and not low <= lr <= high:
         return "warn", f"optimizer.lr {lr:g} is outside {low:g} to {high:g}, where T5 fine-tuning is known to work"
-    if getattr(setup.config.optimizer, "scales_by_size", False) and _has_zero_matrix(setup.learner.model):
-        return "warn", (
-            f"optimizer.name {setup.config.optimizer.plugin_name()} makes steps in proportion to the size of a weight, "
-            "and matrices of the adapter begin at 0, so that they hardly move. Use optimizer.name adamw, or adafactor "
-            "with optimizer.preset hf"
-        )
     return "pass", "the optimizer computes its own" if lr is None else f"optimizer.lr {lr:g}"
-
-
-def _has_zero_matrix(model: T5Model) -> bool:
-    """Whether an adapter begins with a matrix of zeros, as LoRA with B."""
-    weights = select_own_weights(model) if find_adapter(model) else ()
-    return any(weight.requires_grad and weight.dim() > 1 and not weight.any() for _, weight in weights)
 
 
 def _check_train_step(setup: Setup) -> Outcome:

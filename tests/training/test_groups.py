@@ -101,6 +101,16 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_only(tmp_path, model_fol
         assert keys == ({"momentum_buffer"} if is_matrix else {"step", "exp_avg", "exp_avg_sq"}), name
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+@pytest.mark.parametrize("name", ["adafactor", "adamw_rms", "adamw"])
+def test_an_adapter_that_begins_at_zero_moves_by_the_rate(tmp_path, model_folder, name):
+    """Steps in proportion to the size of a weight would be 1,000 times smaller."""
+    ready = kit.ready(tmp_path, model_folder, optimizer={"name": name, "lr": 1e-2}, model__adapter="lora")
+    train_step(ready.learner, ready.data.stream.build_micro_batches(0), lr=1e-2, step=1)
+    moved = [weight for name, weight in ready.learner.model.named_parameters() if "lora_B" in name]
+    assert moved and all(3e-3 < weight.square().mean().sqrt() < 3e-2 for weight in moved)
+
+
 def test_an_optimizer_without_its_package_is_refused_before_the_model_is_loaded(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(adamw_8bit, "find_spec", lambda name: None)
     monkeypatch.setattr(setup, "load_configured_model", None)

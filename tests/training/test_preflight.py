@@ -303,17 +303,6 @@ def test_failed_check_stops_the_run(tmp_path, model_folder, monkeypatch):
     assert not (tmp_path / "run").exists(), "a run that never began leaves its place free"
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
-@pytest.mark.parametrize(
-    ("adapter", "optimizer", "state"),
-    [("lora", "adafactor", "warn"), ("lora", {"preset": "hf"}, "pass"), ("ia3", "adafactor", "pass")],
-)
-def test_steps_by_the_size_of_a_weight_leave_an_adapter_at_zero(tmp_path, model_folder, adapter, optimizer, state):
-    check = _checks(tmp_path, model_folder, model__adapter=adapter, optimizer=optimizer)["learning rate"]
-    assert check.state == state
-    assert ("matrices of the adapter begin at 0, so that they hardly move. Use" in check.detail) == (state == "warn")
-
-
 def test_a_reloaded_model_with_nan_fails(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr(preflight, "_measure_reload_error", lambda *_: math.nan)
     assert _checks(tmp_path, model_folder)["save and reload"].state == "fail"
