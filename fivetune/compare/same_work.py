@@ -317,7 +317,8 @@ def _check_settings(variants: Sequence[Variant], names: Mapping[int, str], varie
     free = {section for section in (*PLUGIN_SECTIONS, *NESTED_PLUGINS) if f"{section}.name" in varied}
     sentences: list[str] = []
     for key in dict.fromkeys(key for table in tables.values() for key in table):
-        if key in varied or find_plugin_setting(key) in free:
+        is_varied = any(key == one or key.startswith(f"{one}.") for one in varied)  # model.unfreeze: {encoder: 100}
+        if is_varied or find_plugin_setting(key) in free:
             continue
         fact = ComparedFact(f"the setting {key}", lambda run, key=key: tables[id(run)].get(key, ABSENT))
         sentences += _describe_differences(fact, variants, names, (), always=True)

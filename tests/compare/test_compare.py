@@ -413,6 +413,12 @@ def test_only_what_is_varied_may_differ():
     assert of(*runs, between).warnings == ()
 
 
+def test_entries_of_a_varied_table_may_differ():
+    runs = make_run("a", train__rates={}), make_run("b", train__rates={"encoder": 100})
+    assert not [words for words in of(*runs, varied=("train.rates",)).warnings if "train.rates" in words]
+    assert any("the setting train.rates.encoder" in words for words in of(*runs, varied=("optimizer.lr",)).warnings)
+
+
 def test_runs_at_the_same_time_are_told():
     def timed(run: Run, minute: int) -> Run:
         status = replace(run.status, started=f"2026-01-01T00:0{minute}:00+0000")
