@@ -33,6 +33,7 @@ class Stage:
         encoder, decoder: numbers of the stage's blocks in each stack.
         group: all stages; downstream, upstream: the same ranks, for activations and for gradients.
         holders: the stages that hold a weight, by its name; the first of them owns it.
+        frozen: names of the weights that were frozen when the model was divided.
         shared: the group of those stages, by the name of a weight that this stage shares with others.
         timer: called with the phase that begins.
     """
@@ -46,6 +47,7 @@ class Stage:
     downstream: ProcessGroup
     upstream: ProcessGroup
     holders: dict[str, tuple[int, ...]]
+    frozen: frozenset[str]
     shared: dict[str, ProcessGroup]
     timer: Callable[[str], object]
     _inputs: deque[list[Tensor]] = field(default_factory=deque[Any])

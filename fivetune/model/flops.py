@@ -1,7 +1,8 @@
 """Floating-point operations of training an encoder-decoder, counted from the lengths of its examples.
 
 In: a T5 config and lengths without padding. Out: operations of the encoder and of the decoder, forward and backward.
-A multiply-add counts 2, training 3 times the forward pass; embeddings, norms and softmax are not counted.
+A multiply-add counts 2, training 3 times the forward pass; embeddings, norms and softmax are not counted. A
+model with frozen weights costs less: `module_flops.py`.
 """
 
 from __future__ import annotations

@@ -1,89 +1,290 @@
 """Floating-point operations of training a loaded model: from its config, or from its modules.
 
 In: a model and lengths without padding. Out: `Flops`, as of `flops.py`, which has no torch.
+
+A matrix counts 2 operations per weight and row forward, 2 for its own gradient if it is trained, and 2 for the gradient
+of its input if something trained lies below it. The four products of attention's backward pass count likewise, each if
+its result is needed. So a model without trained weights, such as a teacher, counts its forward pass alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from fivetune.distributed.pipeline import find_stage
 from fivetune.model.family import get_family
 from fivetune.model.flops import Flops, count_train_flops
+from fivetune.model.virtual_tokens import find_prefix, find_prompt
 
 if TYPE_CHECKING:
+    from fivetune.model.backend import Forward
     from fivetune.model.modules import T5Model
 
-
-def count_model_flops(model: T5Model, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
-    """Count the operations of forward and backward over examples of these lengths.
-
-    A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
-    Families without T5's blocks are counted from their modules.
-    """
-    if not get_family(model.config).t5_blocks:
-        return count_module_flops(model, source_lengths, target_lengths)
-    if hasattr(model, "qa_outputs"):
-        return count_train_flops(model.config, source_lengths, source_lengths, num_outputs=2)
-    return count_train_flops(model.config, source_lengths, target_lengths)
-
-
-QUERIES, KEYS_VALUES = ("q", "q_proj"), ("k", "v", "k_proj", "v_proj")
-FOREIGN = re.compile(r"^(vision_tower|multi_modal_projector)|\.lora_")  # not counted
+QUERIES, KEYS, VALUES = ("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj")
+FOREIGN = re.compile(r"^(vision_tower|multi_modal_projector)|\.lora_")  # no matrices of the stack
 CROSS, MERGED = ("EncDecAttention", "cross_attn", "encoder_attn"), ("T5Gemma2MergedAttention",)
 
 
-def count_module_flops(model: T5Model, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
-    """Count the operations of any encoder-decoder from its linear modules, which have one of the names above.
+class StepFlops:
+    """Counts the operations of steps: all passes of the objective, and the teacher's.
 
-    A layer with a window attends to its window, LongT5's to three blocks and, if transient-global, to one token per
-    `global_block_size`. Images and the small matrices of an adapter are not counted.
+    What is trained is read once.
     """
-    source, target = np.asarray(source_lengths, dtype=np.float64), np.asarray(target_lengths, dtype=np.float64)
-    encoder = decoder = 0.0
-    for attention, name, linear in _iter_linears(model.get_encoder()):
-        encoder += _count_operations(linear) * source.sum()
-        if name in QUERIES:
-            encoder += 12 * linear.out_features * (source * _count_keys(attention, source)).sum()
-    for attention, name, linear in _iter_linears(model.get_decoder()):
-        is_cross, is_merged = attention[0] in CROSS, type(attention[1]).__name__ in MERGED
-        if is_cross and name in KEYS_VALUES:
-            decoder += _count_operations(linear) * source.sum()
-            continue
-        num_rows = target.sum() + (source.sum() if is_merged and name in KEYS_VALUES else 0)
-        decoder += _count_operations(linear) * num_rows
-        if name in QUERIES:
-            own = 0 if is_cross else np.minimum(target / 2, _count_keys(attention, target))
-            across = source if is_cross or is_merged else 0
-            decoder += 12 * linear.out_features * (target * (own + across)).sum()
-    decoder += 6 * model.get_output_embeddings().weight.numel() * target.sum()
-    return Flops(float(encoder), float(decoder))
+
+    def __init__(self, model: T5Model, forward: Forward) -> None:
+        self._passes = forward.objective.num_passes
+        self._model = ModelFlops(model)
+        self._teacher = ModelFlops(forward.teacher.model) if forward.teacher else None
+
+    def count(self, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
+        """Count the operations of a step over examples of these lengths."""
+        flops = self._model.count(source_lengths, target_lengths)
+        teacher = self._teacher.count(source_lengths, target_lengths) if self._teacher else Flops(0.0, 0.0)
+        passes = self._passes
+        return Flops(passes * flops.encoder + teacher.encoder, passes * flops.decoder + teacher.decoder)
 
 
-def _count_operations(linear: nn.Linear) -> int:
-    """Operations of forward and backward per row; a matrix in 4 bits has fewer stored elements."""
-    return 6 * linear.in_features * linear.out_features
+class ModelFlops:
+    """Counts the operations of a model's forward and backward pass.
+
+    A model with a span head (`model/span_head.py`) runs its decoder over the inputs and has two outputs per token.
+    T5's blocks, all trained, are counted from the config, other models from their linear modules, which have one of
+    the names above. A layer with a window attends to its window, LongT5's to three blocks and, if transient-global, to
+    one token per `global_block_size`. Not counted: images, and the norms of DoRA's matrices, which do not depend on
+    the tokens.
+
+    Args:
+        by_modules: count from the modules in any case.
+    """
+
+    def __init__(self, model: T5Model, *, by_modules: bool = False) -> None:
+        self._config, self._is_span = model.config, hasattr(model, "qa_outputs")
+        is_whole = get_family(model.config).t5_blocks and all(weight.requires_grad for weight in model.parameters())
+        self._streams = None if is_whole and not by_modules else _walk_model(model)
+        prompt = find_prompt(model)
+        self._num_prompt = len(prompt.virtual_tokens) if prompt else 0
+
+    def count(self, source_lengths: ArrayLike, target_lengths: ArrayLike) -> Flops:
+        """Count the operations over examples of these lengths."""
+        target_lengths = source_lengths if self._is_span else target_lengths
+        if self._streams is None:
+            num_outputs = 2 if self._is_span else None
+            return count_train_flops(self._config, source_lengths, target_lengths, num_outputs=num_outputs)
+        source = np.asarray(source_lengths, dtype=np.float64) + self._num_prompt
+        target = np.asarray(target_lengths, dtype=np.float64)
+        encoder, decoder = (
+            sum(operations * kind.count(source, target) for kind, operations in stream.operations.items())
+            for stream in self._streams
+        )
+        return Flops(float(encoder), float(decoder))
 
 
-def _iter_linears(stack: nn.Module) -> Iterator[tuple[tuple[str, nn.Module], str, nn.Linear]]:
-    """Yield the linear modules of a stack with their names, and name and module of what each is a part of."""
-    modules = dict(stack.named_modules())
+def _walk_model(model: T5Model) -> tuple[_Stream, _Stream]:
+    """Collect the operations of encoder and decoder."""
+    prefix, trained = find_prefix(model), _find_trained(model)
+    encoder = _Stream(model.get_encoder(), trained)
+    for unit in _iter_units(encoder.stack):
+        encoder.add_unit(unit, _Rows("source"), _find_pairs(unit, "source"))
+    encoder.end()
+    decoder, rows = _Stream(model.get_decoder(), trained), _Rows("target")
+    has_prefix = bool(prefix and decoder.has_trained(prefix.parameters()))
+    for unit in _iter_units(decoder.stack):
+        pairs = replace(_find_pairs(unit, "target"), extra=len(prefix.virtual_tokens) if prefix else 0)
+        if unit.name in CROSS:
+            pairs = _Rows("target", to_memory=True)
+            decoder.add_unit(unit, rows, pairs, memory=_Rows("source"), needs_memory=encoder.needs, is_cross=True)
+        elif type(unit.module).__name__ in MERGED:
+            pairs = replace(pairs, to_memory=True)
+            decoder.add_unit(unit, rows, pairs, memory=_Rows("source"), needs_memory=encoder.needs)
+        else:
+            decoder.add_unit(unit, rows, pairs, has_prefix=has_prefix)
+    decoder.end()
+    head = model.qa_outputs if hasattr(model, "qa_outputs") else model.get_output_embeddings()
+    decoder.operations[rows] += 2 * (1 + (id(head.weight) in trained) + decoder.needs) * head.weight.numel()
+    return encoder, decoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What operations are counted per: tokens of a stack, or pairs of a token and one that it attends to.
+
+    Args:
+        of: source, the tokens of the encoder, or target.
+        to_own, to_memory: whether the pairs are those with tokens of the same stack, and with those of the encoder.
+        window: most of the same stack that a token attends to; None: all.
+        block: number of tokens that have one global token; None: there are none.
+        extra: pairs of each token with a prefix.
+    """
+
+    of: str
+    to_own: bool = False
+    to_memory: bool = False
+    window: int | None = None
+    block: int | None = None
+    extra: int = 0
+
+    def count(self, source: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+        """Count them over sequences with these numbers of tokens."""
+        rows = source if self.of == "source" else target
+        if not (self.to_own or self.to_memory):
+            return float(rows.sum())
+        own = rows if self.window is None else np.minimum(rows, self.window)
+        own = own + rows // self.block if self.block else own
+        own = np.minimum(rows / 2, own) if self.of == "target" else own
+        keys = (own + self.extra if self.to_own else 0.0) + (source if self.to_memory else 0.0)
+        return float((rows * keys).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """An attention or a feed-forward layer.
+
+    Args:
+        owner: the module that it is a part of.
+        matrices: its linear modules by name, or the modules of an adapter in their place.
+    """
+
+    name: str
+    module: nn.Module
+    owner: nn.Module
+    matrices: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The residual stream of a stack, from below to above.
+
+    Args:
+        trained: the identities of trained weights.
+        needs: whether the gradient of the stream is needed: something trained lies below.
+        operations: per row, by what the rows are.
+    """
+
+    stack: nn.Module
+    trained: set[int]
+    needs: bool = False
+    operations: Counter[_Rows] = field(default_factory=Counter[_Rows])
+    ends: list[nn.Parameter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, weight in self.stack.named_parameters():
+            if re.search(r"\.\d+\.", name) or FOREIGN.search(name) or name.startswith("prefix."):
+                continue
+            if "embed" in name:
+                self.needs |= id(weight) in self.trained
+            else:
+                self.ends.append(weight)
+
+    def end(self) -> None:
+        """Pass the norm above all units."""
+        self.needs |= self.has_trained(self.ends)
+
+    def has_trained(self, weights: Iterable[nn.Parameter]) -> bool:
+        return any(id(weight) in self.trained for weight in weights)
+
+    def add_unit(
+        self,
+        unit: _Unit,
+        rows: _Rows,
+        pairs: _Rows,
+        *,
+        memory: _Rows | None = None,
+        needs_memory: bool = False,
+        is_cross: bool = False,
+        has_prefix: bool = False,
+    ) -> None:
+        """Add the operations of a unit.
+
+        Args:
+            rows: tokens of the stack. pairs: those of them with what they attend to.
+            memory: tokens of the encoder that are keys and values too, with `is_cross` the only ones.
+            needs_memory: whether the gradient of the encoder's output is needed.
+            has_prefix: whether trained keys and values are before those of the tokens.
+        """
+        needs = self.needs or self.has_trained(_iter_small_weights(unit.owner))
+        is_attention = any(name in QUERIES for name in unit.matrices)
+        has_small = self.has_trained(_iter_small_weights(unit.module))
+        needs |= has_small and not is_attention
+        *first, last = unit.matrices
+        outputs: dict[str, bool] = {}
+        for name in first if not is_attention else [name for name in unit.matrices if _find_role(name)]:
+            outputs[name] = False
+            if not (is_cross and _find_role(name) in ("k", "v")):
+                outputs[name] = self._add_matrix(unit.matrices[name], rows, needs)
+            if memory is not None and _find_role(name) in ("k", "v"):
+                outputs[name] |= self._add_matrix(unit.matrices[name], memory, needs_memory)
+        result = any(outputs.values())
+        if is_attention:
+            of = {_find_role(name): has for name, has in outputs.items()}
+            scores = of["q"] or of["k"] or has_prefix or has_small
+            gradients = sum((of["q"], of["k"] or has_prefix, of["v"] or has_prefix, scores))
+            width = unit.matrices[next(name for name in outputs if name in QUERIES)].out_features
+            self.operations[pairs] += 2 * (2 + gradients) * width
+            result = scores or of["v"]
+            last = next(name for name in unit.matrices if name not in outputs)
+        self.needs = self._add_matrix(unit.matrices[last], rows, result) or needs
+
+    def _add_matrix(self, module: Any, rows: _Rows, needs: bool) -> bool:
+        """Add the operations of a matrix with its adapter; returns whether the gradient of its output is needed."""
+        base = getattr(module, "base_layer", module)
+        has_adapter = module is not base and self.has_trained(module.parameters())
+        for small in (getattr(module, name, {}) for name in ("lora_A", "lora_B")):
+            for pair in small.values():
+                below = needs or (small is getattr(module, "lora_B", None) and has_adapter)
+                self.operations[rows] += 2 * (1 + (id(pair.weight) in self.trained) + below) * pair.weight.numel()
+        inputs = needs or (has_adapter and getattr(module, "is_feedforward", False))  # IA3 scales the input
+        is_trained = id(base.weight) in self.trained
+        # A matrix in 4 bits has fewer stored elements.
+        self.operations[rows] += 2 * (1 + is_trained + inputs) * base.in_features * base.out_features
+        return inputs or has_adapter or self.has_trained(base.parameters())
+
+
+def _find_trained(model: nn.Module) -> set[int]:
+    """The identities of trained weights; those of other pipeline stages are as they were before the division."""
+    stage = find_stage(model)
+    frozen = stage.frozen if stage else frozenset[str]()
+    return {
+        id(weight)
+        for name, weight in model.named_parameters()
+        if weight.requires_grad or (weight.is_meta and stage is not None and name not in frozen)
+    }
+
+
+def _iter_small_weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the weights of a module that are in no matrix and no other layer: norms and biases of attention."""
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if not isinstance(child, nn.Linear) and next(child.children(), None) is None:
+            yield from child.parameters()
+
+
+def _find_role(name: str) -> str:
+    """q, k or v; "" for other matrices."""
+    return next((role for role, names in zip("qkv", (QUERIES, KEYS, VALUES), strict=True) if name in names), "")
+
+
+def _iter_units(stack: nn.Module) -> Iterator[_Unit]:
+    """Yield the attention and feed-forward layers of a stack in the order of its forward pass."""
+    modules, units = dict(stack.named_modules()), dict[str, _Unit]()
     for path, module in modules.items():
         if isinstance(module, nn.Linear) and not FOREIGN.search(path):
-            path = path.removesuffix(".base_layer")  # of a module with an adapter
-            parent, _, name = path.rpartition(".")
-            yield (parent.rpartition(".")[2], modules[parent]), name, module
+            parent, _, name = path.removesuffix(".base_layer").rpartition(".")
+            owner, _, last = parent.rpartition(".")
+            unit = units.setdefault(parent, _Unit(last, modules[parent], modules[owner], {}))
+            unit.matrices[name] = modules[path.removesuffix(".base_layer")]
+    yield from units.values()
 
 
-def _count_keys(attention: tuple[str, nn.Module], lengths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The number of keys that a query of self-attention attends to, by length of its sequence."""
-    module = attention[1]
-    window = getattr(module, "sliding_window", None) or 3 * getattr(module, "block_len", 0)
-    keys = np.minimum(lengths, window) if window else lengths
-    block = getattr(module, "global_block_size", None)
-    return keys + lengths // block if block else keys
+def _find_pairs(unit: _Unit, of: str) -> _Rows:
+    """The pairs of self-attention."""
+    module = unit.module
+    window = getattr(module, "sliding_window", None) or 3 * getattr(module, "block_len", 0) or None
+    return _Rows(of, to_own=True, window=window, block=getattr(module, "global_block_size", None))

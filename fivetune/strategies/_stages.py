@@ -44,6 +44,7 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float]) 
         name: tuple(number for number, weights in enumerate(used) if parameter in weights)
         for name, parameter in model.named_parameters()
     }
+    frozen = frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
     mine = parts[world.model_rank]
     copies = [range(first, first + world.model_size) for first in range(0, world.size, world.model_size)]
     groups = [_connect_stages(ranks, holders, world) for ranks in copies][
@@ -60,6 +61,7 @@ def assign_stage(model: Any, device: str, world: World, costs: Sequence[float]) 
         downstream=groups[1],
         upstream=groups[2],
         holders=holders,
+        frozen=frozen,
         timer=ignore_phase,
         shared={
             name: groups[3][numbers]

@@ -23,7 +23,7 @@ from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops
-from fivetune.model.module_flops import count_model_flops
+from fivetune.model.module_flops import StepFlops
 from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.rundir.figures import build_best_eval, list_eval_losses
@@ -73,6 +73,7 @@ class Training:
     Args:
         plan: that of the setup, with a smaller micro-batch after memory ran out.
         peak_flops: of one device; None if unknown.
+        flops: counts the operations of steps with the weights that are trained now.
         nonfinite_flag: from `make_nonfinite_flag`.
         pending_steps: steps without a record yet, oldest first.
         losses, grad_norms: finite values of this part of the run, by step.
@@ -91,6 +92,7 @@ class Training:
     meter: Meter
     sampler: Sampler
     peak_flops: float | None = None
+    flops: StepFlops | None = None
     nonfinite_flag: Tensor | None = None
     pending_steps: deque[PendingStep] = field(default_factory=deque)
     sinks: list[Any] = field(default_factory=list)
@@ -166,6 +168,9 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     lr = setup.start_step(state.step)
     lengths = stream.get_lengths(state.step)
     num_inputs, num_targets = (int(each.sum()) for each in lengths)
+    if training.flops is None or state.step in setup.config.model.unfreeze.values():
+        training.flops = StepFlops(learner.model, learner.forward)
+    flops = training.flops.count(*lengths)
     with translate_oom_errors():
         update = train_step(
             learner,
@@ -198,7 +203,6 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
         num_examples_seen=stream.count_examples_before(state.step),
         starved=stream.num_starved > num_starved,
     )
-    flops = count_model_flops(learner.model, *(n.repeat(learner.forward.objective.num_passes) for n in lengths))
     training.pending_steps.append(
         PendingStep(state.step, group, update, meter.end(), flops, num_inputs + num_targets, record)
     )

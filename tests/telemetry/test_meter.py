@@ -16,7 +16,7 @@ from fivetune import rundir
 from fivetune.data.batch import collate
 from fivetune.errors import NumericError
 from fivetune.model.flops import count_train_flops
-from fivetune.model.module_flops import count_model_flops
+from fivetune.model.module_flops import ModelFlops
 from fivetune.progress import Progress
 from fivetune.rundir import RunDir
 from fivetune.telemetry.accelerators import find_peak_flops
@@ -194,10 +194,10 @@ def test_share_of_the_peak(tmp_path, model_folder, monkeypatch):
 def test_operations_of_a_step_are_those_of_its_examples(tmp_path, model_folder):
     setup = kit.ready(tmp_path, model_folder)
     lengths = setup.data.stream.get_lengths(0)
-    assert count_model_flops(setup.learner.model, *lengths) == count_train_flops(setup.learner.model.config, *lengths)
+    assert ModelFlops(setup.learner.model).count(*lengths) == count_train_flops(setup.learner.model.config, *lengths)
     setup.learner.model.qa_outputs = torch.nn.Linear(1, 1)  # a head that points: the decoder runs over the inputs
     pointing = count_train_flops(setup.learner.model.config, lengths[0], lengths[0], num_outputs=2)
-    assert count_model_flops(setup.learner.model, *lengths) == pointing
+    assert ModelFlops(setup.learner.model).count(*lengths) == pointing
 
 
 def test_telemetry_goes_on_where_a_run_is_resumed(tmp_path, model_folder):

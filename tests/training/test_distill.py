@@ -155,7 +155,7 @@ def test_an_interrupted_distillation_is_resumed_exactly(tmp_path, model_folder, 
 def test_the_memory_of_the_teacher_is_counted(tmp_path, model_folder, wide_model):
     options: dict[str, Any] = {"data__max_input_tokens": 64, "data__max_target_tokens": 8}
     recipe = distilling(tmp_path, model_folder, wide_model, kind="logits", **options)
-    train(recipe)
+    step = train(recipe).steps[0]
     line = next(row for row in (tmp_path / "run" / "log.txt").read_text().splitlines() if "teacher" in row)
     assert f"teacher {wide_model} (logits, alpha 0.5, temperature 2)" in line
     plain, work = (build_workload(load_config(recipe, {"distill.teacher": t, "distill.kind": k}), None) for t, k in (
@@ -163,6 +163,10 @@ def test_the_memory_of_the_teacher_is_counted(tmp_path, model_folder, wide_model
     ))  # fmt: skip
     assert plain.teacher is None and work.teacher is not None and work.teacher.d_model == 48
     assert work.count_flops(1) > plain.count_flops(1)
+    alone = train(kit.recipe(tmp_path, model_folder, run={"dir": str(tmp_path / "alone"), "seed": 1}, **options)).steps[
+        0
+    ]
+    assert (step.encoder_flops or 0) > (alone.encoder_flops or 0)
 
 
 # --- sequence ---
