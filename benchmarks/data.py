@@ -24,7 +24,7 @@ from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.nano.reading import write_reading_corpus
 from fivetune.progress import ignore_progress
-from fivetune.training.setup import prepare_split
+from fivetune.training.sources import prepare_split
 
 BATCH_SIZE, WINDOW, NUM_WINDOWS = 32, 100, 8
 

@@ -25,7 +25,7 @@ from fivetune.model.shapes import KNOWN_SHAPES, ModelShape
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import ignore_progress
-from fivetune.training.setup import prepare_split
+from fivetune.training.sources import prepare_split
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 SQUAD, SQUAD_TOKENIZER = SHARED / "squad_v1.1" / "dev-v1.1.json.gz", SHARED / "tokenizers" / "t5-small"

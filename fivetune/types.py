@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +106,7 @@ class PluginOptions(Protocol):
     @classmethod
     def plugin_name(cls) -> str: ...
     def model_dump(self, *, mode: str = ...) -> JsonTable: ...
+    def model_copy(self, *, update: Mapping[str, object] = ...) -> Self: ...
 
 
 class Task(PluginOptions, Protocol):

@@ -77,8 +77,7 @@ def _prepare_splits(config: Any, output: str | None, progress: Any) -> Prepared:
     from fivetune.model.load import find_source
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.training.mixture import select_part
-    from fivetune.training.setup import prepare_split
-    from fivetune.training.sources import check_sources, with_data_labels
+    from fivetune.training.sources import check_sources, prepare_split, with_data_labels
 
     config, model = select_part(config), config.model
     check_sources(config)
@@ -106,7 +105,7 @@ def _write_splits(config: Any, tokenizer: Any, output: str, progress: Any) -> Pr
     from fivetune.rundir.storage import join_location
     from fivetune.tasks.mixture import Mixture
     from fivetune.training.mixture import build_part_configs
-    from fivetune.training.setup import describe_split
+    from fivetune.training.sources import describe_split
 
     parts = build_part_configs(config) if isinstance(config.task, Mixture) else {"": config}
     found: Prepared = {}
@@ -137,7 +136,7 @@ def _measure_build(
     name: str, prepare: Callable[[Any], tuple[JsonTable | None, bool | None]], progress: Any, also: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
     """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
-    from fivetune.training.preflight import iter_data_notes
+    from fivetune.training.data_checks import iter_data_notes
 
     tokenised: list[int] = []
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fivetune.types import Adapter
 
 
 def find_typed_path(typed: str, run_directory: str | Path) -> str:
@@ -29,3 +33,10 @@ def find_typed_path(typed: str, run_directory: str | Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return typed
     return str(candidate) if os.path.exists(candidate) else typed
+
+
+def resolve_adapter(options: Adapter | None, run_directory: str | Path) -> Adapter | None:
+    """The options of an adapter, the folder of a saved one as `find_typed_path` resolves it."""
+    if options is None or not options.saved_in:
+        return options
+    return options.model_copy(update={"path": find_typed_path(options.saved_in, run_directory)})

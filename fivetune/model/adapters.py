@@ -13,7 +13,8 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError, s
 from fivetune.model import virtual_tokens
 from fivetune.model.freeze import is_matched
 from fivetune.model.save import apply_umask, replace_folder
+from fivetune.rundir import write_json
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -41,6 +43,15 @@ PREFIX = "base_model.model."  # of the names in peft's files
 IN_BLOCK = re.compile(r"\b(?:block|layers)\.\d+\.")
 FOREIGN_PARTS = ("vision_tower", "multi_modal_projector")
 SPAN_HEAD = "qa_outputs"
+BASE = "base.json"  # beside CONFIG, a BaseModel; adapters that peft wrote have none
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model that an adapter belongs to: its name, and a checksum of its weights as hexadecimal digits."""
+
+    name: str
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +61,13 @@ class AttachedAdapter:
     Args:
         config: peft's.
         names: of the weights that the base does not have, by which checkpoints and adapter/ are written.
+        base: name and checksum of the model that it was attached to; None where the adapter is only applied.
         note: what the base has become, for the user; "" if it is unchanged.
     """
 
     config: PeftConfig
     names: frozenset[str]
+    base: BaseModel | None = None
     note: str = ""
 
     @property
@@ -68,17 +81,18 @@ def find_adapter(model: nn.Module) -> AttachedAdapter | None:
     return vars(model).get(ATTACHED)
 
 
-def attach_adapter(model: T5Model, options: Adapter, *, base: str, saved_in: str = "") -> AttachedAdapter:
+def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str = "cpu") -> AttachedAdapter:
     """Freeze all weights of a model and add those of an adapter, new ones by torch's global generator.
 
     Args:
         base: name of the model, for adapter_config.json.
-        saved_in: folder of an adapter in peft's format, from which the weights are read.
+        device: of the run, on which a base in 4 bits is computed.
 
     Raises FiveTuneEnvironmentError if peft or bitsandbytes is not installed, ConfigError for targets that match
     nothing, a family without virtual tokens, or an adapter of another base.
     """
     import_peft()
+    saved_in = options.saved_in
     if saved_in and not (Path(saved_in) / CONFIG).is_file():
         raise ConfigError(
             f"model.adapter.path: {saved_in} holds no {CONFIG}. Give adapter/ of a run, or one of peft's."
@@ -89,24 +103,39 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, saved_in: str
         config.inference_mode = False
         refuse_other_base(config, saved_in, base)
     config.base_model_name_or_path = base
+    identity = BaseModel(base, compute_base_checksum(model))
     if hasattr(model, SPAN_HEAD) and config.is_prompt_learning:
         raise ConfigError(
             f"model.adapter.name {options.plugin_name()}: task.head extractive counts positions of the input, which "
             "virtual tokens shift. Use lora, or task.head: generate."
         )
     model.requires_grad_(False)
-    note = convert_to_nf4(model, targets) if options.base_bits == 4 else ""
+    note = convert_to_nf4(model, targets, device) if options.base_bits == 4 else ""
     put = virtual_tokens.attach_tokens if config.is_prompt_learning else _insert_modules
     names = put(model, config)
     if hasattr(model, SPAN_HEAD):  # it is new, so it belongs to the adapter
         model.qa_outputs.requires_grad_(True)
         config.modules_to_save = [SPAN_HEAD]  # type: ignore[attr-defined]  # of all that are no prompts
         names |= {name for name, _ in model.named_parameters() if name.startswith(f"{SPAN_HEAD}.")}
-    attached = AttachedAdapter(config, frozenset(names), note)
+    attached = AttachedAdapter(config, frozenset(names), identity, note)
     vars(model)[ATTACHED] = attached
     if saved_in:
-        load_adapter_weights(model, Path(saved_in))
+        load_adapter_weights(model, Path(saved_in), identity)
     return attached
+
+
+def compute_base_checksum(model: nn.Module) -> str:
+    """Compute the checksum of a model's weights before an adapter is attached; about 1 GB/s.
+
+    A span head is left out: a new one is random, and belongs to the adapter. Values are hashed, not files, so that
+    copies in other files or dtypes without loss are the same base.
+    """
+    digest = blake2b(digest_size=8)
+    for name, weight in model.named_parameters():
+        if not name.startswith(f"{SPAN_HEAD}."):
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -193,8 +222,8 @@ def _insert_modules(model: T5Model, config: PeftConfig) -> set[str]:
     return names
 
 
-def convert_to_nf4(model: nn.Module, targets: Sequence[str]) -> str:
-    """Replace matrices by NF4 ones of bitsandbytes; returns how far they are from the given ones."""
+def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str:
+    """Replace matrices by NF4 ones of bitsandbytes on a device; returns how far they are from the given ones."""
     try:
         with _suppress_log("bitsandbytes"):
             library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
@@ -212,7 +241,6 @@ def convert_to_nf4(model: nn.Module, targets: Sequence[str]) -> str:
         small = library.Linear4bit(
             linear.in_features, linear.out_features, linear.bias is not None, torch.float32, device="meta", **kind
         )
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         small.weight = library.Params4bit(linear.weight.detach().clone(), requires_grad=False, module=small, **kind).to(
             device
         )
@@ -304,6 +332,8 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
             _name_in_file(name): weight.detach().cpu().contiguous() for name, weight in select_own_weights(model)
         }
         save_file(weights, staging / WEIGHTS, metadata={"format": "pt"})
+        if attached.base:
+            write_json(staging / BASE, asdict(attached.base))
         config = replace(attached.config, inference_mode=True)
         config.save_pretrained(str(staging))
         table = json.loads((staging / CONFIG).read_text(encoding="utf-8"))
@@ -330,14 +360,25 @@ def _name_in_file(name: str) -> str:
 
 
 @torch.no_grad()
-def load_adapter_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights of a saved adapter into the one of the model. Raises ConfigError if they do not fit."""
+def load_adapter_weights(model: nn.Module, folder: Path, base: BaseModel) -> None:
+    """Copy the weights of a saved adapter into the one of the model.
+
+    Raises ConfigError if they do not fit, or if they were trained on other weights of the base.
+    """
     path = folder / WEIGHTS
     if not path.is_file():
         raise ConfigError(
             f"model.adapter.path: {folder} holds no {WEIGHTS}. Save the adapter again, by peft 0.6 or later."
         )
     found = load_file(path)
+    has_own_head = not hasattr(model, SPAN_HEAD) or any(f".{SPAN_HEAD}." in name for name in found)
+    described = folder / BASE
+    trained_on = json.loads(described.read_text(encoding="utf-8"))["checksum"] if described.is_file() else None
+    if has_own_head and trained_on not in (None, base.checksum):  # the other head has no weights of lm_head
+        raise ConfigError(
+            f"{folder}: was trained on a base with weights {trained_on}, and {base.name} has weights {base.checksum}: "
+            "it is another model, or its files have changed. Restore the base that the adapter was trained on."
+        )
     for name, weight in select_own_weights(model):
         value = found.pop(_name_in_file(name), None)
         if value is None and name.startswith(SPAN_HEAD):
@@ -377,6 +418,7 @@ def attach_exported(model: T5Model, folder: Path) -> None:
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(str(saved))
+    base = BaseModel(str(folder), compute_base_checksum(model))
     names = virtual_tokens.attach_tokens(model, config)
     vars(model)[ATTACHED] = AttachedAdapter(config, frozenset(names))
-    load_adapter_weights(model, saved)
+    load_adapter_weights(model, saved, base)

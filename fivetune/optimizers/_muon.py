@@ -84,4 +84,4 @@ class MuonWithAdamW(Optimizer):
 
 def is_for_muon(group: TorchState) -> bool:
     """Whether a group holds matrices, other than tables that are looked up by row."""
-    return group.get("kind") != "table" and all(weight.dim() == 2 for weight in group["params"])
+    return group.get("kind", "matrix") == "matrix" and all(weight.dim() == 2 for weight in group["params"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from fivetune.config import RunConfig
+from fivetune.config.paths import resolve_adapter
 from fivetune.redaction import redact_settings
 from fivetune.rundir.figures import describe_weights
 from fivetune.rundir.records import BestEval, EvalRecord
@@ -79,7 +80,8 @@ def build_model_card(
         lines += [f"| {name} | {format_score(name, value)} |" for name, value in evaluation.scores.items()]
         lines += [""]
     lines += ["## Use", "", EXAMPLE.format(folder=folder, text=TEXT)]
-    if config.model.adapter and config.model.adapter.is_virtual:
+    adapter = resolve_adapter(config.model.adapter, config.run.dir)
+    if adapter and adapter.is_virtual:
         lines += [PEFT_EXAMPLE.format(folder=folder, text=TEXT)]
     elif head_of(config.task) != "extractive":
         fix = UMT5_FIX if model_type == "umt5" else ""

@@ -90,6 +90,7 @@ class CheckpointOwner:
             name. A resume may change both.
         forward: the fields of the run's Forward.
         batch_size: examples per forward pass when the checkpoint was written.
+        base: checksum of the weights that an adapter was attached to; "" without an adapter.
     """
 
     run_id: str = ""
@@ -99,6 +100,7 @@ class CheckpointOwner:
     batch_size: int = 0
     eval_data: str = ""
     eval_settings: JsonTable = field(default_factory=dict)
+    base: str = ""
 
     @property
     def eval_basis(self) -> str:
@@ -266,6 +268,7 @@ def read_state(path: Path) -> tuple[TrainingProgress, CheckpointOwner]:
             batch_size=int(owner.get("batch_size", 0)),
             eval_data=str(owner.get("eval_data", "")),
             eval_settings=dict(owner.get("eval_settings", {})),
+            base=str(owner.get("base", "")),
         )
         others = [_parse_eval(one, "runners_up", step) for one in table.get("runners_up", ())]
         runners_up = [one for one in others if one]

@@ -1,8 +1,9 @@
 """Parameter groups of an optimizer: by kind of weight, by pattern, and by the depth of a layer.
 
 In: a model and the settings train.param_groups and train.layer_decay. Out: groups of trainable weights with the keys
-weight_decay (0 for norms), kind ("norm", "table" for embeddings and heads, "matrix") and lr_factor; with an adapter of
-matrices also scales_by_size: False, because steps in proportion to its size hardly move a matrix that begins at 0.
+weight_decay (0 for norms), kind ("norm": all vectors; "table": embeddings and heads; "matrix") and lr_factor; with an
+adapter of matrices also scales_by_size: False, because steps in proportion to its size hardly move a matrix that begins
+at 0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 FP32 = 4  # bytes
 KINDS = ("matrix", "table", "norm")  # in the order of the groups: norms, without weight decay, come last
+IA3_FACTORS = ".ia3_l."  # in their names; peft stores the vectors as matrices with one row or column
 BLOCK_NAME = re.compile(r"\b(encoder|decoder)\.(?:block|layers)\.(\d+)\.")
 
 
@@ -56,7 +58,8 @@ def group_weights(
         factor = rule.lr if rule else 1.0
         if layer_decay:
             factor *= compute_depth_factor(names, name, layer_decay, is_embedding=is_embedding)
-        kind = "norm" if weight.dim() <= 1 else "table" if is_table else "matrix"
+        is_vector = weight.dim() <= 1 or IA3_FACTORS in name
+        kind = "norm" if is_vector else "table" if is_table else "matrix"
         decay = 0.0 if kind == "norm" else rule.weight_decay if rule else None
         key = (-factor, kind, str(getattr(weight, "device_mesh", "")), decay)
         group = groups.setdefault(key, {"params": [], "kind": kind, "lr_factor": factor, **unscaled})

@@ -21,6 +21,7 @@ from fivetune import rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.aliases import ALIASES
 from fivetune.config.data import NO_SPLIT
+from fivetune.config.paths import resolve_adapter
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store
@@ -41,8 +42,8 @@ from fivetune.training import checkpoint
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.resume import with_evaluation
-from fivetune.training.setup import build_chips, build_length_limits, make_evaluator, prepare_split
-from fivetune.training.sources import check_sources
+from fivetune.training.setup import build_chips, make_evaluator
+from fivetune.training.sources import build_length_limits, check_sources, prepare_split
 from fivetune.types import Task
 
 if TYPE_CHECKING:
@@ -252,7 +253,8 @@ def open_run(
 
 def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> None:
     """Raise RunDirError if the run trained virtual tokens and they are lost: model/ alone is the base."""
-    if config.model.adapter and config.model.adapter.is_virtual and not find_adapter(model):
+    options = resolve_adapter(config.model.adapter, folder)
+    if options and options.is_virtual and not find_adapter(model):
         raise RunDirError(
             f"{folder / FOLDER}: missing or damaged; it holds the virtual tokens that the run trained, and model/ is "
             f"the unchanged base. Copy {FOLDER}/ beside model/, or export again from the checkpoint with --resume."

@@ -76,6 +76,15 @@ def weigh_labels(config: RunConfig, counts: Mapping[str, int]) -> dict[str, floa
     return compute_class_weights(config.loss.class_weights, config.task.labels or {}, counts)
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a model drops values in training: by a module, or with a rate that is an attribute, as Bart's."""
+    return any(
+        (isinstance(module, nn.Dropout) and module.p > 0)
+        or any(name.endswith("dropout") and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())
+        for module in model.modules()
+    )
+
+
 def build_objective(
     config: RunConfig, model: nn.Module, tokenizer: PreTrainedTokenizerBase, summary: JsonTable
 ) -> tuple[Objective, dict[str, float]]:
@@ -88,7 +97,7 @@ def build_objective(
     """
     section, labels = config.loss, config.task.labels or {}
     label_weights = weigh_labels(config, summary.get("label_counts", {}))
-    if section.r_drop and not any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+    if section.r_drop and not has_dropout(model):
         raise ConfigError(
             f"loss.r_drop {section.r_drop:g}: it compares two passes with different dropout, and this model has none "
             "(model.dropout null keeps the checkpoint's). Set model.dropout: 0.1, or remove loss.r_drop."

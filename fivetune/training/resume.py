@@ -17,6 +17,7 @@ from fivetune import rundir
 from fivetune.config import RunConfig
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator, select_subset
+from fivetune.model.adapters import find_adapter
 from fivetune.model.backend import Forward, ForwardKind, Parts
 from fivetune.rundir import CONFIG, DATA, EVALS, MACHINE, STEPS
 from fivetune.rundir.parse import parse_record
@@ -83,11 +84,13 @@ def read_run_id(folder: Path) -> str:
 def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
     """Build the owner record of the checkpoints that the run of a set-up writes in `folder`."""
     flat = _flatten_sections(setup.config.as_redacted_dict())
+    adapter = find_adapter(setup.learner.model)
     owner = CheckpointOwner(
         run_id=read_run_id(folder),
         settings={key: value for key, value in flat.items() if not _is_changeable(key)},
         data=setup.data.stream.store.fingerprint,
         forward=setup.learner.forward.as_facts(),
+        base=adapter.base.checksum if adapter and adapter.base else "",
     )
     evaluator = setup.data.evaluator
     if evaluator is None:  # the best evaluation so far remains that of the earlier data and settings
@@ -107,7 +110,7 @@ def with_evaluation(owner: CheckpointOwner, config: RunConfig, evaluator: Evalua
 
 
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
-    """Raise unless all whole checkpoints in `folder` belong to the run: its id, its data, its settings.
+    """Raise unless all whole checkpoints in `folder` belong to the run: its id, data, settings, base of an adapter.
 
     config.yaml may have been edited since they were written; the settings that count are those of the checkpoint.
     """
@@ -124,6 +127,12 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
             raise ConfigError(
                 f"{folder}: the checkpoint of step {path.name} was trained with other settings: "
                 f"{_list_changes(changed)}. Put them back into {CONFIG}, or start a new run in another run.dir."
+            )
+
+        if found.base and found.base != owner.base:
+            raise RunDirError(
+                f"{path}: its adapter was trained on {owner.settings['model.path']} with weights {found.base}, and "
+                f"that model has weights {owner.base} now. Put its files back, or start a new run in another run.dir."
             )
 
 

@@ -5,21 +5,16 @@ In: a RunConfig. Out: a Setup, frozen. The parts receive values, not the config.
 
 from __future__ import annotations
 
-import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fivetune.config import RunConfig
-from fivetune.config.paths import find_typed_path
-from fivetune.data.encode import LengthLimits, encode_labels, find_frame
-from fivetune.data.examples import Source
+from fivetune.config.paths import find_typed_path, resolve_adapter
+from fivetune.data.encode import encode_labels, find_frame
 from fivetune.data.mixture import ConcatStore
-from fivetune.data.prepared import is_prepared, open_prepared
-from fivetune.data.split import EvalSplit
-from fivetune.data.store import TokenStore, get_cache_folder, load_or_build_store
+from fivetune.data.store import TokenStore
 from fivetune.data.stream import BatchPlan, TrainingStream
 from fivetune.decode import Decoding, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
@@ -36,7 +31,6 @@ from fivetune.model.tokenizer import list_sentinel_ids
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.plan import Plan
 from fivetune.tasks import head_of
-from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
@@ -45,11 +39,11 @@ from fivetune.training.averaging import build_averages
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
 from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import ComputeConfig, Learner, build_optimizer, choose_compute, get_peak_lr
-from fivetune.training.mixture import build_mixture_sampler, build_part_configs, join_stores, select_part
+from fivetune.training.mixture import build_mixture_sampler, build_part_configs, select_part
 from fivetune.training.objective import build_objective, weigh_labels
 from fivetune.training.plan import decide_plan
 from fivetune.training.snapshot import seed_everything
-from fivetune.training.sources import check_sources, find_sources, with_data_labels
+from fivetune.training.sources import build_length_limits, check_sources, prepare_split, with_data_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -209,7 +203,7 @@ def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: Worl
     """Load the model. Raises ConfigError if its family does not support the strategy or the device."""
     getattr(config.optimizer, "refuse_missing_packages", lambda: None)()
     is_sharded = config.strategy.sharded and world.size > 1
-    loaded = load_configured_model(config, on_meta=is_sharded)
+    loaded = load_configured_model(config, compute.device, on_meta=is_sharded)
     refuse_other_teacher(config, loaded.tokenizer)
     device, strategy = "tpu" if compute.num_chips else compute.device, config.strategy.plugin_name()
     family = get_family(loaded.model.config)
@@ -309,7 +303,12 @@ def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
 
 
-def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> LoadedModel:
+def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = False) -> LoadedModel:
+    """Load the model with its adapter and frozen weights.
+
+    Args:
+        device: of the run, on which a base in 4 bits is computed.
+    """
     section = config.model
     path, model_config, tokenizer = (
         name and find_typed_path(name, config.run.dir) for name in (section.path, section.config, section.tokenizer)
@@ -327,86 +326,10 @@ def load_configured_model(config: RunConfig, *, on_meta: bool = False) -> Loaded
         on_meta=on_meta,
         any_seq2seq=section.any_seq2seq,
     )
-    if section.adapter:
-        source = find_typed_path(section.adapter.saved_in, config.run.dir) if section.adapter.saved_in else ""
-        attach_adapter(loaded.model, section.adapter, base=str(path), saved_in=source)
+    if adapter := resolve_adapter(section.adapter, config.run.dir):
+        attach_adapter(loaded.model, adapter, base=str(path), device=device)
     freeze_weights(loaded.model, section.freeze)
     return loaded
-
-
-def prepare_split(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    split: str,
-    *,
-    on_progress: ProgressCallback,
-    labelled: bool = True,
-) -> TokenStore | None:
-    """Load or build the store of the "train" or "eval" data; None if the config has no such data."""
-    if isinstance(config.task, Mixture):
-        parts = build_part_configs(config)
-        return join_stores(
-            {
-                name: prepare_split(part, tokenizer, split, on_progress=on_progress, labelled=labelled)
-                for name, part in parts.items()
-            },
-            split,
-        )
-    source = describe_split(config, split, labelled=labelled)
-    if source is None:
-        return None
-    data, cache = config.data, get_cache_folder(config.data.cache_dir)
-    if data.window_shards:  # a run deletes the shards that it has read: others must not need them
-        cache /= f"window-{zlib.crc32(os.path.abspath(config.run.dir).encode()):08x}"
-    prepared = [path for path in source.paths if is_prepared(path)]
-    if not prepared:
-        return load_or_build_store(
-            source, tokenizer, cache=cache, num_processes=data.num_processes, on_progress=on_progress
-        )
-    if len(source.paths) > 1:
-        raise ConfigError(
-            f"data.{split}: {prepared[0]} is prepared data, and there are {len(source.paths)} sources. Allowed is one "
-            "folder or URL of prepared data alone. Prepare all files together."
-        )
-    if source.split:
-        raise ConfigError(
-            f"data.eval_share {source.split.share:g}: {prepared[0]} is prepared data, which is split when it is "
-            "prepared. Give its two folders: data.train URL/train, data.eval URL/eval, data.eval_share null."
-        )
-    return open_prepared(
-        prepared[0], source, tokenizer, cache=cache, window_shards=data.window_shards, on_progress=on_progress
-    )
-
-
-def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> Source | None:
-    """Describe the "train" or "eval" data of a task that is no mixture; None if the config has no such data."""
-    data = config.data
-    training = split == "train"
-    share = data.eval_share if labelled and not data.eval else None
-    paths = find_sources(config, "train" if training or share is not None else "eval")
-    if not paths:
-        return None
-    max_examples = data.max_train_examples if training else data.max_eval_examples
-    division = None
-    if share is not None:
-        side = "train" if training else "eval"
-        division = EvalSplit(side, share, data.eval_seed, data.group_column, data.max_train_examples)
-    return Source(
-        paths=paths,
-        task=config.task,
-        columns=data.columns,
-        on_bad_record=data.on_bad_record,
-        max_examples=max_examples,
-        split=division,
-        limits=build_length_limits(config),
-        for_training=training,
-        labelled=labelled,
-    )
-
-
-def build_length_limits(config: RunConfig) -> LengthLimits:
-    data = config.data
-    return LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)
 
 
 def make_evaluator(

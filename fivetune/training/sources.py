@@ -1,19 +1,33 @@
-"""Early checks of a run's data files: a wrong path must not wait for the download of a model.
+"""The data of a run: its files, checked before a model is downloaded, and its tokenised sets.
 
-In: a RunConfig. Out: resolved sources, the config with labels from the data, or DataError.
+In: a RunConfig. Out: resolved sources, the config with labels from the data, or DataError; stores of token ids.
 """
 
 from __future__ import annotations
 
+import os
+import zlib
+from typing import TYPE_CHECKING
+
 from fivetune.config import RunConfig
 from fivetune.config.paths import find_typed_path
+from fivetune.data.encode import LengthLimits
+from fivetune.data.examples import Source
 from fivetune.data.labels import read_label_set
-from fivetune.data.prepared import is_prepared, read_prepared_index
+from fivetune.data.prepared import is_prepared, open_prepared, read_prepared_index
 from fivetune.data.records import check_source
+from fivetune.data.split import EvalSplit
+from fivetune.data.store import TokenStore, get_cache_folder, load_or_build_store
+from fivetune.errors import ConfigError
 from fivetune.nano.reading import write_missing_corpus
 from fivetune.tasks.classification import Classification
 from fivetune.tasks.mixture import Mixture
-from fivetune.training.mixture import build_part_configs
+from fivetune.training.mixture import build_part_configs, join_stores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.progress import ProgressCallback
 
 
 def find_sources(config: RunConfig, split: str) -> tuple[str, ...]:
@@ -58,3 +72,78 @@ def with_data_labels(config: RunConfig) -> RunConfig:
         return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
     labels = read_label_set(task, sources, data.columns, max_records=data.max_train_examples)
     return config.model_copy(update={"task": task.model_copy(update={"labels": labels})})
+
+
+def prepare_split(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    split: str,
+    *,
+    on_progress: ProgressCallback,
+    labelled: bool = True,
+) -> TokenStore | None:
+    """Load or build the store of the "train" or "eval" data; None if the config has no such data."""
+    if isinstance(config.task, Mixture):
+        parts = build_part_configs(config)
+        return join_stores(
+            {
+                name: prepare_split(part, tokenizer, split, on_progress=on_progress, labelled=labelled)
+                for name, part in parts.items()
+            },
+            split,
+        )
+    source = describe_split(config, split, labelled=labelled)
+    if source is None:
+        return None
+    data, cache = config.data, get_cache_folder(config.data.cache_dir)
+    if data.window_shards:  # a run deletes the shards that it has read: others must not need them
+        cache /= f"window-{zlib.crc32(os.path.abspath(config.run.dir).encode()):08x}"
+    prepared = [path for path in source.paths if is_prepared(path)]
+    if not prepared:
+        return load_or_build_store(
+            source, tokenizer, cache=cache, num_processes=data.num_processes, on_progress=on_progress
+        )
+    if len(source.paths) > 1:
+        raise ConfigError(
+            f"data.{split}: {prepared[0]} is prepared data, and there are {len(source.paths)} sources. Allowed is one "
+            "folder or URL of prepared data alone. Prepare all files together."
+        )
+    if source.split:
+        raise ConfigError(
+            f"data.eval_share {source.split.share:g}: {prepared[0]} is prepared data, which is split when it is "
+            "prepared. Give its two folders: data.train URL/train, data.eval URL/eval, data.eval_share null."
+        )
+    return open_prepared(
+        prepared[0], source, tokenizer, cache=cache, window_shards=data.window_shards, on_progress=on_progress
+    )
+
+
+def describe_split(config: RunConfig, split: str, *, labelled: bool = True) -> Source | None:
+    """Describe the "train" or "eval" data of a task that is no mixture; None if the config has no such data."""
+    data = config.data
+    training = split == "train"
+    share = data.eval_share if labelled and not data.eval else None
+    paths = find_sources(config, "train" if training or share is not None else "eval")
+    if not paths:
+        return None
+    max_examples = data.max_train_examples if training else data.max_eval_examples
+    division = None
+    if share is not None:
+        side = "train" if training else "eval"
+        division = EvalSplit(side, share, data.eval_seed, data.group_column, data.max_train_examples)
+    return Source(
+        paths=paths,
+        task=config.task,
+        columns=data.columns,
+        on_bad_record=data.on_bad_record,
+        max_examples=max_examples,
+        split=division,
+        limits=build_length_limits(config),
+        for_training=training,
+        labelled=labelled,
+    )
+
+
+def build_length_limits(config: RunConfig) -> LengthLimits:
+    data = config.data
+    return LengthLimits(data.max_input_tokens, data.max_target_tokens, data.overlong, data.window_overlap)

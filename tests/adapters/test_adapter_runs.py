@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import kit
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
 
 from fivetune import open_run, read_run
@@ -117,6 +118,49 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, monkey
     assert kit.weights_of(straight) == kit.weights_of(stopped)
     both = [(run / "adapter" / "adapter_model.safetensors").read_bytes() for run in (straight, stopped)]
     assert both[0] == both[1]
+
+
+def test_a_changed_base_is_refused_by_a_resume_and_not_read_by_predictions(tmp_path, model_folder):
+    base = shutil.copytree(model_folder, tmp_path / "base")
+    recipe = kit.recipe(tmp_path, base, model__adapter="lora", train__num_steps=1, **FAST)
+    train(recipe, quiet=True)
+    run, texts = tmp_path / "run", ["question: What has Ann? context: Ann has a red hat."]
+    before = open_run(run).predict(texts)
+    weights = load_file(base / "model.safetensors")
+    weights["shared.weight"] *= -1
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    assert open_run(run).predict(texts) == before  # model/ holds the base too
+    expected = (
+        rf"its adapter was trained on {base} with weights [0-9a-f]{{16}}, and that model has weights [0-9a-f]{{16}}"
+    )
+    with pytest.raises(RunDirError, match=expected):
+        train({**recipe, "train": {**recipe["train"], "num_steps": 2}}, resume=True, quiet=True)
+
+
+def test_virtual_tokens_beside_another_model_are_refused(tmp_path, model_folder):
+    for name, model in (("one", model_folder), ("other", kit.make_model(tmp_path / "small", model_folder, seed=5))):
+        (tmp_path / name).mkdir()
+        train(kit.recipe(tmp_path / name, model, model__adapter="prompt", train__num_steps=1, **FAST), quiet=True)
+    shutil.rmtree(tmp_path / "one/run/adapter")
+    shutil.copytree(tmp_path / "other/run/adapter", tmp_path / "one/run/adapter")
+    with pytest.raises(ConfigError, match=r"adapter: was trained on a base with weights \w+, and .*one.run.model has"):
+        open_run(tmp_path / "one/run")
+
+
+def test_a_continued_adapter_is_found_from_another_directory(tmp_path, model_folder, monkeypatch):
+    """Its path is relative to the working directory of the training."""
+    for name in ("work", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    recipe = kit.recipe(tmp_path / "work", model_folder, model__adapter="prompt", train__num_steps=1, **FAST)
+    train({**recipe, "run": {"dir": "first"}}, quiet=True)
+    recipe["model"]["adapter"] = {"path": "first/adapter"}
+    train({**recipe, "run": {"dir": str(tmp_path / "second")}}, quiet=True)
+    assert "PeftModel" in (tmp_path / "second/model/README.md").read_text()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "second/adapter").rename(tmp_path / "lost")
+    with pytest.raises(RunDirError, match=r"second.adapter: missing or damaged; it holds the virtual tokens"):
+        open_run(tmp_path / "second")
 
 
 def test_a_run_continues_the_adapter_of_another(tmp_path, model_folder):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kit
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
@@ -30,6 +33,7 @@ from fivetune.model.forward import compute_padded_losses, shift_right
 from fivetune.model.load import count_parameters, describe_parameters, load_model_and_tokenizer
 from fivetune.model.save import save_model
 from fivetune.model.tokenizer import suppress_output
+from fivetune.training.setup import load_configured_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
@@ -46,10 +50,10 @@ def build_options(name: str, **options: Any) -> AdapterOptions:
     return plugins.load_plugin("adapters", name)(**options)
 
 
-def attach(folder: Path, options: AdapterOptions, **more: Any) -> Any:
+def attach(folder: Path, options: AdapterOptions) -> Any:
     """A loaded model with an adapter, no dropout."""
     loaded = load_model_and_tokenizer(str(folder), dropout=0.0)
-    attach_adapter(loaded.model, options, base=str(folder), **more)
+    attach_adapter(loaded.model, options, base=str(folder))
     return loaded
 
 
@@ -118,7 +122,7 @@ def test_a_saved_model_or_adapter_computes_the_same(trained, model_folder, tmp_p
         by_peft = compute_losses_by_peft(model_folder, tmp_path / "adapter")
         torch.testing.assert_close(by_peft, expected, rtol=1e-5, atol=1e-5)
     saved = build_options("saved", path=str(tmp_path / "adapter"))
-    again = attach(model_folder, saved, saved_in=saved.saved_in)
+    again = attach(model_folder, saved)
     assert saved.is_virtual == options.is_virtual
     if options.base_bits == 32:
         assert torch.equal(compute_padded_losses(again.model.eval(), BATCH), expected)
@@ -163,7 +167,7 @@ def test_an_adapter_of_peft_is_continued(model_folder, tmp_path):
     model = peft.get_peft_model(base, config)
     model.save_pretrained(tmp_path / "theirs")
     saved = build_options("saved", path=str(tmp_path / "theirs"))
-    ours = attach(model_folder, saved, saved_in=saved.saved_in).model
+    ours = attach(model_folder, saved).model
     torch.testing.assert_close(compute_logits(ours), compute_logits(model), rtol=1e-5, atol=1e-5)
     assert any(weight.requires_grad for weight in ours.parameters())
 
@@ -203,21 +207,48 @@ def test_a_base_in_4_bits_is_near_the_given_one():
     assert describe_parameters(model).startswith(f"{count:,} parameters, ")
 
 
+def test_a_base_in_4_bits_is_computed_on_the_device_of_the_run(model_folder, tmp_path, monkeypatch):
+    """A machine with a GPU, here a claimed one, also runs `device: cpu`."""
+    setup = kit.ready(tmp_path, model_folder, model__adapter="qlora", device="cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    again = load_configured_model(setup.config, setup.learner.compute.device).model
+    assert {weight.device.type for weight in again.parameters()} == {"cpu"}
+
+
+def test_an_adapter_of_changed_weights_is_refused(model_folder, tmp_path):
+    """The folder has its name, but another run has written other weights into it."""
+    base = shutil.copytree(model_folder, tmp_path / "base")
+    loaded = attach(base, build_options("lora", r=2))
+    save_adapter(loaded.model, tmp_path / "adapter")
+    saved = build_options("saved", path=str(tmp_path / "adapter"))
+    attach(base, saved)
+    weights = load_file(base / "model.safetensors")
+    weights["shared.weight"][0] += 1e-6
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    expected = rf"adapter: was trained on a base with weights [0-9a-f]{{16}}, and {base} has weights [0-9a-f]{{16}}: it"
+    with pytest.raises(ConfigError, match=expected):
+        attach(base, saved)
+    with suppress_output():  # peft's own adapters record no checksum
+        theirs = peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), tmp_path / "adapter")
+        theirs.save_pretrained(tmp_path / "theirs")
+    attach(base, build_options("saved", path=str(tmp_path / "theirs")))
+
+
 def test_an_adapter_that_does_not_fit_is_refused(model_folder, tmp_path):
     loaded = attach(model_folder, build_options("lora", r=2))
     save_adapter(loaded.model, tmp_path / "adapter")
     saved = build_options("saved", path=str(tmp_path / "adapter"))
     other = load_model_and_tokenizer(str(model_folder)).model
     with pytest.raises(ConfigError, match=rf"was trained on {model_folder}, and model.path is flan-t5-base\."):
-        attach_adapter(other, saved, base="flan-t5-base", saved_in=saved.saved_in)
+        attach_adapter(other, saved, base="flan-t5-base")
     described = peft.PeftConfig.from_pretrained(str(tmp_path / "adapter"))
     described.base_model_name_or_path = "runs/one/model"
     with pytest.raises(ConfigError, match=r"was trained on runs/one/model, and model.path is runs/other/model"):
         refuse_other_base(described, "adapter", "runs/other/model")
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors. Save the adapter again"):
-        attach_adapter(other, saved, base=str(model_folder), saved_in=saved.saved_in)
+        attach_adapter(other, saved, base=str(model_folder))
     with pytest.raises(
         ConfigError, match=r"model.adapter.path: .* holds no adapter_config.json. Give adapter/ of a run"
     ):
-        attach_adapter(other, saved, base=str(model_folder), saved_in=str(tmp_path))
+        attach_adapter(other, build_options("saved", path=str(tmp_path)), base=str(model_folder))

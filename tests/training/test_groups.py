@@ -102,6 +102,22 @@ def test_muon_orthogonalises_the_matrices_of_the_blocks_only(tmp_path, model_fol
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+def test_the_factors_of_ia3_are_vectors(tmp_path, model_folder):
+    """Decay would pull them to 0, although 1 leaves the base as it is; Muon would make all of one size."""
+    muon = {"name": "muon", "lr": 1e-3, "weight_decay": 0.5}
+    learner = kit.ready(tmp_path, model_folder, optimizer=muon, model__adapter="ia3").learner
+    [group] = learner.optimizer.param_groups
+    assert {weight.dim() for weight in group["params"]} == {2} and group["weight_decay"] == 0
+    for weight in group["params"]:
+        weight.grad = torch.full_like(weight, 1e-30)
+    learner.optimizer.step()
+    assert all(set(state) == {"step", "exp_avg", "exp_avg_sq"} for state in learner.optimizer.state.values())
+    assert all(torch.allclose(weight, torch.ones(())) for weight in group["params"])
+    pairs = group_weights(kit.ready(tmp_path, model_folder, model__adapter={"name": "lora", "r": 1}).learner.model)
+    assert [group["kind"] for group in pairs] == ["matrix"]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("name", ["adafactor", "adamw_rms", "adamw"])
 def test_an_adapter_that_begins_at_zero_moves_by_the_rate(tmp_path, model_folder, name):
     """Steps in proportion to the size of a weight would be 1,000 times smaller."""

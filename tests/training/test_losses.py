@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import family_kit
 import kit
 import pytest
 import torch
@@ -148,6 +149,21 @@ def test_r_drop_of_a_model_without_dropout_is_refused(tmp_path, tokenizer_folder
     kit.changed_config(model, dropout_rate=0.0)
     with pytest.raises(ConfigError, match=r"loss.r_drop 1: it compares two passes .* this model has none"):
         kit.ready(tmp_path, model, model__dropout=None, loss={"r_drop": 1})
+
+
+def test_r_drop_of_bart(tmp_path):
+    """Its dropout is no module, but a function with the rate of the config."""
+    bart = family_kit.make_family_model(tmp_path / "bart", "bart")
+    options: dict[str, Any] = {"model__any_seq2seq": True, "loss": {"r_drop": 1.0}}
+    losses = []
+    for alpha in (1e-9, 5.0):
+        setup = kit.ready(tmp_path, bart, **options | {"loss": {"r_drop": alpha}}, model__dropout=0.2)
+        torch.manual_seed(0)
+        losses.append(compute_gradient(setup, [0, 1, 2], cut=3)[1])
+    assert ((losses[0] - losses[1]).norm() / losses[0].norm()).item() > 0.01
+    kit.changed_config(bart, dropout=0.0)
+    with pytest.raises(ConfigError, match=r"loss.r_drop 1: it compares two passes .* this model has none"):
+        kit.ready(tmp_path, bart, **options, model__dropout=None)
 
 
 def test_labels_of_equal_tokens_have_one_weight(tmp_path, model_folder):
