@@ -40,7 +40,7 @@ PREFIXES = {"is", "are", "has", "have", "can", "should", "needs", "supports", "r
 """Beginnings of predicates and conversions."""
 
 CONTRACTS = {
-    "to_text", "from_text", "head_of", "plugin_name", "model_dump",  # a task, and what pydantic gives it
+    "to_text", "from_text", "head_of", "plugin_name", "model_dump", "model_copy",  # a task, and what pydantic gives it
     "effective_lr", "factor", "elapsed_time", "evaluation", "error", "barrier",  # of optimizers, schedules, sinks ...
     "cat_file", "pipe_file", "rm_file", "exists",  # of fsspec's file systems
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
