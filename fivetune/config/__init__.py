@@ -25,18 +25,21 @@ from fivetune.errors import ConfigError, suggest_names
 __all__ = ["RunConfig", "describe_error", "load_config", "load_layers"]
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Mapping[str, object] | None = None) -> RunConfig:
+def load_config(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, object] | None = None, *, trained: bool = False
+) -> RunConfig:
     """Read a recipe (a file or a dict), apply dotted overrides, and check all settings.
 
     Args:
         source: path of a YAML or JSON file, name of a shipped recipe, a run directory (its config.yaml, with
             `run.dir` set to that directory), or a nested dict.
         overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
+        trained: whether the run is trained, so that its device need not support the settings of training.
 
     Raises ConfigError with file, line and the nearest allowed names.
     """
     layers, name = load_layers(source, overrides)
-    config = _validate_layers(layers)
+    config = _validate_layers(layers, trained=trained)
     folder = config.run.dir.replace("{recipe}", name)
     return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
 
@@ -74,9 +77,9 @@ def _refuse_partial_config(path: Path, layers: Layers) -> None:
         )
 
 
-def _validate_layers(layers: Layers) -> RunConfig:
+def _validate_layers(layers: Layers, *, trained: bool) -> RunConfig:
     try:
-        return RunConfig.model_validate(layers.to_dict())
+        return RunConfig.model_validate(layers.to_dict(), context={"trained": trained})
     except ValidationError as error:
         raise ConfigError("\n".join(describe_error(e, layers) for e in error.errors())) from None
 

@@ -51,7 +51,7 @@ def explain_unsupported_distillation(
     section: DistillSection,
     *,
     is_extractive: bool,
-    num_tasks: int,
+    is_mixture: bool,
     window_shards: int | None,
     sharded_strategy: str | None,
     r_drop: float,
@@ -59,7 +59,6 @@ def explain_unsupported_distillation(
     """Explain which setting distillation does not support, beginning with its key; empty if it supports all.
 
     Args:
-        num_tasks: parts of a mixture; 1 for any other task.
         sharded_strategy: name of a strategy that divides the model among several processes; None for others.
     """
     if section.teacher is None:
@@ -67,7 +66,7 @@ def explain_unsupported_distillation(
     key = f"distill.kind {section.kind}"
     if is_extractive:
         return "distill.teacher: answers of an extractive model are not generated. Remove it, or set task.head generate"
-    if section.kind == "sequence" and num_tasks > 1:
+    if section.kind == "sequence" and is_mixture:
         return f"{key}: the parts of a mixture have answers of several kinds. Distil one task, or use kind logits"
     if section.kind == "sequence" and window_shards:
         return f"{key}: the teacher answers all training inputs at once. Remove data.window_shards, or use kind logits"

@@ -20,6 +20,7 @@ from fivetune.types import JsonTable, JsonValue
 
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
 NESTED_PLUGINS = {"model.adapter": "adapters"}  # settings inside a section that hold a plugin, or null
+SHORTHANDS = {"train.early_stopping": "patience"}  # a number there is that entry of the table
 EXCLUSIVE = {  # a later layer that sets one removes the other
     "train.num_steps": "train.num_epochs",
     "train.num_epochs": "train.num_steps",
@@ -280,8 +281,11 @@ class Layers:
         table: JsonTable = {section: {} for section in self._headers}
         for path, setting in self._settings.items():
             inner = table
-            for part in path[:-1]:
+            for depth, part in enumerate(path[:-1]):
                 below: JsonValue = inner.get(part)
+                short = SHORTHANDS.get(".".join(path[: depth + 1]))
+                if short and below is not None and not isinstance(below, Mapping):
+                    below = {short: below}
                 inner[part] = dict(below) if isinstance(below, Mapping) else {}
                 inner = inner[part]
             inner[path[-1]] = setting.value
@@ -312,6 +316,8 @@ class Layers:
             if before is not None and _get_layer(before) != _get_layer(setting):
                 del self._settings[before.path]
         path = _resolve_path(setting)
+        for inner in [one for one in self._settings if len(one) > len(path) > 1 and one[: len(path)] == path]:
+            del self._settings[inner]  # a whole table replaces what an earlier layer set inside it
         self._settings[path] = setting._replace(path=path)
 
     def _forget_options(self, section: str, name: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -196,6 +197,12 @@ class LaunchSection(_Section):
         return self.nnodes * self.nproc
 
 
+def is_for_training(info: ValidationInfo) -> bool:
+    """Whether settings are checked for training; a trained run is also opened where it could not train."""
+    context = cast("Mapping[str, bool] | None", info.context)
+    return not (context or {}).get("trained")
+
+
 class RunConfig(_Section):
     """All settings of a run. Field descriptions are the documentation (docs/config.md)."""
 
@@ -271,9 +278,9 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _check_processes(self) -> RunConfig:
+    def _check_processes(self, info: ValidationInfo) -> RunConfig:
         launch, num = self.launch, self.launch.num_processes
-        if num == 1:
+        if num == 1 or not is_for_training(info):
             return self
         several = (
             f"launch.nproc {num}"
@@ -337,9 +344,10 @@ class RunConfig(_Section):
         return self
 
     @model_validator(mode="after")
-    def _check_tpu(self) -> RunConfig:
-        obstacle = explain_unsupported_tpu(self.as_dict()) if self.device == "tpu" else ""
-        if obstacle:
+    def _check_tpu(self, info: ValidationInfo) -> RunConfig:
+        if self.device != "tpu":
+            return self
+        if obstacle := explain_unsupported_tpu(self.as_dict(), for_training=is_for_training(info)):
             raise ValueError(obstacle)
         return self
 
@@ -358,7 +366,7 @@ class RunConfig(_Section):
         obstacle = explain_unsupported_distillation(
             self.distill,
             is_extractive=any(getattr(task, "head", "generate") == "extractive" for task in self.tasks),
-            num_tasks=len(self.task.part_tasks) or 1,
+            is_mixture=bool(self.task.part_tasks),
             window_shards=self.data.window_shards,
             sharded_strategy=self.strategy.plugin_name() if is_divided else None,
             r_drop=self.loss.r_drop,

@@ -28,21 +28,27 @@ SUPPORTED: dict[str, tuple[object, ...]] = {
     "eval.num_beams": (1,),
     "eval.repetition_penalty": (1.0,),
 }
+ANSWERING = ("train.precision", "eval.num_beams", "eval.repetition_penalty")  # also of a trained run
 
 
-def explain_unsupported_tpu(settings: JsonTable) -> str:
+def explain_unsupported_tpu(settings: JsonTable, *, for_training: bool = True) -> str:
     """Explain which setting device tpu does not support, beginning with its key; empty if it supports all.
+
+    Args:
+        for_training: False if the run is trained, so that only the settings of its answers count.
 
     >>> explain_unsupported_tpu({"eval": {"num_beams": 4}})
     'eval.num_beams 4 is not supported with device tpu. Use 1'
     """
     for key, allowed in SUPPORTED.items():
+        if not for_training and key not in ANSWERING:
+            continue
         section, name = key.split(".")
         value = settings.get(section, {}).get(name, allowed[0])
         if value not in allowed:
             shown = " or ".join(str(one).lower() for one in allowed)
             value = get_nested(settings, section, name, "name") or value
             return f"{key} {str(value).lower()} is not supported with device tpu. Use {shown}"
-    if settings.get("train", {}).get("batch_size") == "auto":
+    if for_training and settings.get("train", {}).get("batch_size") == "auto":
         return "train.batch_size auto is measured by torch, not with device tpu. Set a number"
     return ""

@@ -19,24 +19,25 @@ from fivetune.data.store import DamagedStoreError, TokenStore
 ROWS_PER_PART = 1024
 
 
-def list_missing_parts(folder: Path, num_rows: int) -> list[tuple[Path, range]]:
-    """The files that a folder lacks for a store of `num_rows`, each with its rows."""
-    parts = [
-        (_name_part(folder, number), range(first, min(first + ROWS_PER_PART, num_rows)))
-        for number, first in enumerate(range(0, num_rows, ROWS_PER_PART))
-    ]
-    return [(path, rows) for path, rows in parts if not path.is_file()]
+def list_missing_parts(folder: Path, num_rows: int) -> list[range]:
+    """The rows of each part that a folder lacks for a store of `num_rows`."""
+    starts = [start for start in range(0, num_rows, ROWS_PER_PART) if not _locate_part(folder, start).is_file()]
+    return [range(start, min(start + ROWS_PER_PART, num_rows)) for start in starts]
 
 
-def _name_part(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:05}.safetensors"
+def _locate_part(folder: Path, start: int) -> Path:
+    return folder / f"part-{start // ROWS_PER_PART:05}.safetensors"
 
 
-def write_part(path: Path, labels: Sequence[Sequence[int]], is_cut: Sequence[bool]) -> None:
-    """Write the labels of the rows of a part, and which of them were cut at the longest length."""
+def write_part(folder: Path, start: int, labels: Sequence[Sequence[int]], is_cut: Sequence[bool]) -> None:
+    """Write the labels of the rows of a part, and which of them were cut at the longest length.
+
+    Args:
+        start: first row of the part.
+    """
     rows = Ragged.from_rows(labels, np.uint32)
     arrays: dict[str, Array] = {"values": rows.values, "offsets": rows.offsets, "is_cut": np.array(is_cut, np.uint8)}
-    write_arrays(path, arrays)
+    write_arrays(_locate_part(folder, start), arrays)
 
 
 class DistilledStore(TokenStore):
@@ -49,7 +50,7 @@ class DistilledStore(TokenStore):
     """
 
     def __init__(self, store: TokenStore, folder: Path) -> None:
-        self.__dict__.update(vars(store))
+        super().__init__(store.folder, store.shards)
         try:
             parts = [map_arrays(path) for path in sorted(folder.glob("part-*.safetensors"))]
             labels = [Ragged(part["values"], part["offsets"]) for part in parts]

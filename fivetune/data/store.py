@@ -118,7 +118,7 @@ class TokenStore:
                 raise ValueError(f"{self.summary['num_examples']} examples, but {len(self.groups)} rows")
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedStoreError(f"{folder}: damaged tokenised data: {error}. Delete that folder.") from None
-        self._folder = folder
+        self.folder = folder
         self.shards: Shards = shards or ShardFolder(folder, index)
         self.window_shards: int | None = None
         self._open: OrderedDict[int, dict[str, Ragged]] = OrderedDict()
@@ -140,7 +140,7 @@ class TokenStore:
                 found = {kind: Ragged(arrays[f"{kind}.values"], arrays[f"{kind}.offsets"]) for kind in KINDS}
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise DamagedStoreError(
-                    f"{self._folder}: damaged tokenised data: {error}. Delete that folder."
+                    f"{self.folder}: damaged tokenised data: {error}. Delete that folder."
                 ) from None
             self._open[number] = found
             while len(self._open) > MAX_OPEN_SHARDS:

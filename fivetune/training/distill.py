@@ -6,11 +6,13 @@ In: a RunConfig, the model's tokenizer. Out: a store with the teacher's targets;
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -20,6 +22,7 @@ from fivetune.config.recipes import is_run_directory
 from fivetune.data.distilled import DistilledStore, list_missing_parts, write_part
 from fivetune.data.store import TokenStore, get_cache_folder
 from fivetune.decode import Decoding, generate
+from fivetune.distributed.world import World
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.model.adapters import refuse_lost_tokens
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from fivetune.training.learner import ComputeConfig
 
 KEY = "distill.teacher"
+Answer: TypeAlias = tuple[list[int], bool]
+"""Labels with one end token, and whether they were cut at the longest length."""
 
 
 def find_teacher(config: RunConfig) -> Path | None:
@@ -94,11 +99,17 @@ def _load_frozen_model(folder: Path, compute: ComputeConfig) -> T5Model:
 
 
 def replace_targets(
-    config: RunConfig, store: TokenStore, decoding: Decoding, compute: ComputeConfig, on_progress: ProgressCallback
+    config: RunConfig,
+    store: TokenStore,
+    decoding: Decoding,
+    compute: ComputeConfig,
+    world: World,
+    on_progress: ProgressCallback,
 ) -> TokenStore:
     """Replace the targets of a training set by the teacher's answers; the same store for runs of another kind.
 
-    The answers are cached by teacher, data and decoding; only missing ones are generated.
+    The answers are cached by teacher, data and decoding; only missing ones are generated. Collective: all ranks call
+    it, and share the examples.
 
     Args:
         decoding: of the run's evaluation; the teacher searches with distill.num_beams.
@@ -117,39 +128,59 @@ def replace_targets(
     )
     key = _compute_key(folder, store, decoding, compute)
     cache = get_cache_folder(config.data.cache_dir) / f"distilled-{key}"
-    if missing := list_missing_parts(cache, len(store)):
+    found = world.gather(list_missing_parts(cache, len(store)))  # each node may have a cache of its own
+    if missing := sorted({*chain.from_iterable(found)}, key=lambda rows: rows.start):
         model = _load_frozen_model(folder, compute)
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            for path, rows in missing:
-                answers = dict(_iter_answers(model, store, rows, decoding, compute, on_progress))
-                write_part(path, *zip(*(answers[row] for row in rows), strict=True))
-        except OSError as error:
-            raise FiveTuneEnvironmentError(
-                f"{cache}: the teacher's answers cannot be written: {error.strerror}. Free disk space, or set "
-                "data.cache_dir; what was written is kept."
-            ) from None
+        for first in range(0, len(missing), world.size):
+            parts = missing[first : first + world.size]
+            report = partial(_report_answers, on_progress, parts[0].start, world.size, len(store))
+            generate_own = partial(_answer_share, model, store, parts, decoding, compute, world, report)
+            answers = {row: answer for share in world.run_on_all(generate_own) for row, answer in share}
+            world.run_on_all(partial(_write_parts, cache, parts if world.local_rank == 0 else (), answers))
     return DistilledStore(store, cache)
 
 
-def _iter_answers(
+def _report_answers(on_progress: ProgressCallback, before: int, num_ranks: int, total: int, done: int) -> None:
+    on_progress("answers of the teacher", min(before + done * num_ranks, total), total)
+
+
+def _answer_share(
     model: T5Model,
     store: TokenStore,
-    rows: range,
+    parts: Sequence[range],
     decoding: Decoding,
     compute: ComputeConfig,
-    on_progress: ProgressCallback,
-) -> Iterator[tuple[int, tuple[list[int], bool]]]:
-    """Yield row, and its labels with one end token and whether they were cut."""
-    done = rows.start
+    world: World,
+    report: Callable[[int], object],
+) -> list[tuple[int, Answer]]:
+    """Answer every example of some parts that is this rank's; returns rows, each with its answer."""
+    rows = [*chain.from_iterable(parts)][world.rank :: world.size]
+    answers: list[tuple[int, Answer]] = []
     for one in generate(model, store, rows, decoding, device=compute.device, autocast=compute.make_autocast):
-        yield one.row, ([*one.token_ids[: decoding.max_new_tokens - 1], model.config.eos_token_id], one.hit_cap)
-        done += 1
-        on_progress("answers of the teacher", done, len(store))
+        labels = [*one.token_ids[: decoding.max_new_tokens - 1], model.config.eos_token_id]
+        answers.append((one.row, (labels, one.hit_cap)))
+        report(len(answers))
+    return answers
+
+
+def _write_parts(cache: Path, parts: Sequence[range], answers: Mapping[int, Answer]) -> None:
+    try:
+        for rows in parts:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_part(cache, rows.start, *zip(*(answers[row] for row in rows), strict=True))
+    except OSError as error:
+        raise FiveTuneEnvironmentError(
+            f"{cache}: the teacher's answers cannot be written: {error.strerror}. Free disk space, or set "
+            "data.cache_dir; what was written is kept."
+        ) from None
 
 
 def _compute_key(folder: Path, store: TokenStore, decoding: Decoding, compute: ComputeConfig) -> str:
-    """The hash of all that the answers depend on: weights and config of the teacher, data, decoding and precision."""
+    """The hash of all that the answers depend on: weights and config of the teacher, data, decoding and precision.
+
+    bf16 has three digits, so that of two tokens about as probable it often chooses another one than fp32; a run's data
+    would depend on who generated them first. Device and batch size change the last of seven digits, and are left out.
+    """
     settings = [store.fingerprint, asdict(decoding) | {"batch_size": 0}, compute.precision, read_model_config(folder)]
     digest = blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     for path in find_weight_files(folder):

@@ -226,7 +226,8 @@ def open_run(
     if not (folder / "model").is_dir():
         _refuse_missing_model(folder, status)
     _refuse_foreign_model(folder, machine.run_id)
-    config = select_part(load_config(folder / rundir.CONFIG, _replace_share(overrides or {})), overrides or ())
+    config = load_config(folder / rundir.CONFIG, _replace_share(overrides or {}), trained=True)
+    config = select_part(config, overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
     # The working directory may differ from that of the training: relative paths are resolved with machine.json.
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
@@ -361,7 +362,7 @@ def evaluate(
             )
         if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
             basis = with_evaluation(
-                checkpoint.NO_OWNER, load_config(trained.folder / rundir.CONFIG), evaluator
+                checkpoint.NO_OWNER, load_config(trained.folder / rundir.CONFIG, trained=True), evaluator
             ).eval_basis
             record = replace(record, basis=basis)
         run.append(rundir.EVALS, record.as_dict())

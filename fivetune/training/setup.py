@@ -20,7 +20,7 @@ from fivetune.decode import Decoding, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.model.adapters import attach_adapter, refuse_lost_tokens
+from fivetune.model.adapters import attach_adapter, find_adapter, refuse_lost_tokens
 from fivetune.model.backend import Forward
 from fivetune.model.family import explain_unsupported_parts, get_family
 from fivetune.model.flops import list_block_flops
@@ -205,9 +205,8 @@ def _load_supported_model(config: RunConfig, compute: ComputeConfig, world: Worl
     is_sharded = config.strategy.sharded and world.size > 1
     loaded = load_configured_model(config, compute.device, on_meta=is_sharded)
     refuse_other_teacher(config, loaded.tokenizer)
-    device, strategy = "tpu" if compute.num_chips else compute.device, config.strategy.plugin_name()
-    family = get_family(loaded.model.config)
-    if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=device):
+    family, strategy = get_family(loaded.model.config), config.strategy.plugin_name()
+    if reason := explain_unsupported_parts(family, strategy=strategy, sharded=is_sharded, device=compute.kind):
         raise ConfigError(reason)
     return loaded
 
@@ -236,6 +235,10 @@ def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Ch
     """Build what runs steps and answers on TPU chips; None if torch does."""
     if not compute.num_chips:
         return None
+    if reason := explain_unsupported_parts(get_family(model.config), strategy="single", sharded=False, device="tpu"):
+        raise ConfigError(reason)
+    if find_adapter(model):  # refused for training: of a trained run, whose weights are not merged
+        raise ConfigError("device: tpu has no virtual tokens, which the run was trained with. Use device cpu or cuda.")
     if head_of(config.task) == "extractive":
         raise ConfigError("device: tpu has no extractive answers. Set task.head generate, or use device cpu or cuda.")
     from fivetune.training.tpu import Chips
@@ -259,12 +262,12 @@ def _prepare_data(
 ) -> TrainingData:
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
-        if train is not None and config.distill.teacher:
-            decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
-            train = replace_targets(config, train, decoding, compute, on_progress)
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
     if train is None:
         raise ConfigError("data.train: no training data is given. Add --data.train FILE.")
+    if config.distill.teacher:
+        decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
+        train = replace_targets(config, train, decoding, compute, world, on_progress)
     stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
     needing = {
         "train.early_stopping": config.train.early_stopping,

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ranks import start_ranks
 
 from fivetune.config import load_config
 from fivetune.data import distilled
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import DamagedStoreError
+from fivetune.distributed.world import World
 from fivetune.errors import ConfigError, InterruptedRunError, ModelError
 from fivetune.estimation.recipe import build_workload
 from fivetune.model import objective
@@ -191,10 +193,10 @@ def test_answers_are_generated_once_and_continued(tmp_path, model_folder, teache
     monkeypatch.setattr(distilled, "ROWS_PER_PART", 10)
     config = load_config(distilling(tmp_path, model_folder, teacher_run))
     first = set_up(config).data.stream.store
-    asked: list[range] = []
+    asked: list[list[int]] = []
     whole = distill.generate
 
-    def watch(model: Any, store: Any, rows: range, *args: Any, **named: Any) -> Any:
+    def watch(model: Any, store: Any, rows: list[int], *args: Any, **named: Any) -> Any:
         asked.append(rows)
         return whole(model, store, rows, *args, **named)
 
@@ -206,13 +208,43 @@ def test_answers_are_generated_once_and_continued(tmp_path, model_folder, teache
     assert len(parts) == 3
     parts[1].unlink()
     third = set_up(config).data.stream.store
-    assert asked == [range(10, 20)]
+    assert asked == [[*range(10, 20)]]
     assert all(np.array_equal(first.labels[row], third.labels[row]) for row in range(24))
     parts[0].write_bytes(b"{}")
     with pytest.raises(DamagedStoreError, match=r"damaged targets of a teacher: .*Delete that folder"):
         set_up(config)
     other = load_config(distilling(tmp_path, model_folder, teacher_run, num_beams=2))
     assert set_up(other).data.stream.store.fingerprint != first.fingerprint
+
+
+def answer_as_rank(folder: Path, recipe: dict[str, Any]) -> None:
+    """Write the rows that this rank's teacher answered, and the targets of all."""
+    asked: list[int] = []
+    whole = distill.generate
+
+    def watch(model: Any, store: Any, rows: list[int], *args: Any, **named: Any) -> Any:
+        asked.extend(rows)
+        return whole(model, store, rows, *args, **named)
+
+    distill.generate, distilled.ROWS_PER_PART = watch, 5
+    with World.from_environment().connect(cuda=False, timeout_minutes=2) as world:
+        store = set_up(load_config(recipe), world=world).data.stream.store
+        seen = {"asked": asked, "labels": [store.labels[row].tolist() for row in range(len(store))]}
+    (folder / f"rank-{world.rank}.json").write_text(json.dumps(seen))
+
+
+@pytest.mark.slow
+def test_ranks_share_the_answers(tmp_path, model_folder, teacher_run, monkeypatch):
+    """Each example is answered once, with the targets and the cache of one process."""
+    recipe = distilling(tmp_path, model_folder, teacher_run)
+    recipe |= {"launch": {"nproc": 2}, "strategy": "ddp"}
+    ended = start_ranks(answer_as_rank, tmp_path, recipe)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr
+    first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert sorted(first["asked"] + second["asked"]) == [*range(24)] and len(first["asked"]) == 12
+    monkeypatch.setattr(distill, "generate", None)  # the answers are cached
+    store = set_up(load_config({**recipe, "launch": {}, "strategy": "single"})).data.stream.store
+    assert first["labels"] == second["labels"] == [store.labels[row].tolist() for row in range(len(store))]
 
 
 def test_labels_are_those_that_the_teacher_finds_most_probable(tmp_path, model_folder):

@@ -176,6 +176,26 @@ def test_labels_of_equal_tokens_have_one_weight(tmp_path, model_folder):
 # --- early stopping ---
 
 
+def test_a_patience_is_kept_beside_a_metric_of_the_command_line(tmp_path):
+    table = kit.recipe(tmp_path, Path("no-such-model"), train__early_stopping=3)
+
+    def read(overrides: dict[str, Any], **layer: Any) -> Any:
+        rule = load_config({**table, "train": {**table["train"], **layer}}, overrides).train.early_stopping
+        return rule and (rule.patience, rule.min_delta, rule.metric)
+
+    assert read({"train.early_stopping.metric": "loss"}) == (3, 0, "loss")
+    assert read({"train.early_stopping.patience": 2, "train.early_stopping.min_delta": 1}) == (2, 1, None)
+    assert read({"train.early_stopping.metric": "loss"}, early_stopping={"patience": 4, "min_delta": 2}) == (
+        4,
+        2,
+        "loss",
+    )
+    assert read({"train.early_stopping": 5}, early_stopping={"patience": 4, "min_delta": 2}) == (5, 0, None)
+    assert read({"train.early_stopping": None}) is None
+    with pytest.raises(ConfigError, match=r"train.early_stopping.patience: Field required"):
+        read({"train.early_stopping.metric": "loss"}, early_stopping=None)
+
+
 def stop(folder: Path, model: Path, rule: Any, **overrides: Any) -> Run:
     table = kit.recipe(folder, model, eval__every_steps=2, train__num_steps=20, train__early_stopping=rule, **overrides)
     return train(table, preflight=False, quiet=True)

@@ -11,12 +11,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from kit import recipe
 
+from fivetune import open_run
 from fivetune.config import load_config
 from fivetune.data.batch import IGNORE_INDEX, collate, join_batches, pad
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
@@ -24,6 +26,7 @@ from fivetune.optimizers._traced import apply_update, compute_rates, create_stat
 from fivetune.optimizers.adafactor import Adafactor
 from fivetune.optimizers.adamw import AdamW
 from fivetune.telemetry import devices
+from fivetune.training import learner, train
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
 TESTS = Path(__file__).parents[1]
@@ -142,6 +145,37 @@ def test_unsupported_settings_are_refused(tmp_path, model_folder, key, value, me
     assert load_config(given).device == "tpu"
     with pytest.raises(ConfigError, match=message):
         load_config(given, {key: value})
+
+
+@pytest.mark.parametrize("adapter", ["lora", "prompt"])
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
+def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_folder, monkeypatch, adapter):
+    """Only the settings of its answers are refused; the chips are counted, and jax is not installed here."""
+    options = {"optimizer": {"name": "lion", "lr": 1e-3}, "loss__z_loss": 1e-4, "train__recompute": True}
+    train(recipe(tmp_path, model_folder, model__adapter=adapter, train__num_steps=1, **options), quiet=True)
+    run, built = tmp_path / "run", []
+    monkeypatch.setattr(learner, "pick_device", lambda name: name)
+    monkeypatch.setattr(learner, "count_tpu_chips", lambda: 4)
+    chips = SimpleNamespace(Chips=lambda *_, **options: built.append(options["precision"]))
+    monkeypatch.setitem(sys.modules, "fivetune.training.tpu", chips)
+    if adapter == "prompt":
+        with pytest.raises(ConfigError, match=r"device: tpu has no virtual tokens, which the run was trained with"):
+            open_run(run, {"device": "tpu"})
+        return
+    open_run(run, {"device": "tpu", "train.precision": "fp32"})
+    assert built == ["fp32"]
+    for key, value in (("eval.num_beams", 4), ("train.precision", "fp16")):
+        with pytest.raises(ConfigError, match=rf"{key} {value} is not supported with device tpu"):
+            open_run(run, {"device": "tpu", key: value})
+    with pytest.raises(ConfigError, match=r"model.adapter lora is not supported with device tpu"):
+        load_config(run, {"device": "tpu"})
+
+
+def test_a_run_of_several_processes_answers_on_one_device(tmp_path, model_folder):
+    given = recipe(tmp_path, model_folder, launch__nproc=2, strategy="ddp", train__batch_size=4)
+    with pytest.raises(ConfigError, match=r"device cuda:1 is one device, launch.nproc 2 needs 2"):
+        load_config(given, {"device": "cuda:1"})
+    assert load_config(given, {"device": "cuda:1"}, trained=True).device == "cuda:1"
 
 
 def test_missing_packages_are_named(monkeypatch):
