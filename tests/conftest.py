@@ -11,15 +11,11 @@ from pathlib import Path
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processes: each would compile the package anew
 
-import kit
 import pytest
-import torch
 from built_once import build_once
 
 # Programs of test_tpu.py, whose environment has jax.
 collect_ignore = ["tpu_compile.py", "tpu_process.py"]
-
-torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,10 +34,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.name != "test_lint.py", item.get_closest_marker("slow") is None))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_finish() -> None:
+    """Runs where tests run. Torch is imported late here: the process that only starts xdist's workers needs none."""
+    import torch
+
+    torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
 def pytest_sessionfinish() -> None:
@@ -50,17 +58,22 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import kit
+
     return kit.make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    import kit
+
     return kit.make_model(tmp_path_factory.mktemp("models") / "tiny-t5", tokenizer_folder)
 
 
 @pytest.fixture(scope="session")
 def family_folders(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
     """A saved model of every family; copy one before changing it."""
+    import kit
 
     def build(folder: Path) -> dict[str, Path]:
         return {family: kit.make_model(folder / family, tokenizer_folder, family=family) for family in kit.FAMILIES}
@@ -83,6 +96,8 @@ def unloaded_machine(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(autouse=True)
 def normal_floats():
     """What a set-up leaves on for the process would make other tests' small floats 0."""
+    import torch
+
     yield
     torch.set_flush_denormal(False)
 

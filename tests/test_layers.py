@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -64,12 +65,21 @@ def module_name(path: Path) -> str:
 
 
 FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 
 
-def imports(name: str) -> Iterator[tuple[str, int]]:
+@cache
+def parse_file(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(name: str) -> list[tuple[str, int]]:
     """The modules of fivetune that a module imports anywhere in its text, with the line."""
-    for node in ast.walk(TREES[name]):
+    return list(iter_imports(name))
+
+
+def iter_imports(name: str) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(parse_file(name)):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -93,7 +103,7 @@ def is_private(module: str) -> bool:
 
 def functions(name: str) -> Iterator[tuple[str, int]]:
     """The functions of a module with their numbers of lines; Triton kernels, whose loops cannot call Python, apart."""
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(parse_file(name)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             if not any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
@@ -191,4 +201,4 @@ def test_files_are_short_and_named_after_what_they_do():
 
 
 def test_every_module_says_what_it_is():
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name in FILES if not ast.get_docstring(parse_file(name))] == []

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from test_layers import FILES, TREES, part
+from test_layers import FILES, parse_file, part
 
 PLUGINS = {"tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "commands"}
 
@@ -109,7 +109,7 @@ def iter_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("name", FILES)
 def test_functions_begin_with_a_verb(name):
     allowed = CONTRACTS | OPERATIONS
-    for function, node in iter_functions(TREES[name]):
+    for function, node in iter_functions(parse_file(name)):
         last = function.rpartition(".")[2]
         known = last.startswith("__") or last in allowed or begins_with_verb(last)
         assert known, f"{FILES[name]}:{node.lineno}: {function} does not begin with a verb"
@@ -117,8 +117,8 @@ def test_functions_begin_with_a_verb(name):
 
 def test_exceptions_end_in_error():
     """Known by their base: a class whose base is an Error or Exception; warnings and signals are none."""
-    for name, tree in TREES.items():
-        for node in ast.walk(tree):
+    for name in FILES:
+        for node in ast.walk(parse_file(name)):
             if isinstance(node, ast.ClassDef):
                 bases = [ast.unparse(base) for base in node.bases]
                 if any(re.search(r"(Error|Exception|KeyboardInterrupt)$", base) for base in bases):
@@ -128,10 +128,10 @@ def test_exceptions_end_in_error():
 def test_one_public_name_in_one_module():
     """Plugins of a kind share their contract's names, and programs their `main`."""
     places: dict[str, list[str]] = defaultdict(list)
-    for name, tree in TREES.items():
+    for name in FILES:
         if part(name) in PLUGINS and name.count(".") > 1:
             continue
-        for node in tree.body:
+        for node in parse_file(name).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
     del places["main"]
@@ -142,7 +142,7 @@ def test_one_public_name_in_one_module():
 def test_docstrings_and_messages_use_the_field_s_terms(name):
     found = [
         f"{FILES[name]}:{line}: {match[0]!r} -> {BANNED[word]}"
-        for line, text in iter_texts(TREES[name])
+        for line, text in iter_texts(parse_file(name))
         for word in BANNED
         for match in re.finditer(rf"\b({word})\b", text, re.IGNORECASE)
     ]

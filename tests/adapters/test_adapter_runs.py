@@ -6,22 +6,20 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import kit
-import peft
 import pytest
 import torch
+from ranks import start_ranks
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
 
 from fivetune import open_run, read_run
 from fivetune.compare import compare_runs
 from fivetune.config import load_config
-from fivetune.config.layers import as_yaml
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, ModelError, RunDirError
 from fivetune.model.tokenizer import suppress_output
 from fivetune.progress import Progress
@@ -34,6 +32,8 @@ FAST = {"optimizer": {"name": "adamw", "lr": 1e-2}}
 
 
 def load_by_peft(base: Path, run: Path) -> Any:
+    import peft  # late, as it takes seconds: every worker of xdist imports this file
+
     with suppress_output():
         return peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), run / "adapter").eval()
 
@@ -303,27 +303,23 @@ def test_adapters_on_one_base_are_compared(tmp_path, model_folder):
     assert not [text for text in found.warnings if "model.adapter" in text or "number of parameters" in text]
 
 
+def train_each(recipes: list[dict[str, Any]]) -> None:
+    torch.set_num_threads(1)
+    for recipe in recipes:
+        train(recipe, preflight=False, quiet=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lora", "qlora"])
-def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder, name):
-    recipe = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, model__dropout=0.0, **FAST)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(as_yaml(recipe))
-    weights = []
-    for number, strategy in ((1, "single"), (2, "ddp")):
-        folder = tmp_path / f"run-{number}"
-        words = [
-            "train",
-            str(path),
-            "--run.dir",
-            str(folder),
-            "--launch.nproc",
-            str(number),
-            "--strategy.name",
-            strategy,
-        ]
-        done = subprocess.run([sys.executable, "-m", "fivetune", *words], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        weights.append(load_file(folder / "model" / "model.safetensors"))
-    for key, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][key], weight, rtol=1e-4, atol=1e-4)
+def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder):
+    recipes = []
+    for name in ("lora", "qlora"):
+        recipe = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, model__dropout=0.0, **FAST)
+        train({**recipe, "run": {"dir": str(tmp_path / f"{name}-1")}}, preflight=False, quiet=True)
+        shared = {"run": {"dir": str(tmp_path / f"{name}-2")}, "strategy": "ddp", "launch": {"nproc": 2}}
+        recipes.append({**recipe, **shared})
+    ended = start_ranks(train_each, recipes)
+    assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    for name in ("lora", "qlora"):
+        alone, shared = (load_file(tmp_path / f"{name}-{count}/model/model.safetensors") for count in (1, 2))
+        for key, weight in alone.items():
+            torch.testing.assert_close(shared[key], weight, rtol=1e-4, atol=1e-4)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import kit
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -75,6 +74,8 @@ def compute_logits(model: nn.Module) -> Tensor:
 
 
 def compute_losses_by_peft(base: Path, folder: Path) -> Tensor:
+    import peft  # late, as it takes seconds: every worker of xdist imports this file
+
     with suppress_output():
         model = peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), folder)
     logits, labels = compute_logits(model), BATCH.labels
@@ -136,6 +137,8 @@ def test_a_new_adapter_leaves_the_model_as_it_is(model_folder):
 
 
 def test_merged_and_unmerged_by_peft(model_folder, tmp_path):
+    import peft
+
     loaded = attach(model_folder, build_options("lora", r=4))
     train_briefly(loaded.model)
     save_adapter(loaded.model, tmp_path / "adapter")
@@ -150,10 +153,14 @@ def test_merged_and_unmerged_by_peft(model_folder, tmp_path):
     torch.testing.assert_close(compute_logits(model), apart, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [peft.IA3Config(feedforward_modules=[]), peft.LoraConfig(use_dora=True)])
-def test_a_bias_is_merged_as_it_is_computed(config: Any):
+@pytest.mark.parametrize(
+    ("name", "options"), [("IA3Config", {"feedforward_modules": []}), ("LoraConfig", {"use_dora": True})]
+)
+def test_a_bias_is_merged_as_it_is_computed(name: str, options: dict[str, Any]):
     """Bart's matrices have one; IA3 scales it, DoRA does not."""
-    config.target_modules = ["k"]
+    import peft
+
+    config = getattr(peft, name)(target_modules=["k"], **options)
     layer: Any = peft.inject_adapter_in_model(config, nn.ModuleDict({"k": nn.Linear(4, 3)})).k
     for weight in layer.parameters():
         nn.init.normal_(weight)
@@ -162,6 +169,8 @@ def test_a_bias_is_merged_as_it_is_computed(config: Any):
 
 
 def test_an_adapter_of_peft_is_continued(model_folder, tmp_path):
+    import peft
+
     base = T5ForConditionalGeneration.from_pretrained(model_folder)
     config = peft.LoraConfig(r=2, target_modules=["q", "v"], task_type="SEQ_2_SEQ_LM", init_lora_weights=False)
     model = peft.get_peft_model(base, config)
@@ -217,6 +226,8 @@ def test_a_base_in_4_bits_is_computed_on_the_device_of_the_run(model_folder, tmp
 
 def test_an_adapter_of_changed_weights_is_refused(model_folder, tmp_path):
     """The folder has its name, but another run has written other weights into it."""
+    import peft
+
     base = shutil.copytree(model_folder, tmp_path / "base")
     loaded = attach(base, build_options("lora", r=2))
     save_adapter(loaded.model, tmp_path / "adapter")
@@ -235,6 +246,8 @@ def test_an_adapter_of_changed_weights_is_refused(model_folder, tmp_path):
 
 
 def test_an_adapter_that_does_not_fit_is_refused(model_folder, tmp_path):
+    import peft
+
     loaded = attach(model_folder, build_options("lora", r=2))
     save_adapter(loaded.model, tmp_path / "adapter")
     saved = build_options("saved", path=str(tmp_path / "adapter"))
