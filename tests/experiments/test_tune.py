@@ -447,8 +447,15 @@ def test_the_page_shows_history_importance_and_every_trial():
 # --- real trainings ---
 
 
-@pytest.mark.slow
-def test_a_real_study_of_two_trials(tmp_path, model_folder, capsys):
+class TrainingHere(FakeChild):
+    """`fivetune WORDS` in this process, which has imported torch."""
+
+    def __init__(self, words: list[str], log: Path) -> None:
+        self.pid, self.looks, self.code_now = os.getpid(), 0, cli.main(words)
+
+
+def test_a_real_study_of_two_trials(tmp_path, model_folder, monkeypatch, capsys):
+    monkeypatch.setattr(search, "Job", TrainingHere)
     table = kit.recipe(
         tmp_path,
         model_folder,
