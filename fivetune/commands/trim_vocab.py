@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import print_json, print_table, print_warning
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from fivetune.data.texts import TextReader
@@ -86,10 +86,12 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
     folder = find_folder(args.model)
     tokenizer = load_tokenizer(args.tokenizer, folder)
     trim.refuse_untrimmable(read_model_config(folder), tokenizer, args.model)
+    generation = trim.read_generation_settings(folder)  # before transformers does, which raises errors of its own
     loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer)
     model, tokenizer = loaded.model, loaded.tokenizer
     counts, characters, pairs = _count_ids(reader, args.text, tokenizer, model.config.vocab_size, on_progress)
-    config_ids = [one for ids in trim.list_token_ids(model.config).values() for one in ids]
+    settings: Any = model.config
+    config_ids = _list_config_ids([settings.to_dict(), generation], settings.vocab_size, args.model)
     kept = trim.choose_ids(tokenizer, counts, characters, config_ids=config_ids, margin=args.margin)
     if len(kept) == model.config.vocab_size:
         raise ConfigError(
@@ -105,7 +107,8 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
         num_tokens = trim.verify_segmentation(tokenizer, trimmed, kept, texts)
         trim.trim_tables(model, kept)
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        save_model(model, trimmed, staging, card=_build_card(args, len(kept)))
+        generation |= trim.renumber_token_ids(generation, kept)
+        save_model(model, trimmed, staging, generation=generation, card=_build_card(args, len(kept)))
     del model, loaded
     on_progress("computing a sample with the trimmed model", 0, len(pairs))
     read_back = load_model_and_tokenizer(str(staging))
@@ -123,6 +126,19 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
         "sample": {name: getattr(proof, name) for name in proof.__slots__},
         "warnings": _list_warnings(reader, proof, unknown, int(counts[tokenizer.unk_token_id])),
     }
+
+
+def _list_config_ids(tables: Sequence[dict[str, Any]], num_rows: int, model: str) -> list[int]:
+    """List the ids of tokens in config.json and generation_config.json, which are kept."""
+    from fivetune.model.trim import list_token_ids
+
+    found = [(name, one) for table in tables for name, ids in list_token_ids(table).items() for one in ids]
+    if wrong := next(((name, one) for name, one in found if one >= num_rows), None):
+        raise ModelError(
+            f"{model}: {wrong[0]} has the id {wrong[1]}, and the table has {num_rows:,} rows. Correct config.json or "
+            "generation_config.json."
+        )
+    return [one for _, one in found]
 
 
 def _build_reader(args: argparse.Namespace) -> TextReader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 ROW_MULTIPLE = 8  # of the tables: matrix products of other sizes are slower on GPUs
 BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+ID_SETTINGS = (  # of generation, beside those that end in _token_id
+    "bad_words_ids", "begin_suppress_tokens", "force_words_ids", "forced_decoder_ids", "sequence_bias",
+    "suppress_tokens",
+)  # fmt: skip
+LOADED_SETTINGS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "transformers_version")
 SENTINEL_PART = "extra_id_"  # mT5's sentinels are pieces, with a mark of a space before them
 MAX_CHARACTERS = 1_000_000  # per call of the tokenizer, which returns about 200 bytes per token
 Ids = NDArray[np.int64]
@@ -154,22 +159,63 @@ def trim_tables(model: T5Model, kept: Ids) -> None:
         if isinstance(module, nn.Embedding | nn.Linear) and module.weight in tables:
             module.weight = trimmed[module.weight]
             setattr(module, "num_embeddings" if isinstance(module, nn.Embedding) else "out_features", len(kept))
-    new = {old: number for number, old in enumerate(kept.tolist())}
     model.config.vocab_size = len(kept)
-    for settings in (model.config, model.generation_config):
-        for name, ids in list_token_ids(settings).items():
-            renumbered = [new[one] for one in ids]
-            setattr(settings, name, renumbered if isinstance(getattr(settings, name), list) else renumbered[0])
+    both: tuple[Any, ...] = (model.config, model.generation_config)
+    for settings in both:
+        for name, value in renumber_token_ids(settings.to_dict(), kept).items():
+            setattr(settings, name, value)
 
 
-def list_token_ids(settings: Any) -> dict[str, list[int]]:
-    """The entries of a transformers config that are ids of tokens, such as eos_token_id."""
+def list_token_ids(settings: JsonTable) -> dict[str, list[int]]:
+    """The ids of tokens in the entries of config.json or generation_config.json, such as eos_token_id or bad_words_ids.
+
+    >>> list_token_ids({"eos_token_id": [1, 7], "bad_words_ids": [[5, 6], [9]], "max_new_tokens": 4})
+    {'eos_token_id': [1, 7], 'bad_words_ids': [5, 6, 9]}
+    """
     found: dict[str, list[int]] = {}
-    for name, value in settings.to_dict().items():
-        ids = value if isinstance(value, list) else [value]
-        if name.endswith("_token_id") and ids and all(type(one) is int for one in ids):
+    for name, value in settings.items():
+        ids: list[int] = []
+        _convert_ids(name, value, lambda one, ids=ids: (ids.append(one), one)[1])
+        if ids:
             found[name] = ids
     return found
+
+
+def renumber_token_ids(settings: JsonTable, kept: Ids) -> JsonTable:
+    """The entries with ids of tokens, by their new numbers; all of them are kept."""
+    new = {old: number for number, old in enumerate(kept.tolist())}
+    return {name: _convert_ids(name, settings[name], new.__getitem__) for name in list_token_ids(settings)}
+
+
+def _convert_ids(name: str, value: Any, convert: Callable[[int], int]) -> Any:
+    """The value of an entry with each id of a token converted; values of other entries are returned unchanged."""
+    if not name.endswith(("_token_id", "_token_ids")) and name not in ID_SETTINGS:
+        return value
+    if name == "sequence_bias":  # [[ids, bias], ...]
+        return [[_convert_ids("bad_words_ids", ids, convert), bias] for ids, bias in value or ()] or value
+    if name == "forced_decoder_ids":  # [[position, id], ...]
+        return [[position, _convert_ids("suppress_tokens", one, convert)] for position, one in value or ()] or value
+    if isinstance(value, list):
+        return [_convert_ids(name, one, convert) for one in value]
+    return convert(value) if type(value) is int and value >= 0 else value
+
+
+def read_generation_settings(folder: Path) -> JsonTable:
+    """The entries of generation_config.json that a loaded model does not have; {} without the file.
+
+    Raises ModelError for a file that transformers would refuse to write.
+    """
+    from transformers import GenerationConfig
+
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        GenerationConfig(**table).validate(strict=True)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path}: is refused: {str(error).strip().splitlines()[0]} Correct it.") from None
+    return {name: value for name, value in table.items() if name not in LOADED_SETTINGS and value is not None}
 
 
 def find_unknown_characters(tokenizer: PreTrainedTokenizerBase, characters: Iterable[str]) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +224,15 @@ def test_a_base_in_4_bits_is_computed_on_the_device_of_the_run(model_folder, tmp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     again = load_configured_model(setup.config, setup.learner.compute.device).model
     assert {weight.device.type for weight in again.parameters()} == {"cpu"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["import fivetune.model.adapters as a; a.import_peft(); import bitsandbytes.nn",
+                                  "import fivetune.optimizers._adamw_8bit"])  # fmt: skip
+def test_bitsandbytes_is_imported_without_a_word(code):
+    """With AVX-512 it logs that a kernel of the package `kernels` is not there, which FiveTune does not use."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_an_adapter_of_changed_weights_is_refused(model_folder, tmp_path):

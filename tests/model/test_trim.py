@@ -99,6 +99,41 @@ def test_start_and_unknown_token_are_renumbered(tokenizer_folder, data, tmp_path
         assert start < 200 and new.convert_ids_to_tokens(start) == old.convert_ids_to_tokens(200)
 
 
+def test_the_settings_of_generation_are_renumbered(tokenizer_folder, data, tmp_path, capsys) -> None:
+    folder, out = kit.make_model(tmp_path / "model", tokenizer_folder), tmp_path / "small"
+    path = folder / "generation_config.json"
+    given = {
+        "suppress_tokens": [150, 201],
+        "bad_words_ids": [[202, 203], [204]],
+        "force_words_ids": [[[205], [206, 207]]],
+        "forced_eos_token_id": [208],
+        "sequence_bias": [[[209, 210], -2.0]],
+        "forced_decoder_ids": [[1, 211]],
+        "max_new_tokens": 201,
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | given))
+    trim(capsys, folder, "--data", data, "--output", out, "--margin", 0)
+    found = json.loads((out / "generation_config.json").read_text())
+    old, new = load_tokenizer(None, folder), load_tokenizer(None, out)
+
+    def name(value: Any) -> Any:
+        return [name(one) for one in value] if isinstance(value, list) else old.convert_ids_to_tokens(value)
+
+    for key in ("suppress_tokens", "bad_words_ids", "force_words_ids", "forced_eos_token_id"):
+        assert re.sub(r"\d+", lambda one: repr(new.convert_ids_to_tokens(int(one[0]))), json.dumps(found[key])) == str(
+            name(given[key])
+        )
+    assert new.convert_ids_to_tokens(found["sequence_bias"][0][0]) == name([209, 210])
+    assert found["sequence_bias"][0][1] == -2 and found["max_new_tokens"] == 201
+    assert found["forced_decoder_ids"][0][0] == 1 and found["forced_decoder_ids"][0][1] < 211
+    path.write_text(json.dumps(given | {"max_new_tokens": -1}))
+    code, message = refused(capsys, folder, "--data", data, "--output", tmp_path / "other")
+    assert code and "generation_config.json: is refused: " in message
+    path.write_text(json.dumps(given | {"suppress_tokens": [999]}))
+    code, message = refused(capsys, folder, "--data", data, "--output", tmp_path / "other")
+    assert code and "suppress_tokens has the id 999, and the table has 384 rows. Correct config.json" in message
+
+
 def test_a_task_gives_the_texts_with_its_template(model_folder, data, tmp_path, capsys) -> None:
     out, task = tmp_path / "small", ["--task", "jsonl", "--task.inputs", "Eve {a}", "--task.targets", "{a}"]
     facts = trim(capsys, model_folder, "--data", data, "--output", out, "--margin", 0, "--text", "Cid", *task)
