@@ -107,7 +107,7 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
         num_tokens = trim.verify_segmentation(tokenizer, trimmed, kept, texts)
         trim.trim_tables(model, kept)
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        generation |= trim.renumber_token_ids(generation, kept)
+        generation |= trim.replace_token_ids(generation, kept)
         save_model(model, trimmed, staging, generation=generation, card=_build_card(args, len(kept)))
     del model, loaded
     on_progress("computing a sample with the trimmed model", 0, len(pairs))

@@ -162,7 +162,7 @@ def trim_tables(model: T5Model, kept: Ids) -> None:
     model.config.vocab_size = len(kept)
     both: tuple[Any, ...] = (model.config, model.generation_config)
     for settings in both:
-        for name, value in renumber_token_ids(settings.to_dict(), kept).items():
+        for name, value in replace_token_ids(settings.to_dict(), kept).items():
             setattr(settings, name, value)
 
 
@@ -181,7 +181,7 @@ def list_token_ids(settings: JsonTable) -> dict[str, list[int]]:
     return found
 
 
-def renumber_token_ids(settings: JsonTable, kept: Ids) -> JsonTable:
+def replace_token_ids(settings: JsonTable, kept: Ids) -> JsonTable:
     """The entries with ids of tokens, by their new numbers; all of them are kept."""
     new = {old: number for number, old in enumerate(kept.tolist())}
     return {name: _convert_ids(name, settings[name], new.__getitem__) for name in list_token_ids(settings)}
