@@ -156,8 +156,8 @@ def _parse_shape(raw: Mapping[str, Any], where: Path) -> ModelShape:
     if not family.t5_blocks:
         allowed = ", ".join(kind for kind, one in FAMILIES.items() if one.t5_blocks)
         raise ModelError(
-            f"{where}: the shape of model_type {family.model_type!r} is not known. Allowed: {allowed}. fivetune check "
-            "measures a step of any model."
+            f"{where}: estimates count the tensors of T5's blocks, and model_type {family.model_type!r} has others. "
+            f"Allowed: {allowed}. fivetune check measures a step of any model."
         )
 
     def count(name: str, default: int | None = None) -> int:

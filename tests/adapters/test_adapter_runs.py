@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
 
 from fivetune import open_run, read_run
+from fivetune.cli import main
 from fivetune.compare import compare_runs
 from fivetune.config import load_config
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, InterruptedRunError, ModelError, RunDirError
@@ -64,6 +65,22 @@ def test_a_run_writes_what_predicts_as_peft_does(tmp_path, model_folder, name):
         for model in models:
             ids = model.generate(**inputs, generation_config=config)
             assert [decode(row[1:]) for row in ids.tolist()] == found
+
+
+@pytest.mark.parametrize("name", ["prompt", "prefix"])
+def test_evaluate_and_predict_give_the_scores_of_the_training(tmp_path, model_folder, capsys, name):
+    table = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, **FAST, eval__every_steps=6)
+    last = train(table, quiet=True).evals[-1]
+    run, dev = tmp_path / "run", str(tmp_path / "dev.json")
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--data.eval", dev, "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert {key: scores["scores"][key] for key in ("exact", "f1")} == {key: last.scores[key] for key in ("exact", "f1")}
+    path = next((run / "predictions").glob("eval-6*"))
+    before = {row["id"]: row["prediction"] for row in map(json.loads, path.read_text().splitlines())}
+    assert main(["predict", str(run), "--input", dev, "--output", str(tmp_path / "found.jsonl")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert {row["id"]: row["prediction"] for row in rows} == before
 
 
 def test_what_a_run_records(tmp_path, model_folder):

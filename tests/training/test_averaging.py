@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 from fivetune import rundir
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
+from fivetune.progress import Progress
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.training import bucket, preflight, train
 from fivetune.training.autotune.graphs import find_graph_obstacle
@@ -237,3 +240,48 @@ def test_the_best_checkpoints_are_kept_in_the_copy(tmp_path, model_folder, monke
 def test_without_evaluations_there_is_nothing_to_average(tmp_path, model_folder):
     with pytest.raises(ConfigError, match=r"checkpoint\.average_best: it compares evaluations, and no data\.eval is"):
         kit.ready(tmp_path, model_folder, checkpoint__average_best=2, data__eval=[])
+
+
+def train_until_killed(table: dict[str, Any]) -> None:
+    """The process is killed in its fifth step, after the checkpoint of step 4."""
+    torch.set_num_threads(1)
+    show = Progress.show_step
+
+    def kill(progress: Progress, record: Any, num_steps: int) -> None:
+        show(progress, record, num_steps)
+        if record.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "show_step", kill)
+        run_of(table)
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_both_averages_resumes_to_the_same_weights(tmp_path, model_folder):
+    table = averaging(tmp_path, model_folder, 3, **EMA, run__dir=str(tmp_path / "whole"))
+    whole = run_of(table)
+    table["run"] = {"dir": str(tmp_path / "killed"), "seed": 1}
+    assert [rank.returncode for rank in start_ranks(train_until_killed, table, count=1)] == [-signal.SIGKILL]
+    killed = run_of(table)
+    assert [one.step for one in rundir.read_run(killed).steps] == [1, 2, 3, 4, 5, 6]
+    assert rundir.read_run(killed).status.best == rundir.read_run(whole).status.best
+    assert kit.weights_of(killed) == kit.weights_of(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "count"), [("fsdp", 2), ("fsdp_tensor", 4)])
+def test_ranks_that_share_the_weights_average_checkpoints_and_steps(tmp_path, model_folder, strategy, count):
+    """Sharded checkpoints with a moving average; their mean is exported, or the best of them."""
+    options = {**EMA, "strategy": strategy, "launch__nproc": count, "train__batch_size": 2, "model__dropout": 0.0}
+    table = averaging(tmp_path, model_folder, 2, **options, train__num_steps=4)
+    ranks = start_ranks(train_shared, [table], count=count)
+    assert [rank.returncode for rank in ranks] == [0] * count, ranks[0].stderr
+    alone = averaging(tmp_path, model_folder, 2, **EMA, model__dropout=0.0, train__num_steps=4)
+    run = run_of({**alone, "run": {"dir": str(tmp_path / "alone"), "seed": 1}})
+    found, expected = (rundir.read_evals(one) for one in (tmp_path / "run", run))
+    assert [one.split for one in found][-1] == "average"
+    assert [one.loss for one in found[:4]] == pytest.approx([one.loss for one in expected[:4]], rel=1e-4)
+    best = [rundir.read_run(one).status.best for one in (tmp_path / "run", run)]
+    if best[0] == best[1]:  # scores of equal rank may order the steps otherwise
+        torch.testing.assert_close(weights_in(tmp_path / "run/model"), weights_in(run / "model"), rtol=0, atol=1e-5)
