@@ -9,6 +9,7 @@ The public names are imported at their first use, so that `import fivetune` does
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from fivetune.rundir.records import Prediction
     from fivetune.training import train
     from fivetune.training.inference import TrainedRun, evaluate, open_run, predict
+
+# A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
+# cores: two threads then take many times as long as one. OpenMP reads the policy once, when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 __all__ = [

@@ -223,9 +223,7 @@ def attend(
         lengths = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
         return compute_attention(q, k, v, *lengths, bias=table, causal=causal, dropout=dropout)
     with suppress_autocast(q.device):
-        where = (queries, keys, causal, prefixes, window)
-        out = BlockAttention.apply(q.float(), k.float(), v.float(), table, where, dropout, cap)
-    return out.to(q.dtype)
+        return BlockAttention.apply(q, k, v, table, (queries, keys, causal, prefixes, window), dropout, cap)
 
 
 class RelativeBias:
@@ -234,8 +232,11 @@ class RelativeBias:
     A block of one sequence reads a corner of one large square, because the bias depends only on the distance.
     """
 
-    def __init__(self, table: Tensor | None, longest: int, causal: bool, device: torch.device) -> None:
+    def __init__(
+        self, table: Tensor | None, longest: int, causal: bool, device: torch.device, kind: torch.dtype
+    ) -> None:
         self.table, self.longest, self.causal, self.device = table, longest, causal, device
+        self.kind = kind
         self.square: Tensor | None = None
         self.square_grad: Tensor | None = None
         self.grad: Tensor | None = None
@@ -251,7 +252,7 @@ class RelativeBias:
             return self.square[:, :lq, :lk]
         hidden = block.hidden.to(self.device, non_blocking=True)
         bias = torch.zeros((1, *hidden.shape), device=self.device) if self.table is None else self._gather_bias(block)
-        return bias.masked_fill_(hidden, -math.inf)
+        return bias.masked_fill_(hidden, -math.inf).to(self.kind)
 
     def _gather_bias(self, block: Block) -> Tensor:
         assert self.table is not None
@@ -269,7 +270,7 @@ class RelativeBias:
         if self.causal:
             ahead = torch.ones(self.longest, self.longest, dtype=torch.bool, device=self.device).triu_(1)
             square.masked_fill_(ahead, -math.inf)
-        return square
+        return square.to(self.kind)
 
     def add_grad(self, block: Block, scores: Tensor) -> None:
         """Add the gradient of a block's scores, [H, Lq, Lk]."""
@@ -277,10 +278,10 @@ class RelativeBias:
             return
         if block.distances is not None:
             self.grad = torch.zeros_like(self.table) if self.grad is None else self.grad
-            self.grad.index_add_(1, self._index(block), scores.flatten(1))
+            self.grad.index_add_(1, self._index(block), scores.flatten(1).float())
             return
         if self.square_grad is None:
-            self.square_grad = scores.new_zeros(len(scores), self.longest, self.longest)
+            self.square_grad = scores.new_zeros(len(scores), self.longest, self.longest, dtype=torch.float32)
         lq, lk = block.shape
         self.square_grad[:, :lq, :lk] += scores
 
@@ -311,7 +312,7 @@ class BlockAttention(torch.autograd.Function):
     ) -> Tensor:
         queries, keys, causal, prefixes, window = where
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
-        bias = RelativeBias(table, keys.longest, causal, q.device)
+        bias = RelativeBias(table, keys.longest, causal, q.device, q.dtype)
         sizes = [q.shape[1] * math.prod(block.shape) for block in blocks]
         drawn = draw_dropout(sum(sizes), rate, q.device)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -338,7 +339,7 @@ class BlockAttention(torch.autograd.Function):
         q, k, v, table, drawn, *weights = ctx.saved_tensors
         queries, keys, causal, prefixes, window = ctx.where
         blocks = build_blocks(queries.ends, keys.ends, causal, prefixes, window)
-        bias = RelativeBias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device)
+        bias = RelativeBias(table if ctx.needs_input_grad[3] else None, keys.longest, causal, q.device, q.dtype)
         grad = grad if drawn is None else grad * ctx.scale
         of_q, of_k, of_v = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v))
         for block, weight, dropped in zip(
@@ -349,7 +350,7 @@ class BlockAttention(torch.autograd.Function):
             kept = weight if dropped is None else zero_dropped_(weight.clone(), dropped)
             of_v[block.keys] = torch.bmm(kept.transpose(1, 2), out).transpose(0, 1)
             of_weight = zero_dropped_(torch.bmm(out, value.transpose(1, 2)), dropped)
-            scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, torch.float32)
+            scores = torch.ops.aten._softmax_backward_data(of_weight, weight, -1, weight.dtype)
             bias.add_grad(block, scores)
             if ctx.cap is not None:
                 share = torch.bmm(query, key.transpose(1, 2)).div_(ctx.cap).tanh_()

@@ -42,6 +42,7 @@ from fivetune.model.layers import (
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.low_rank import add_pair, add_transposed_pair, find_pair
 from fivetune.model.objective import PLAIN, Objective
+from fivetune.model.precision import cast_weights
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
@@ -364,7 +365,8 @@ def _attend_memory(
 ) -> Tensor:
     """Cross-attention that uses the encoder's output directly as keys and values: [Nt, H, D] -> [Nt, H, D]."""
     heads, size = module.n_heads, module.key_value_proj_dim
-    of_key, of_value = (linear.weight.view(heads, size, -1) for linear in (module.k, module.v))
+    weights = cast_weights(module.k.weight, module.v.weight)
+    of_key, of_value = weights.view(2, heads, size, -1).unbind()
     q = q.transpose(0, 1)
     projected = add_pair(torch.bmm(q, of_key), q, find_pair(module.k)).transpose(0, 1)
     rows = projected.reshape(-1, 1, memory.shape[1])

@@ -124,7 +124,7 @@ def _compute_rotations(stack: Any, x: Tensor, bounds: SequenceBounds) -> dict[st
 def _apply_rotation(x: Tensor, rotation: Rotation) -> Tensor:
     cosines, sines = rotation
     low, high = x.chunk(2, -1)
-    return x * cosines + torch.cat([-high, low], -1) * sines
+    return (x * cosines + torch.cat([-high, low], -1) * sines).to(x.dtype)
 
 
 def _build_window(stack: Any, bounds: SequenceBounds) -> Tensor | None:

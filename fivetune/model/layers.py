@@ -20,6 +20,7 @@ from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
 from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
+from fivetune.model.precision import cast_weights, get_matmul_dtype
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -48,8 +49,7 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
         if all(pairs):
             return apply_low_rank(x, [pair for pair in pairs if pair])
         return torch.cat([module(x) for module in modules], -1)
-    weights = [get_local(module.weight) for module in modules]
-    return F.linear(x, weights[0] if len(weights) == 1 else torch.cat(weights))
+    return F.linear(x, cast_weights(*[get_local(module.weight) for module in modules]))
 
 
 def _build_empty_pair(module: nn.Module) -> LowRankPair | None:
@@ -83,19 +83,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> T
         from fivetune.model.cuda import norm
 
         return norm.compute_rms_norm(x, weight, eps)
-    return RmsNorm.apply(x, weight, eps)
+    return RmsNorm.apply(x, weight, eps, get_matmul_dtype(x.device))
 
 
 class RmsNorm(torch.autograd.Function):
     """T5's root mean square norm, without a bias, computed in fp32."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
         wide = x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(weight.dtype)
+        return (wide * scale).mul_(weight).to(kind)
 
     @staticmethod
     def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -105,7 +105,7 @@ class RmsNorm(torch.autograd.Function):
         of_weight = (scale.t() @ product)[0] if ctx.needs_input_grad[1] else None
         along = (product @ weight.float()).unsqueeze(-1).mul_(scale.pow(3)).div_(-x.shape[-1])
         of_x = torch.mul(grad, weight, out=product).mul_(scale).addcmul_(wide, along)
-        return of_x.to(x.dtype), None if of_weight is None else of_weight.to(weight.dtype), None
+        return of_x.to(x.dtype), None if of_weight is None else of_weight.to(weight.dtype), None, None
 
 
 def apply_dropout_(x: Tensor, rate: float, *, fused: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
-from fivetune.model.precision import get_matmul_dtype, suppress_autocast
+from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -121,7 +121,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         ctx.parameter = head
         step = objective.num_passes
         rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head) // step) * step, head.dtype
-        head = head.to(hidden.dtype)
+        head = copy_weights(hidden.dtype, head)
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fivetune.model.precision import get_matmul_dtype, suppress_autocast
+from fivetune.model.precision import cast_weights, get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -52,13 +52,11 @@ def find_pair(module: nn.Module) -> LowRankPair | None:
 def apply_low_rank(x: Tensor, pairs: Sequence[LowRankPair]) -> Tensor:
     """The outputs side by side, [N, sum of m]: a new tensor."""
     kind = get_matmul_dtype(x.device)
-    weight, a = (
-        (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(kind)
-        for tensors in ([pair.weight for pair in pairs], [pair.a for pair in pairs])
-    )
+    weight, a = (cast_weights(*tensors) for tensors in ([pair.weight for pair in pairs], [pair.a for pair in pairs]))
+    bs = [cast_weights(pair.b) for pair in pairs]
     scales = tuple(pair.scale for pair in pairs)
     with suppress_autocast(x.device):
-        return LowRankProduct.apply(x.to(kind), weight, a, scales, *[pair.b.to(kind) for pair in pairs])
+        return LowRankProduct.apply(x.to(kind), weight, a, scales, *bs)
 
 
 class LowRankProduct(torch.autograd.Function):

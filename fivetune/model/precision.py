@@ -1,13 +1,24 @@
-"""The dtype of matrix products under autocast.
+"""The dtype of matrix products under autocast, and weights in that dtype.
 
-In: a device. Out: the dtype of its matrix products; a context without autocast.
+In: a device, weights. Out: the dtype of its matrix products; a context without autocast; weights cast once a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext
+
+    class _Context(AutogradContext):
+        dtypes: tuple[torch.dtype, ...]
+        sizes: tuple[int, ...]
 
 
 def get_matmul_dtype(device: torch.device) -> torch.dtype:
@@ -23,3 +34,53 @@ def suppress_autocast(device: torch.device) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def cast_weights(*weights: Tensor) -> Tensor:
+    """Weights below each other in the dtype of matrix products: [n_1, ...], [n_2, ...] -> [n_1 + n_2, ...].
+
+    Their gradients have their own dtypes. On a CPU, weights are cast once per update: see `copy_weights`.
+    """
+    kind = get_matmul_dtype(weights[0].device)
+    if all(weight.dtype == kind for weight in weights):
+        return _join(weights)
+    return CastWeights.apply(kind, *weights)
+
+
+class CastWeights(torch.autograd.Function):
+    """`copy_weights` with a gradient."""
+
+    @staticmethod
+    def forward(ctx: _Context, kind: torch.dtype, *weights: Tensor) -> Tensor:
+        ctx.dtypes, ctx.sizes = tuple(weight.dtype for weight in weights), tuple(len(weight) for weight in weights)
+        return copy_weights(kind, *weights)
+
+    @staticmethod
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        parts = zip(grad.split(ctx.sizes), ctx.dtypes, ctx.needs_input_grad[1:], strict=True)
+        return None, *(part.to(dtype) if needed else None for part, dtype, needed in parts)
+
+
+_copies = WeakIdKeyDictionary()
+"""The last copy that begins with a parameter, with the versions of the parameters that it was made of."""
+
+
+def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
+    """Weights below each other in a dtype, without a gradient.
+
+    The copy of parameters on a CPU is kept until one of them changes in place, which torch counts. On other devices
+    kernels and graphs change weights without torch's knowledge, and autocast keeps copies of its own.
+    """
+    kept = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
+    if not kept or all(weight.dtype == kind for weight in weights):
+        return _join([weight.to(kind) for weight in weights])
+    stamp = kind, *((weight.data_ptr(), weight._version) for weight in weights)
+    found = _copies.get(weights[0])
+    if found is None or found[0] != stamp:
+        found = stamp, _join([weight.detach().to(kind) for weight in weights])
+        _copies[weights[0]] = found
+    return found[1].detach()
+
+
+def _join(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights))

@@ -262,6 +262,7 @@ class RunPart:
     step: int
     started: str | None = None
     device: str | None = None
+    precision: str | None = None
     num_threads: int | None = None
     versions: dict[str, str | None] = field(default_factory=dict[str, str | None])
     changed: tuple[str, ...] = ()
@@ -281,6 +282,7 @@ class MachineRecord:
     versions: dict[str, str | None] = field(default_factory=dict[str, str | None])
     git: GitFacts = GitFacts()
     precision: str | None = None
+    precision_why: str = ""
     weights: str = "fp32"  # FiveTune keeps weights in fp32; autocast only computes in 16 bits
     forward: ForwardFacts = ForwardFacts()
     attention: str | None = None

@@ -20,6 +20,8 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError, is_out_of_mem
 from fivetune.telemetry.accelerators import find_peak_flops
 from fivetune.types import JsonTable
 
+CPU_INFO = Path("/proc/cpuinfo")
+BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "BF16"}  # by their flag on Linux
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")
 
 
@@ -67,7 +69,10 @@ def count_tpu_chips() -> int:
 
 
 def pick_precision(requested: str, device: str) -> str:
-    """Pick fp32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32."""
+    """Pick fp32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32.
+
+    bf16 becomes fp32 where `explain_replaced_precision` says why. On a CPU, `auto` is decided by a measurement later.
+    """
     if requested == "auto" and device == "tpu":
         return "fp32" if os.environ.get("JAX_PLATFORMS") == "cpu" else "bf16"
     native = device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -75,7 +80,29 @@ def pick_precision(requested: str, device: str) -> str:
         return "bf16" if native else "fp32"
     if requested == "fp16" and device == "mps":
         raise ConfigError("train.precision: fp16 is not supported on mps. Use auto.")
-    return requested
+    return "fp32" if explain_replaced_precision(requested, device) else requested
+
+
+def explain_replaced_precision(requested: str, device: str) -> str:
+    """Explain why a device computes in fp32 although bf16 is requested; empty if it does not."""
+    if requested != "bf16":
+        return ""
+    if device == "mps":
+        return "train.precision bf16: fp32 is used instead, because bf16 is not tested on mps."
+    if device.startswith("cuda") and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return (
+            "train.precision bf16: fp32 is used instead, because this GPU has no units for bf16 and emulates it slowly."
+        )
+    return ""
+
+
+def find_bf16_units() -> str:
+    """Name the CPU's units for products of bf16 matrices: AMX, AVX512-BF16 or BF16 (ARM); empty without any."""
+    if not CPU_INFO.is_file():
+        return ""
+    flags = next((line for line in CPU_INFO.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+    found = flags.partition(":")[2].split()
+    return next((name for flag, name in BF16_UNITS.items() if flag in found), "")
 
 
 def count_cores() -> int:
@@ -145,9 +172,8 @@ def _describe_device(device: str) -> JsonTable:
 
 
 def _read_cpu_name() -> str | None:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
+    if CPU_INFO.is_file():
+        for line in CPU_INFO.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or None

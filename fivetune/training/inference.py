@@ -39,6 +39,7 @@ from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training import checkpoint
+from fivetune.training.autotune.precision import adopt_trained_precision
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.resume import with_evaluation
@@ -234,7 +235,7 @@ def open_run(
     if "data.eval" in (overrides or ()):
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
     config = _with_exported_cap(config, folder / "model")
-    compute = choose_compute(config)
+    compute = adopt_trained_precision(choose_compute(config), config.train.precision, machine.precision)
     loaded = load_model_and_tokenizer(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from fivetune.config import RunConfig
 from fivetune.distributed.world import SINGLE_PROCESS, World
@@ -21,6 +22,7 @@ from fivetune.model.save import save_model
 from fivetune.telemetry.devices import (
     count_cores,
     count_tpu_chips,
+    explain_replaced_precision,
     get_peak_memory_bytes,
     pick_device,
     pick_precision,
@@ -46,11 +48,13 @@ class ComputeConfig:
     Args:
         device: torch's device; cpu with TPU chips, where the model is kept between their steps.
         num_chips: TPU chips that run steps and answers; 0 if torch does.
+        precision_why: reason of a measured or replaced precision, for the log and machine.json; "" if it needs none.
     """
 
     device: str
     precision: str
     num_chips: int = 0
+    precision_why: str = ""
 
     @property
     def kind(self) -> str:
@@ -153,7 +157,10 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
         return ComputeConfig("cpu", pick_precision(config.train.precision, device), count_tpu_chips())
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    return ComputeConfig(device, pick_precision(config.train.precision, device))
+    requested = config.train.precision
+    return ComputeConfig(
+        device, pick_precision(requested, device), precision_why=explain_replaced_precision(requested, device)
+    )
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -167,10 +174,17 @@ def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     if not config.strategy.supports_multiple and config.train.precision != "fp16" and config.device != "tpu":
         build = getattr(config.optimizer, "build_for_tables", build)
     optimizer = build(groups)
+    # Fused optimizers write without torch counting it, by which `copy_weights` notices a change.
+    optimizer.register_step_post_hook(lambda stepped, *_: increment_version(list_weights(stepped)))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     set_lr(optimizer, get_peak_lr(optimizer))
     return optimizer
+
+
+def list_weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All weights of an optimizer."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float | None) -> None:

@@ -27,6 +27,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
     return {
         **collect_machine_info(compute.kind if compute.num_chips else compute.device),
         "precision": compute.precision,
+        "precision_why": compute.precision_why,
         "forward": learner.forward.as_facts(),
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
         "attention": learner.forward.describe_attention(learner.model, compute.device),
@@ -53,11 +54,12 @@ def format_headline(setup: Setup, step: int) -> str:
     if learner.world.size > 1:
         kind = devices.partition(":")[0]
         devices = f"{learner.world.size} x {kind} ({config.strategy.plugin_name()})"
+    why = f" ({compute.precision_why})" if compute.precision_why else ""
     options = describe_loss(config.loss, setup.plan.class_weights)
     return (
         f"{setup.plan.num_steps - step:,} steps of {config.train.examples_per_step} examples "
         f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
-        f"{compute.precision} on {devices}, {learner.forward.kind} forward ({learner.forward.why})"
+        f"{compute.precision} on {devices}{why}, {learner.forward.kind} forward ({learner.forward.why})"
         f"{f'; loss with {options}' if options else ''}"
         f"{'; averages of the weights are evaluated and exported' if learner.averages else ''}"
         f"{describe_distillation(config, setup.data.stream.store)}"

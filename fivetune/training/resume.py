@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from fivetune.types import JsonTable, Schedule
 
 SAME_SCORES = ("eval.every_steps", "eval.at_start", "eval.batch_size", "eval.metric")  # do not change any score
-COMPARED = ("device", "num_threads", "versions")  # facts compared between two parts of a run
+COMPARED = ("device", "precision", "num_threads", "versions")  # facts compared between two parts of a run
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
     "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "device", "data.cache_dir",
     "data.eval", "data.max_eval_examples",
-    "data.num_processes", "train.capture", "train.log_every_steps", "train.num_threads",
+    "data.num_processes", "train.capture", "train.precision", "train.log_every_steps", "train.num_threads",
     "train.num_steps", "train.num_epochs", "train.early_stopping",
 )  # fmt: skip
 
@@ -65,8 +65,12 @@ def read_forward(folder: Path) -> Forward | None:
 
 def read_choices(folder: Path) -> JsonTable:
     """Read what a run chose by measurement when it began, as `set_up` takes it."""
-    block_seconds = rundir.read_machine(folder).strategy.block_seconds
-    return {"resumed_forward": read_forward(folder), "resumed_block_seconds": block_seconds}
+    machine = rundir.read_machine(folder)
+    return {
+        "resumed_forward": read_forward(folder),
+        "resumed_precision": machine.precision,
+        "resumed_block_seconds": machine.strategy.block_seconds,
+    }
 
 
 def read_batch_size(folder: Path) -> int | None:
@@ -195,6 +199,7 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         step=step,
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         device=get_nested(machine, "device", "name") or get_nested(machine, "device", "kind"),
+        precision=machine.get("precision"),
         num_threads=machine.get("num_threads"),
         versions=machine.get("versions", {}),
     )
@@ -202,6 +207,8 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         return [part], []
     old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+    if parts[-1].precision is None and "precision" in keys:  # of a run that began before the precision was recorded
+        keys.remove("precision")
     changed = tuple(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys)
     warning = (
         f"from step {step:,} on the environment differs: {'; '.join(changed)}. Losses may differ in the last bits."

@@ -35,6 +35,7 @@ from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.blocks import measure_block_seconds
 from fivetune.training.autotune.forward import choose_forward, explain_unsupported_flat
 from fivetune.training.autotune.micro_batch import Fit, find_largest_fit
+from fivetune.training.autotune.precision import choose_precision
 from fivetune.training.averaging import build_averages
 from fivetune.training.distill import load_teacher, refuse_other_teacher, replace_targets
 from fivetune.training.groups import count_state_bytes
@@ -117,13 +118,14 @@ def set_up(
     *,
     on_progress: ProgressCallback = ignore_progress,
     resumed_forward: Forward | None = None,
+    resumed_precision: str | None = None,
     resumed_block_seconds: Sequence[float] = (),
     world: World = SINGLE_PROCESS,
 ) -> Setup:
     """Load the model, prepare the data and build the rest. Writes only the data cache; raises the errors of all parts.
 
     Args:
-        resumed_forward: the forward that a resumed run began with.
+        resumed_forward, resumed_precision: those that a resumed run began with.
         resumed_block_seconds: what it measured for its blocks; others would divide the model elsewhere.
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
@@ -137,7 +139,15 @@ def set_up(
         weigh_labels(config, {})  # refuses unknown labels before the model is loaded
     loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
-    data = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips)
+    train, evaluation = _prepare_splits(config, loaded.tokenizer, compute, world, on_progress)
+    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
+    compute = _choose_precision(config, loaded.model, stream, compute, world, resumed_forward, resumed_precision)
+    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
+    target_p99 = train.summary["target_p99"]
+    evaluator = None
+    if evaluation is not None:
+        evaluator = make_evaluator(config, loaded.tokenizer, evaluation, compute, target_p99=target_p99, chips=chips)
+    data = TrainingData(stream, evaluator)
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
@@ -252,14 +262,32 @@ def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Ch
     )
 
 
-def _prepare_data(
+def _choose_precision(
+    config: RunConfig,
+    model: T5Model,
+    stream: TrainingStream,
+    compute: ComputeConfig,
+    world: World,
+    resumed_forward: Forward | None,
+    resumed: str | None,
+) -> ComputeConfig:
+    """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
+    if compute.kind != "cpu" or (config.strategy.sharded and world.size > 1):  # a sharded model has no weights yet
+        return compute
+    forward = _choose_forward(config, model, stream, compute, resumed_forward)
+    batch = stream.build_micro_batches(0)[0]
+    chosen = choose_precision(config.train.precision, model, compute, batch, forward, resumed=resumed)
+    return world.broadcast_object(chosen)
+
+
+def _prepare_splits(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     compute: ComputeConfig,
     world: World,
     on_progress: ProgressCallback,
-    chips: Chips | None,
-) -> TrainingData:
+) -> tuple[TokenStore, TokenStore | None]:
+    """Tokenise the training and the evaluation data; rank 0 first. Raises ConfigError if a needed one is missing."""
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
@@ -268,20 +296,13 @@ def _prepare_data(
     if config.distill.teacher:
         decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
         train = replace_targets(config, train, decoding, compute, world, on_progress)
-    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
     needing = {
         "train.early_stopping": config.train.early_stopping,
         "checkpoint.average_best": config.checkpoint.average_best,
     }
     if evaluation is None and (key := next((key for key, value in needing.items() if value), None)):
         raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
-    if evaluation is None:
-        return TrainingData(stream, None)
-    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
-    evaluator = make_evaluator(
-        config, tokenizer, evaluation, compute, target_p99=train.summary["target_p99"], chips=chips
-    )
-    return TrainingData(stream, evaluator)
+    return train, evaluation
 
 
 def _find_micro_batch(

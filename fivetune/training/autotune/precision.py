@@ -1,0 +1,120 @@
+"""Choice of the precision of a CPU: the resumed or the requested one, else bf16 if it agrees with fp32 and is faster.
+
+In: a model, a batch. Out: a ComputeConfig with the reason for the log and machine.json.
+Processors with units for bf16 (AMX, AVX512-BF16, ARM's BF16) multiply matrices two to ten times as fast with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fivetune.data.batch import split_batch
+from fivetune.errors import ConfigError
+from fivetune.model.backend import Forward
+from fivetune.telemetry.devices import find_bf16_units
+from fivetune.training.autotune.probe import forward_backward, measure_best_seconds, restore_state
+from fivetune.training.learner import ComputeConfig
+from fivetune.types import Batch
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import T5Model
+
+MIN_WIDTH = 128  # d_model; the products of narrower models are too small to gain
+MIN_GAIN = 1.15  # times as fast as fp32; below, the choice would change from start to start
+MAX_LOSS_CHANGE, MAX_GRADIENT_CHANGE = 0.01, 0.1  # relative; bf16 rounds by up to 0.004, a few percent after all layers
+NUM_TRIALS, MAX_TOKENS, NUM_COMPARED = 3, 1024, 4
+
+
+def choose_precision(
+    requested: str,
+    model: T5Model,
+    compute: ComputeConfig,
+    batch: Batch,
+    forward: Forward,
+    *,
+    resumed: str | None = None,
+) -> ComputeConfig:
+    """Choose the precision of a CPU; on other devices that of `compute` stays.
+
+    Args:
+        requested: auto, fp32, bf16 or fp16.
+        model: with gradients, not yet placed by a strategy.
+        forward: that of the run.
+        resumed: the precision that a resumed run began with.
+
+    Raises ConfigError if bf16 is requested and does not agree with fp32.
+    """
+    if compute.kind != "cpu" or requested in ("fp32", "fp16"):
+        return compute
+    units = find_bf16_units()
+    if requested == "auto" and resumed:
+        lost = resumed == "bf16" and not units
+        why = "as the run began; this CPU has no units for it and computes it slower" if lost else "as the run began"
+        return replace(compute, precision=resumed, precision_why=why)
+    if requested == "auto" and not units:
+        return replace(compute, precision_why="the CPU has no units for bf16")
+    if requested == "auto" and (width := getattr(model.config, "d_model", MIN_WIDTH)) < MIN_WIDTH:
+        return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
+
+    candidates = {name: replace(compute, precision=name) for name in ("fp32", "bf16")}
+    if reason := _explain_disagreement(model, batch, candidates, forward):
+        if requested == "bf16":
+            raise ConfigError(f"train.precision: bf16 does not agree with fp32 here: {reason}. Use fp32.")
+        return replace(compute, precision_why=f"bf16 does not agree: {reason}")
+    if requested == "bf16":
+        without = "" if units else ", without units for it"
+        return replace(candidates["bf16"], precision_why=f"requested{without}")
+    seconds = {name: _measure_seconds(model, batch, one, forward) for name, one in candidates.items()}
+    gain = seconds["fp32"] / seconds["bf16"]
+    why = f"measured: bf16 takes {1000 * seconds['bf16']:.0f} ms, fp32 {1000 * seconds['fp32']:.0f} ms, by {units}"
+    return replace(candidates["bf16" if gain >= MIN_GAIN else "fp32"], precision_why=why)
+
+
+def adopt_trained_precision(compute: ComputeConfig, requested: str, trained: str | None) -> ComputeConfig:
+    """The precision of answers on a CPU: with auto, bf16 if the run was trained in it and the CPU has units for it."""
+    if compute.kind == "cpu" and requested == "auto" and trained == "bf16" and find_bf16_units():
+        return replace(compute, precision=trained, precision_why="as the run was trained")
+    return compute
+
+
+def _explain_disagreement(model: T5Model, batch: Batch, candidates: dict[str, ComputeConfig], forward: Forward) -> str:
+    """Describe how losses and gradients of some examples without dropout differ in bf16; empty if by rounding."""
+    while len(batch.ids) > NUM_COMPARED:
+        batch = split_batch(batch)[0]
+    losses: dict[str, float] = {}
+    gradients: dict[str, list[Tensor]] = {}
+    for name, compute in candidates.items():
+        with restore_state(model):
+            forward.prepare(model)
+            model.eval()
+            loss = forward_backward(model, forward, batch, device="cpu", autocast=compute.make_autocast)
+            losses[name] = loss.item()
+            gradients[name] = [p.grad for p in model.parameters() if p.grad is not None]
+    exact, rounded = losses["fp32"], losses["bf16"]
+    pairs = list(zip(gradients["fp32"], gradients["bf16"], strict=True))
+    length = math.hypot(*(one.norm().item() for one, _ in pairs))
+    change = math.hypot(*((other - one).norm().item() for one, other in pairs)) / max(length, 1e-30)
+    if abs(rounded - exact) <= MAX_LOSS_CHANGE * abs(exact) and change <= MAX_GRADIENT_CHANGE:
+        return ""
+    return (
+        f"the loss of {len(batch.ids)} examples is {exact:.4g} in fp32 and {rounded:.4g} in bf16 (allowed: "
+        f"{MAX_LOSS_CHANGE:.0%}), their gradients differ by {change:.1%} (allowed: {MAX_GRADIENT_CHANGE:.0%})"
+    )
+
+
+def _measure_seconds(model: T5Model, batch: Batch, compute: ComputeConfig, forward: Forward) -> float:
+    """Seconds of forward and backward of a batch, the least of some trials."""
+    while len(batch.ids) > 1 and batch.num_input_tokens > MAX_TOKENS:
+        batch = split_batch(batch)[0]
+    with restore_state(model):
+        forward.prepare(model)
+        model.train()
+
+        def run() -> None:
+            forward_backward(model, forward, batch, device="cpu", autocast=compute.make_autocast)
+
+        return measure_best_seconds(run, "cpu", num_trials=NUM_TRIALS, num_warm_up=1)
