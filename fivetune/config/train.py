@@ -79,7 +79,9 @@ class TrainSection(BaseModel):
         description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="auto: bf16 autocast with fp32 weights if the device supports it, else fp32"
+        default="auto",
+        description="auto: bf16 products with fp32 weights if the device has units for them (on a CPU: if they are measured "
+        "faster and agree), else fp32",
     )
     forward: Literal["auto", "flat", "padded", "buckets"] = Field(
         default="auto",
