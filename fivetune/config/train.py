@@ -80,8 +80,8 @@ class TrainSection(BaseModel):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto",
-        description="auto: bf16 products with fp32 weights if the device has units for them (on a CPU: if they are measured "
-        "faster and agree), else fp32",
+        description="auto: bf16 products with fp32 weights if the device has units for them, on a CPU after a trial "
+        "at the start, else fp32",
     )
     forward: Literal["auto", "flat", "padded", "buckets"] = Field(
         default="auto",
