@@ -5,8 +5,9 @@ In: a RunConfig. Out: a Setup, frozen. The parts receive values, not the config.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -139,15 +140,8 @@ def set_up(
         weigh_labels(config, {})  # refuses unknown labels before the model is loaded
     loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
-    train, evaluation = _prepare_splits(config, loaded.tokenizer, compute, world, on_progress)
-    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
-    compute = _choose_precision(config, loaded.model, stream, compute, world, resumed_forward, resumed_precision)
-    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
-    target_p99 = train.summary["target_p99"]
-    evaluator = None
-    if evaluation is not None:
-        evaluator = make_evaluator(config, loaded.tokenizer, evaluation, compute, target_p99=target_p99, chips=chips)
-    data = TrainingData(stream, evaluator)
+    choose = partial(_choose_precision, config, loaded.model, compute, world, resumed_forward, resumed_precision)
+    data, compute = _prepare_data(config, loaded.tokenizer, compute, world, on_progress, chips, choose)
     block_seconds = tuple(resumed_block_seconds) or _measure_blocks(config, loaded, data.stream, compute, world)
     model = _wrap_model(config, loaded, data.stream.store, compute, world, block_seconds)
     optimizer = build_optimizer(config, model)
@@ -265,11 +259,11 @@ def build_chips(config: RunConfig, model: T5Model, compute: ComputeConfig) -> Ch
 def _choose_precision(
     config: RunConfig,
     model: T5Model,
-    stream: TrainingStream,
     compute: ComputeConfig,
     world: World,
     resumed_forward: Forward | None,
     resumed: str | None,
+    stream: TrainingStream,
 ) -> ComputeConfig:
     """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
     if compute.kind != "cpu" or (config.strategy.sharded and world.size > 1):  # a sharded model has no weights yet
@@ -280,14 +274,16 @@ def _choose_precision(
     return world.broadcast_object(chosen)
 
 
-def _prepare_splits(
+def _prepare_data(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
     compute: ComputeConfig,
     world: World,
     on_progress: ProgressCallback,
-) -> tuple[TokenStore, TokenStore | None]:
-    """Tokenise the training and the evaluation data; rank 0 first. Raises ConfigError if a needed one is missing."""
+    chips: Chips | None,
+    choose_precision: Callable[[TrainingStream], ComputeConfig],
+) -> tuple[TrainingData, ComputeConfig]:
+    """Tokenise the data, rank 0 first, and choose the precision, in which the evaluator computes as well."""
     with world.run_rank_zero_first("data"):
         train = prepare_split(config, tokenizer, "train", on_progress=on_progress)
         evaluation = prepare_split(config, tokenizer, "eval", on_progress=on_progress)
@@ -296,13 +292,20 @@ def _prepare_splits(
     if config.distill.teacher:
         decoding = build_decoding(config, tokenizer, target_p99=train.summary["target_p99"])
         train = replace_targets(config, train, decoding, compute, world, on_progress)
+    stream = TrainingStream(train, _build_batch_plan(config), build_mixture_sampler(config, train), world)
     needing = {
         "train.early_stopping": config.train.early_stopping,
         "checkpoint.average_best": config.checkpoint.average_best,
     }
     if evaluation is None and (key := next((key for key, value in needing.items() if value), None)):
         raise ConfigError(f"{key}: it compares evaluations, and no data.eval is given. Add data.eval or remove it.")
-    return train, evaluation
+    compute = choose_precision(stream)
+    if evaluation is None:
+        return TrainingData(stream, None), compute
+    # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
+    target_p99 = train.summary["target_p99"]
+    evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=target_p99, chips=chips)
+    return TrainingData(stream, evaluator), compute
 
 
 def _find_micro_batch(

@@ -93,7 +93,7 @@ def format_machine_facts(machine: MachineRecord) -> list[tuple[str, str]]:
         ("host memory", format_bytes(machine.host.memory_bytes)),
         ("system", format_plain(machine.host.os)),
         ("precision", _join_words(machine.precision, machine.precision_why)),
-        ("attention", machine.attention),
+        ("attention", format_plain(machine.attention)),
         ("parameters", format_count(machine.num_parameters)),
         ("trained parameters", format_count(machine.num_trained_parameters)),
         ("commit", format_plain(machine.git.commit) + changes),
