@@ -134,10 +134,7 @@ def set_up(
     compute = choose_compute(config, world)
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
-    with world.run_rank_zero_first("sources"):
-        check_sources(config)
-        config = with_data_labels(config)
-        weigh_labels(config, {})  # refuses unknown labels before the model is loaded
+    config = _check_data(config, world)
     loaded = _load_supported_model(config, compute, world)
     chips = build_chips(config, loaded.model, compute)
     choose = partial(_choose_precision, config, loaded.model, compute, world, resumed_forward, resumed_precision)
@@ -176,6 +173,15 @@ def set_up(
     )
     unfreezing = Unfreezing(model, config.model.unfreeze) if config.model.unfreeze else None
     return Setup(config, loaded, learner, data, plan, fit, block_seconds, unfreezing)
+
+
+def _check_data(config: RunConfig, world: World) -> RunConfig:
+    """Check files and labels before the model is loaded, rank 0 first. Returns: the config with the data's labels."""
+    with world.run_rank_zero_first("sources"):
+        check_sources(config)
+        config = with_data_labels(config)
+        weigh_labels(config, {})  # refuses unknown labels
+    return config
 
 
 def _choose_forward(
