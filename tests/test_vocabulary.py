@@ -16,7 +16,7 @@ VERBS = set(
     re.findall(
         r"\w+",
         """
-    accumulate add advise align all_reduce allocate answer append apply assign attach attend average begin benchmark
+    accumulate add adopt advise align all_reduce allocate answer append apply assign attach attend average begin benchmark
     broadcast build calibrate call capitalise catch check choose classify clean clear clip close collate collect
     compare complete compute concatenate connect construct continue convert copy corrupt count create cut decide
     decode defer delete derive describe detect diagnose discard dispatch divide downsample draw drop dump embed encode
