@@ -47,7 +47,7 @@ def test_nothing_to_say(words, tmp_path):
     tool = shutil.which(words[0], path=Path(sys.executable).parent) or shutil.which(words[0])
     if tool is None:
         pytest.skip(f"{words[0]} is not installed (make install, then pip install -e '.[test]')")
-    environ = {**os.environ, "NODE_OPTIONS": "--max-semi-space-size=64"}  # fewer garbage collections of pyright
+    environ = {**os.environ, "NODE_OPTIONS": "--max-semi-space-size=256"}  # fewer garbage collections of pyright
     done = subprocess.run([tool, *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False, env=environ)
     if words[0] == "pyright" and "npm" in done.stderr:
         pytest.skip("pyright could not fetch its program")

@@ -60,7 +60,8 @@ def tiny_run(folder, model, **settings):
 
 def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here, cpu_clock, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the short runs are in the system's temporary directory
-    run = tiny_run(tmp_path, model_folder, train__batch_size=1, train__num_steps=40, data__eval=[])
+    monkeypatch.setitem(trial.SHORT_RUN_SETTINGS, "train.num_steps", 20)
+    run = tiny_run(tmp_path, model_folder, train__batch_size=1, train__num_steps=24, data__eval=[])
     evidence = collect_run_stats(run)
     first = diagnose(evidence)[0]
     assert first.rule == "launch_bound" and can_verify(first) and first.gain

@@ -454,6 +454,7 @@ class TrainingHere(FakeChild):
         self.pid, self.looks, self.code_now = os.getpid(), 0, cli.main(words)
 
 
+@pytest.mark.slow
 def test_a_real_study_of_two_trials(tmp_path, model_folder, monkeypatch, capsys):
     monkeypatch.setattr(search, "Job", TrainingHere)
     table = kit.recipe(
