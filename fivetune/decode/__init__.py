@@ -1,10 +1,11 @@
 """Decoding: greedy search, beam search, or choice of the best label, with the scores of given sequences.
 
-In: a model and the encoded inputs of a store. Out: one GeneratedAnswer per example, longest inputs first.
+In: a model and the encoded inputs of a store. Out: one GeneratedAnswer per example, as it ends; longest inputs begin.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +15,7 @@ import torch
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import TokenStore
 from fivetune.decode.beam import run_beam_search
-from fivetune.decode.greedy import run_greedy_search
+from fivetune.decode.greedy import GreedySearch
 from fivetune.decode.labels import GivenScores, score_given
 from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.padded import PaddedDecoder
@@ -22,9 +23,10 @@ from fivetune.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.decode.steps import Decoder
 from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.family import get_family
+from fivetune.model.attention import explain_unsupported_kernel
+from fivetune.model.family import ACTIVATIONS, get_family
+from fivetune.model.precision import get_matmul_dtype
 from fivetune.model.virtual_tokens import add_flat_prompt, find_prefix
-from fivetune.types import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,6 +43,9 @@ __all__ = [
     "group_by_length",
     "to_text",
 ]
+
+_Scored = tuple[int, dict[str, Any]]
+"""A row, and the scores of its given sequences."""
 
 
 class GenerateAnswers(Protocol):
@@ -89,35 +94,44 @@ def generate(
     autocast: Autocast,
     world: World = SINGLE_PROCESS,
 ) -> Iterator[GeneratedAnswer]:
-    """Yield the answers for `rows` of a store, batch by batch. The encoder runs once per example.
+    """Yield the answers for `rows` of a store as they end. The encoder runs once per example.
 
     Args:
         autocast: returns a new autocast context.
         world: the ranks that generate at the same time. If the weights are gathered for each computation, all of them
-            run the same number of batches and steps; those without rows repeat the store's first row, unused.
+            run the same number of rounds and steps; those without rows repeat the store's first row, unused.
     """
     together = world if is_gathered_by_call(model) else SINGLE_PROCESS
     was_training = model.training
     model.eval()
     try:
         chosen = np.asarray(rows, dtype=np.int64)
-        lengths = store.inputs.lengths[chosen]
-        batches = group_by_length(lengths, decoding.batch_size)
-        if not together.all_reduce_max(len(batches)):
+        order = np.argsort(-store.inputs.lengths[chosen], kind="stable")  # memory runs out at once or never
+        queue = deque(chosen[order].tolist())
+        if not together.all_reduce_max(len(queue)):
             return
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
-        kind = Decoder if get_family(model.config).t5_blocks and not find_prefix(model) else PaddedDecoder
-        decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
-        for positions in together.iter_together(batches):
-            batch_rows = [0] if positions is None else chosen[positions].tolist()
+        kind = PaddedDecoder if _needs_transformers(model, device) else Decoder
+        with autocast():
+            decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
+        search: GreedySearch[_Scored] = GreedySearch(decoder, decoding.batch_size, decoding, rules)
+        while together.all_reduce_max(len(queue) + search.num_running):
+            taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
             with autocast():
-                batch = collate(store, batch_rows)
-                generated = call_gathered(model, _answer_batch, decoder, batch, batch_rows, decoding, rules)
-            if positions is not None:
-                yield from generated  # outside of autocast, which would apply to the caller too
+                found = call_gathered(model, _run_round, decoder, search, store, taken, decoding, rules, bool(queue))
+            yield from found  # outside of autocast, which would apply to the caller too
     finally:
         model.train(was_training)
+
+
+def _needs_transformers(model: T5Model, device: str) -> bool:
+    """Whether transformers' modules, not the flat forward, must compute a model."""
+    settings = model.config
+    if not get_family(settings).t5_blocks or find_prefix(model) or settings.dense_act_fn not in ACTIVATIONS:
+        return True
+    kind = get_matmul_dtype(torch.device(device))
+    return device.startswith("cuda") and bool(explain_unsupported_kernel(settings.d_kv, kind))
 
 
 def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> int:
@@ -127,26 +141,31 @@ def _find_max_steps(store: TokenStore, rows: np.ndarray, decoding: Decoding) -> 
     return max(decoding.max_new_tokens, fixed, targets)
 
 
-def _answer_batch(
+def _run_round(
     model: T5Model,
     decoder: Decoder | PaddedDecoder,
-    batch: Batch,
+    search: GreedySearch[_Scored],
+    store: TokenStore,
     rows: list[int],
     decoding: Decoding,
     rules: LogitsProcessor,
+    has_more: bool,
 ) -> list[GeneratedAnswer]:
+    """Encode some rows, and return the answers that have ended since: with greedy search also those of other rows."""
+    batch = collate(store, rows or [0])
     inputs = batch.input_ids.to(decoder.device), batch.cu_seqlens_src.diff().tolist()
-    decoder.start_batch(*add_flat_prompt(model, *inputs))
+    memory = decoder.encode(*add_flat_prompt(model, *inputs))
     targets = pad(batch, pad_id=decoder.config.pad_token_id).labels
-    given = score_given(decoder, targets, decoding, rules)
+    given = score_given(decoder, memory, targets, decoding, rules)
+    scored = list(zip(rows, _split_by_row(given, len(rows)), strict=True))
     if decoding.label_ids:
-        hypotheses = _choose_labels(given, decoding)
+        ended = zip(scored, _choose_labels(given, decoding), strict=bool(rows))
     elif decoding.num_beams > 1:
-        hypotheses = run_beam_search(decoder, len(rows), decoding, rules)
+        ended = zip(scored, run_beam_search(decoder, memory, decoding, rules), strict=bool(rows))
     else:
-        hypotheses = [[one] for one in run_greedy_search(decoder, len(rows), decoding, rules)]
-    scores = _split_by_row(given, len(rows))
-    return [_build_answer(*found, decoding) for found in zip(rows, hypotheses, scores, strict=True)]
+        search.fill_slots(memory, scored)
+        ended = ((key, [one]) for key, one in search.write_answers(has_more=has_more))
+    return [_build_answer(row, hypotheses, scores, decoding) for (row, scores), hypotheses in ended]
 
 
 def _choose_labels(given: GivenScores, decoding: Decoding) -> list[list[Hypothesis]]:

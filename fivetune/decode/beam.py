@@ -1,7 +1,7 @@
 """Beam search of one batch, with transformers' scores and stopping rules; finished examples leave the batch.
 
-In: a Decoder that has encoded the batch. Out: the best hypotheses of every example. The caches are not
-reordered: a hypothesis records its cache slot at every step.
+In: a decoder and the encoded batch. Out: the best hypotheses of every example. The caches are not
+reordered: a hypothesis records its cache place at every step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from fivetune.decode.encoder import EncodedInputs
 from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding, Hypothesis
@@ -26,7 +27,7 @@ class _BeamState:
     Args:
         rows: [B], number of the example in the batch.
         tokens: [B, K, T + 1], of running hypotheses.
-        slots: [B, K, T], cache slot of a running hypothesis at every step.
+        slots: [B, K, T], cache place of a running hypothesis at every step.
         sums: [B, K], log p of running hypotheses.
         ended_tokens, ended_sums, ended_scores, ended_lengths, ended: [B, K, ...], finished hypotheses, best first.
         improvable: [B], False when no running hypothesis can exceed the finished ones.
@@ -69,14 +70,17 @@ class _BeamState:
 
 
 def run_beam_search(
-    decoder: Decoder | PaddedDecoder, num_rows: int, decoding: Decoding, rules: LogitsProcessor
+    decoder: Decoder | PaddedDecoder, memory: EncodedInputs, decoding: Decoding, rules: LogitsProcessor
 ) -> list[list[Hypothesis]]:
     """Return the `num_candidates` best hypotheses of every example, best first."""
     cap, config = decoding.max_new_tokens, decoder.config
+    num_rows = len(memory.lengths)
+    decoder.start(memory)
     state = _BeamState.create(num_rows, decoding.num_beams, cap, config.decoder_start_token_id, decoder.device)
     found: dict[int, list[Hypothesis]] = {}
     for step in range(cap):
-        hidden = decoder.step(state.tokens[:, :, step], state.slots[:, :, : step + 1])
+        ages = [step] * max(1, len(state.rows))
+        hidden = decoder.step(state.tokens[:, :, step], ages, state.slots[:, :, : step + 1])
         log_probs = decoder.compute_logits(hidden).log_softmax(-1)
         log_probs = rules.apply(log_probs, step, lambda step=step: state.tokens[:, :, : step + 1])
         _extend_hypotheses(state, log_probs, step, decoding, config.eos_token_id)
@@ -90,7 +94,7 @@ def run_beam_search(
             move = RowCompactor(~done)
             decoder.drop_finished(move)
             state.drop_finished(move)
-        if decoder.is_finished(len(state.rows)):
+        if not decoder.find_most_urgent(len(state.rows)):
             break
     return [found[row] for row in range(num_rows)]
 

@@ -1,25 +1,44 @@
-"""The encoder on flat tokens: no padding, no mask.
+"""The encoder's output of several inputs, computed on flat tokens by the training's forward.
 
-ids 7 8 1 9 1, lengths [3, 2]  ->  hidden states of those 5 tokens
+ids 7 8 1 9 1, lengths [3, 2]  ->  states [2, 3, d], of which the last is padding
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fivetune.distributed.pipeline import Stage, find_bias_block
-from fivetune.distributed.sharding import call_gathered
+from fivetune.distributed.pipeline import Stage
+from fivetune.model.attention import SequenceBounds
+from fivetune.model.flat import run_encoder
+from fivetune.model.precision import get_matmul_dtype
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Block, T5Stack
+    from fivetune.model.modules import T5Stack
 
 CPU_TOKENS = 2_048  # tokens per pass, whose activations stay in the CPU's cache
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedInputs:
+    """What the decoder attends to.
+
+    Args:
+        states: [B, S, d], the encoder's output, padded; padding is finite.
+        lengths: real tokens of each of the B inputs.
+    """
+
+    states: Tensor
+    lengths: list[int]
+
+    def build_mask(self) -> Tensor:
+        """The mask of real tokens, [B, S]."""
+        lengths = torch.tensor(self.lengths, device=self.states.device)
+        return torch.arange(self.states.shape[1], device=self.states.device) < lengths[:, None]
 
 
 def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[tuple[int, int]]:
@@ -40,64 +59,48 @@ def iter_row_slices(lengths: Sequence[int], max_tokens: int | None) -> Iterator[
         yield first, len(lengths)
 
 
-def iter_equal_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of rows of equal length: (first row, number of rows, length).
-
-    >>> list(iter_equal_runs([5, 5, 3]))
-    [(0, 2, 5), (2, 1, 3)]
-    """
-    row = 0
-    for length, group in groupby(lengths):
-        count = len(list(group))
-        yield row, count, length
-        row += count
-
-
-def encode_flat(stack: T5Stack, ids: Tensor, lengths: Sequence[int], stage: Stage | None = None) -> Tensor:
-    """Compute the hidden states of flat inputs; attention batches neighbours of equal length.
+def encode_inputs(
+    stack: T5Stack,
+    ids: Tensor,
+    lengths: list[int],
+    width: int,
+    stage: Stage | None = None,
+    *,
+    max_tokens: int | None = None,
+) -> EncodedInputs:
+    """Compute the encoder's output for flat inputs, in the dtype of matrix products.
 
     Args:
         stack: encoder of a T5, mT5 or umT5 model of transformers.
         ids: [N], the concatenated inputs.
         lengths: tokens of each input; they sum to N.
+        width: d, of the model.
         stage: of a pipeline; the states are those of its last block, or those received if it has none.
-
-    Returns: [N, d_model].
+        max_tokens: per pass of the encoder; None: one pass for all.
     """
+    longest = max(lengths)
+    states = torch.zeros(len(lengths), longest, width, dtype=get_matmul_dtype(ids.device), device=ids.device)
+    begin = 0
+    for first, end in iter_row_slices(lengths, max_tokens):
+        size = sum(lengths[first:end])
+        hidden = _encode_flat(stack, ids[begin : begin + size], lengths[first:end], width, stage)
+        places = torch.cat(
+            [torch.arange(length) + (first + i) * longest for i, length in enumerate(lengths[first:end])]
+        )
+        states.view(-1, width)[places.to(ids.device)] = hidden.to(states.dtype)
+        begin += size
+    return EncodedInputs(states, lengths)
+
+
+def _encode_flat(stack: T5Stack, ids: Tensor, lengths: list[int], width: int, stage: Stage | None) -> Tensor:
+    """The encoder's output of flat tokens, [N] -> [N, d]; of a pipeline stage, the output of its last block."""
     if stage and not stage.is_first:
-        (hidden,) = stage.receive((len(ids), stack.embed_tokens.embedding_dim))
+        (hidden,) = stage.receive((len(ids), width))
     else:
         hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
-    numbers = stage.encoder if stage else range(len(stack.block))
-    longest, bias, above = max(lengths), None, find_bias_block(stack, numbers.start) if numbers else 0
-    for number in (above, *numbers) if above not in numbers else numbers:
-        block = stack.block[number]
-        attention = block.layer[0].SelfAttention
-        if attention.has_relative_attention_bias:
-            bias = attention.compute_bias(longest, longest, device=ids.device)
-        if number in numbers:
-            hidden = call_gathered(block, _run_block, hidden, bias, lengths)
-    hidden = stack.final_layer_norm(hidden) if numbers and numbers.stop == len(stack.block) else hidden
+    if stage is None or stage.encoder:
+        bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device)
+        hidden = run_encoder(stack, hidden, bounds, numbers=stage.encoder if stage else None)
     if stage and not stage.is_last:
         stage.send(hidden)
     return hidden
-
-
-def _run_block(block: T5Block, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:
-    layer = block.layer[0]
-    hidden = hidden + _attend(layer.SelfAttention, layer.layer_norm(hidden), bias, lengths)
-    return block.layer[-1](hidden)
-
-
-def _attend(attention: T5Attention, hidden: Tensor, bias: Tensor, lengths: Sequence[int]) -> Tensor:
-    query, key, value = attention.q(hidden), attention.k(hidden), attention.v(hidden)
-    out = torch.empty_like(query)
-    start = 0
-    for _, count, length in iter_equal_runs(lengths):
-        end = start + count * length
-        shape = (count, length, attention.n_heads, attention.key_value_proj_dim)
-        q, k, v = (part[start:end].view(shape).transpose(1, 2) for part in (query, key, value))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, :, :length, :length], scale=1.0)
-        out[start:end].view(shape).copy_(mixed.transpose(1, 2))
-        start = end
-    return attention.o(out)

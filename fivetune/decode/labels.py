@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fivetune.decode.encoder import EncodedInputs
 from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding
@@ -38,16 +39,20 @@ class GivenScores:
 
 
 def score_given(
-    decoder: Decoder | PaddedDecoder, targets: Tensor, decoding: Decoding, rules: LogitsProcessor
+    decoder: Decoder | PaddedDecoder, memory: EncodedInputs, targets: Tensor, decoding: Decoding, rules: LogitsProcessor
 ) -> GivenScores:
-    """Score targets ([B, T], negative after their ends), phrase and labels, as requested by `decoding`."""
+    """Score targets ([B, T], negative after their ends), phrase and labels, as requested by `decoding`.
+
+    Args:
+        memory: the B encoded inputs.
+    """
     tree = LabelTree(len(targets), decoder.config.decoder_start_token_id)
     target = tree.add_rows(targets) if decoding.score_targets else []
     phrase = tree.add_sequence(decoding.phrase_ids)
     labels = [tree.add_sequence(ids) for ids in decoding.label_ids]
     if not (target or phrase or labels):
         return GivenScores()
-    nats, is_best = tree.score_edges(decoder, rules)
+    nats, is_best = tree.score_edges(decoder, memory, rules)
     return GivenScores(
         nats[:, target].sum(1) if target else None,
         is_best[:, target].all(1) if target else None,
@@ -112,11 +117,14 @@ class LabelTree:
             self._parents.append(parent)
         return self._child[edge]
 
-    def score_edges(self, decoder: Decoder | PaddedDecoder, rules: LogitsProcessor) -> tuple[Tensor, Tensor]:
+    def score_edges(
+        self, decoder: Decoder | PaddedDecoder, memory: EncodedInputs, rules: LogitsProcessor
+    ) -> tuple[Tensor, Tensor]:
         """Compute -log p of every edge, [B, E] fp32, and whether greedy search would choose it, [B, E] bool."""
         device = decoder.device
         depth, visible = self._compute_layout()
-        hidden = decoder.run_tree(torch.stack(self._ids, 1).to(device), depth.to(device), visible.to(device))
+        ids = torch.stack(self._ids, 1).to(device)
+        hidden = decoder.run_tree(memory, ids, depth.to(device), visible.to(device))
         nodes = torch.tensor([node for node, _ in self._edges], device=device)
         tokens = torch.stack([tokens for _, tokens in self._edges], 1).to(device)
         return _score_edges(decoder, rules, hidden, nodes, tokens)

@@ -21,20 +21,21 @@ class LogitsProcessor:
         self._min_new_tokens, self._eos = decoding.min_new_tokens, eos
         self._suppressed = torch.tensor(decoding.suppressed_ids, dtype=torch.int64, device=device)
 
-    def apply(self, scores: Tensor, step: int, written: Callable[[], Tensor]) -> Tensor:
+    def apply(self, scores: Tensor, step: int | Tensor, written: Callable[[], Tensor]) -> Tensor:
         """Apply all processors; returns the scores.
 
         Args:
             scores: [..., V], changed in place.
-            step: number of tokens generated before this one.
+            step: number of tokens generated before this one, the same for all rows or [B].
             written: returns the decoder's inputs so far, [..., step + 1], with the start token.
         """
         if self._penalty != 1.0:
             ids = written()
             there = scores.gather(-1, ids)
             scores.scatter_(-1, ids, torch.where(there < 0, there * self._penalty, there / self._penalty))
-        if step < self._min_new_tokens:
-            scores[..., self._eos] = -torch.inf
+        if self._min_new_tokens:
+            is_early = torch.as_tensor(step, device=scores.device) < self._min_new_tokens
+            scores[..., self._eos].masked_fill_(is_early, -torch.inf)
         return self.suppress(scores)
 
     def suppress(self, scores: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fivetune.decode.encoder import EncodedInputs
 from fivetune.decode.steps import RowCompactor
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
@@ -26,7 +27,12 @@ MAX_TREE_POSITIONS = 8_192  # decoder positions of a pass over several branches 
 
 
 class PaddedDecoder:
-    """The decoder of a model with its caches. Arguments, methods and their results are those of `Decoder`."""
+    """The decoder of a model with its caches. Arguments, methods and their results are those of `Decoder`.
+
+    All slots are at the same step: they are filled when all have finished.
+    """
+
+    can_refill = False
 
     def __init__(self, model: T5Model, *, num_beams: int, max_steps: int, together: World = SINGLE_PROCESS) -> None:
         self.config = model.config
@@ -38,15 +44,18 @@ class PaddedDecoder:
         self._encoded = self._mask = torch.empty(0)  # [B * K, S, d] and [B * K, S]
         self._cache: Any = None
 
-    def start_batch(self, ids: Tensor, lengths: Sequence[int]) -> None:
+    def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
         """Encode flat inputs: [N]; B lengths."""
-        positions = torch.arange(max(lengths), device=self.device)
-        mask = positions < torch.tensor(lengths, device=self.device)[:, None]
+        mask = torch.arange(max(lengths), device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         padded = torch.full(mask.shape, self.config.pad_token_id, device=self.device)
         padded[mask] = ids
-        encoded = self._model.get_encoder()(input_ids=padded, attention_mask=mask.long()).last_hidden_state
-        self._encoded = encoded.repeat_interleave(self._num_beams, 0)
-        self._mask = mask.long().repeat_interleave(self._num_beams, 0)
+        encoder = self._model.get_encoder()
+        return EncodedInputs(encoder(input_ids=padded, attention_mask=mask.long()).last_hidden_state, lengths)
+
+    def start(self, memory: EncodedInputs) -> None:
+        """Let the slots be the rows of `memory`, all at their begin."""
+        self._encoded = memory.states.repeat_interleave(self._num_beams, 0)
+        self._mask = memory.build_mask().long().repeat_interleave(self._num_beams, 0)
         self._cache, self.num_steps = self._make_cache(len(self._mask)), 0
 
     def _make_cache(self, num_rows: int) -> Any:
@@ -58,9 +67,9 @@ class PaddedDecoder:
             DynamicCache(),
         )
 
-    def is_finished(self, num_rows: int) -> bool:
-        """Whether no rank has unfinished rows; a rank without any takes part in the steps of the others."""
-        return not self._together.all_reduce_max(num_rows)
+    def find_most_urgent(self, need: int) -> int:
+        """The greatest need of a rank; a rank without rows takes part in the steps of the others."""
+        return self._together.all_reduce_max(need)
 
     def drop_finished(self, move: RowCompactor) -> None:
         """Remove finished rows from the batch."""
@@ -70,22 +79,23 @@ class PaddedDecoder:
         self._encoded, self._mask = self._encoded[rows], self._mask[rows]
         self._cache.batch_select_indices(rows)
 
-    def step(self, ids: Tensor, slots: Tensor | None = None) -> Tensor:
-        """Run the decoder for one more token of every hypothesis: ids [B, K], slots [B, K, t] -> [B, K, d]."""
-        if slots is not None and self.num_steps:
+    def step(self, ids: Tensor, ages: Sequence[int], places: Tensor | None = None) -> Tensor:
+        """Run the decoder for one more token of every hypothesis: ids [B, K], places [B, K, t] -> [B, K, d]."""
+        del ages  # the cache's length is that of all
+        if places is not None and self.num_steps:
             first = torch.arange(len(ids), device=self.device)[:, None] * self._num_beams
-            self._cache.self_attention_cache.reorder_cache((first + slots[:, :, self.num_steps - 1]).flatten())
+            self._cache.self_attention_cache.reorder_cache((first + places[:, :, self.num_steps - 1]).flatten())
         hidden = self._run(ids.reshape(-1, 1), self._encoded, self._mask, self._cache)
         self.num_steps += 1
         return hidden.view(*ids.shape, -1)
 
-    def run_tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
+    def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Compute the hidden states of tokens that form the same tree in every row: [B, N] -> [B, N, d].
 
         Each branch, from the root to a leaf, is a sequence of its own: not every decoder takes the mask of a tree.
         """
         num_rows = len(ids)
-        encoded, mask = self._encoded[:: self._num_beams], self._mask[:: self._num_beams]
+        encoded, mask = memory.states, memory.build_mask().long()
         found: Tensor | None = None
         size = max(1, MAX_TREE_POSITIONS // (num_rows * int(depth.max() + 1)))
         for branches, real in _iter_branch_groups(visible, size):

@@ -1,7 +1,14 @@
-"""The decoder of the T5 family with its caches: one step for all rows, or one pass over a tree of tokens.
+"""The decoder of the T5 family with its caches: one step for all slots, or one pass over a tree of tokens.
 
-In: a model and flat inputs. Out: hidden states and logits. Cross-attention keys and values are computed once per
-batch; the beams of an example share them. Finished rows are removed: the last rows move into their places.
+In: a model and flat inputs. Out: hidden states and logits. Slots hold unfinished answers, which may have begun at
+different steps: every step writes one column of the self-attention cache, and a slot sees the columns since its begin.
+
+    column   0 1 2 3     slot 0, begun in column 0, sees all columns
+    slot 0   a b c d     slot 1 got a new answer in column 2: it sees two
+    slot 1   x y p q
+
+The bias depends on how many columns back a key is, which is the same for all slots. Finished slots are filled again,
+or removed: the last ones move into their places.
 """
 
 from __future__ import annotations
@@ -11,18 +18,23 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from fivetune.decode.encoder import CPU_TOKENS, encode_flat, iter_equal_runs, iter_row_slices
+from fivetune.decode.encoder import CPU_TOKENS, EncodedInputs, encode_inputs
+from fivetune.decode.weights import BlockWeights, Projection, apply_projection, merge_projections
 from fivetune.distributed.pipeline import find_bias_block, find_stage
-from fivetune.distributed.sharding import call_gathered
+from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
-from fivetune.model.family import compute_output_scale
+from fivetune.model.family import compute_output_scale, is_gated
+from fivetune.model.layers import compute_activation, is_plain_linear, rms_norm
+from fivetune.model.precision import suppress_autocast
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Block, T5Model, T5Stack
+    from fivetune.model.modules import T5Block, T5Model, T5Norm, T5Stack
 
-FIRST_STEPS = 16  # initial capacity of the self-attention cache, which doubles when it is full
+FIRST_STEPS = 16  # initial capacity of the self-attention cache, which doubles when more than half is in use
+MIN_EXCESS = 9 / 8  # length of the slots' memory, in that of the longest input, from which it is cut
+NUM_RECOMPUTED = 8  # best tokens whose logits are computed in fp32
 
 KeysValues = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -47,7 +59,7 @@ class RowCompactor:
 
 
 class Decoder:
-    """The decoder of a model with its caches, which successive batches reuse.
+    """The decoder of a model with its caches.
 
     Args:
         model: T5, mT5 or umT5 model of transformers, in eval mode.
@@ -56,103 +68,122 @@ class Decoder:
         together: the ranks that must run the same number of passes and steps.
     """
 
+    can_refill = True
+
     def __init__(self, model: T5Model, *, num_beams: int, max_steps: int, together: World = SINGLE_PROCESS) -> None:
         self.config = model.config
         stage = self._stage = find_stage(model)
         self.device: torch.device = stage.device if stage else model.decoder.embed_tokens.weight.device
-        self.num_steps = 0
         self._model, self._stack = model, model.decoder
         self._num_beams = num_beams
         self._together = together
         self._scale = compute_output_scale(model.config)
         numbers = stage.decoder if stage else range(len(model.decoder.block))
         self._blocks = [model.decoder.block[number] for number in numbers]
+        self._weights = [None if is_gathered_by_call(block) else BlockWeights.read(block) for block in self._blocks]
+        is_kept = not is_gathered_by_call(model) and (stage is None or stage.is_last)
+        self._head: Projection | None = merge_projections(model.lm_head) if is_kept else None
         self._tables, self._table_of = _compute_bias_tables(model.decoder, numbers, max_steps, self.device)
-        self._cross: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, S, d_kv]
-        self._own: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, steps * K, d_kv]
-        self._room: list[tuple[Tensor, Tensor]] = []  # flat memory of _cross: the first batch needs the most
-        self._visible: Tensor | None = None  # [B, 1, 1, S]: mask of real source tokens
+        self._memory = torch.empty(0)  # [B, S, d]
+        self._lengths: list[int] = []
+        self._mask: Tensor | None = None
+        self._own: list[tuple[Tensor, Tensor]] = []  # per layer [B, h, columns * K, d_kv]
+        self._column = 0
 
-    # --- a batch ---
+    # --- slots ---
 
-    def start_batch(self, ids: Tensor, lengths: Sequence[int]) -> None:
-        """Encode flat inputs ([N]; B lengths, equal ones adjacent) and compute cross-attention's keys and values."""
-        self.num_steps = 0
-        self._allocate_caches(len(lengths), max(lengths))
-        tokens = torch.tensor(lengths, device=self.device)
-        positions = torch.arange(max(lengths), device=self.device)
-        ragged = min(lengths) < max(lengths)
-        self._visible = (positions < tokens[:, None])[:, None, None] if ragged else None
-        begin = 0
+    def encode(self, ids: Tensor, lengths: list[int]) -> EncodedInputs:
+        """Encode flat inputs ([N]; B lengths)."""
         max_tokens = CPU_TOKENS if self.device.type == "cpu" and self._together.size == 1 else None
-        for first, end in iter_row_slices(lengths, max_tokens):
-            size = sum(lengths[first:end])
-            encoded = encode_flat(self._model.encoder, ids[begin : begin + size], lengths[first:end], self._stage)
-            for (keys, values), block in zip(self._cross, self._blocks, strict=True):
-                rows = keys[first:end], values[first:end]
-                call_gathered(block, _fill_cross_cache, encoded, *rows, lengths[first:end])
-            begin += size
+        width = self.config.d_model
+        return encode_inputs(self._model.encoder, ids, lengths, width, self._stage, max_tokens=max_tokens)
 
-    def is_finished(self, num_rows: int) -> bool:
-        """Whether no rank has unfinished rows; a rank without any takes part in the steps of the others."""
-        return not self._together.all_reduce_max(num_rows)
+    def start(self, memory: EncodedInputs) -> None:
+        """Let the slots be the rows of `memory`, all at their begin."""
+        self._memory, self._lengths = memory.states, list(memory.lengths)
+        self._own, self._column = [], 0
+        self._mask = _build_bias(memory)
+
+    def fill_slots(self, slots: Sequence[int], memory: EncodedInputs) -> None:
+        """Put the rows of `memory`, none longer than the first ones, into slots that have finished."""
+        for slot, length in zip(slots, memory.lengths, strict=True):
+            self._lengths[slot] = length
+        self._memory[list(slots), : memory.states.shape[1]] = memory.states
+        longest = max(self._lengths)
+        if longest * MIN_EXCESS <= self._memory.shape[1]:
+            self._memory = self._memory[:, :longest].contiguous()  # products of a part copy it in every layer
+        self._mask = _build_bias(EncodedInputs(self._memory, self._lengths))
 
     def drop_finished(self, move: RowCompactor) -> None:
-        """Remove finished rows from the batch."""
-        self._cross = [(move(keys), move(values)) for keys, values in self._cross]
+        """Remove finished slots."""
+        self._memory = move(self._memory)
+        self._lengths = move(torch.tensor(self._lengths, device=self.device)).tolist()
         self._own = [(move(keys), move(values)) for keys, values in self._own]
-        self._visible = None if self._visible is None else move(self._visible)
+        self._mask = None if self._mask is None else move(self._mask)
+
+    def find_most_urgent(self, need: int) -> int:
+        """The greatest need of a rank; a rank without rows takes part in the steps of the others."""
+        return self._together.all_reduce_max(need)
 
     # --- the decoder ---
 
-    def step(self, ids: Tensor, slots: Tensor | None = None) -> Tensor:
+    def step(self, ids: Tensor, ages: Sequence[int], places: Tensor | None = None) -> Tensor:
         """Run the decoder for one more token of every hypothesis.
 
         Args:
             ids: [B, K], the last tokens.
-            slots: [B, K, t], cache slot (0 to K - 1) of each hypothesis in every step so far, this one included;
+            ages: [B], steps since the begin of each slot.
+            places: [B, K, t], cache place (0 to K - 1) of each hypothesis in every step so far, this one included;
                 None with one beam.
 
         Returns: hidden states [B, K, d_model].
         """
-        step, beams = self.num_steps, self._num_beams
-        self._extend_caches()
-        biases = [_build_history_bias(table[..., table.shape[-1] - 1 - step :], slots, beams) for table in self._tables]
+        longest, beams = max(ages), self._num_beams
+        self._make_room(len(ids), longest)
+        first, last = (self._column - longest) * beams, self._column * beams
+        hidden = None
+        if min(ages) < longest:
+            back = torch.arange(longest, -1, -1, device=self.device)
+            hidden = (back > torch.tensor(ages, device=self.device)[:, None])[:, None, None]
+        biases = [_build_history_bias(table[..., -1 - longest :], hidden, places, beams) for table in self._tables]
 
         def append_and_read(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            keys, values = self._append(layer, key, value, step * beams)
-            return keys[:, :, : (step + 1) * beams], values[:, :, : (step + 1) * beams]
+            keys, values = self._own[layer]
+            keys[:, :, last : last + beams], values[:, :, last : last + beams] = key, value
+            return keys[:, :, first : last + beams], values[:, :, first : last + beams]
 
-        self.num_steps += 1
-        return self._run_stack(ids, biases, append_and_read)
+        self._column += 1
+        return self._run_stack(ids, biases, append_and_read, self._memory, self._mask)
 
-    def run_tree(self, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
+    def run_tree(self, memory: EncodedInputs, ids: Tensor, depth: Tensor, visible: Tensor) -> Tensor:
         """Compute the hidden states of tokens that form the same tree in every row; nothing is cached.
 
         Args:
+            memory: B encoded inputs.
             ids: [B, N].
             depth: [N], steps from the start token.
             visible: [N, N] bool, attention mask: a node attends to itself and its ancestors.
 
         Returns: [B, N, d_model].
         """
-        distance = (depth[:, None] - depth).clamp_min(0)
-        biases = [
-            table[:, :, 0, table.shape[-1] - 1 - distance].masked_fill(~visible, -torch.inf) for table in self._tables
-        ]
-        return self._run_stack(ids, biases, lambda layer, key, value: (key, value))
+        back = (depth[:, None] - depth).clamp_min(0)
+        biases = [table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf) for table in self._tables]
+        return self._run_stack(ids, biases, lambda layer, key, value: (key, value), memory.states, _build_bias(memory))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Scores of all tokens, [..., V] fp32; those of the last pipeline stage on all of them."""
         head = self._model.lm_head
-        if self._stage is None:
-            return head(hidden).float()
-        shape = (*hidden.shape[:-1], len(head.weight))
-        last = self._stage.is_last
-        return self._stage.broadcast_last(head(hidden).float() if last else torch.empty(shape, device=self.device))
+        if self._stage and not self._stage.is_last:
+            logits = torch.empty(*hidden.shape[:-1], len(head.weight), device=self.device)
+        else:
+            logits = apply_projection(hidden, (head,) if self._head is None else self._head)
+            logits = logits if logits.dtype == torch.float32 else _recompute_best(logits.float(), hidden, head)
+        return self._stage.broadcast_last(logits) if self._stage else logits
 
-    def _run_stack(self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues) -> Tensor:
-        stage, shape = self._stage, (*ids.shape, self._stack.embed_tokens.embedding_dim)
+    def _run_stack(
+        self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues, memory: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        stage, shape = self._stage, (*ids.shape, self.config.d_model)
         if stage and not self._blocks:  # the head of the last stage alone reads the result
             return torch.empty(shape, device=self.device)
         if stage and not stage.starts_decoder:
@@ -160,58 +191,101 @@ class Decoder:
         else:
             hidden = self._stack.embed_tokens(ids).float()  # gathered weights may be in bf16
         for i, block in enumerate(self._blocks):
-            hidden = call_gathered(block, self._run_block, hidden, i, biases[self._table_of[i]], keys_values)
+            bias = biases[self._table_of[i]]
+            hidden = call_gathered(block, self._run_block, hidden, i, bias, keys_values, memory, mask)
         if stage and not stage.is_last:
             stage.send(hidden)
             return hidden
-        return self._stack.final_layer_norm(hidden) * self._scale
+        with suppress_autocast(self.device):
+            return _normalize(self._stack.final_layer_norm, hidden) * self._scale
 
-    def _run_block(self, block: T5Block, hidden: Tensor, number: int, bias: Tensor, keys_values: KeysValues) -> Tensor:
-        own, across, feed_forward = block.layer
-        normed, attention = own.layer_norm(hidden), own.SelfAttention
-        key, value = (_split_heads(attention, project(normed)) for project in (attention.k, attention.v))
-        hidden = hidden + _attend(attention, normed, *keys_values(number, key, value), bias)
-        normed = across.layer_norm(hidden)
-        hidden = hidden + _attend(across.EncDecAttention, normed, *self._cross[number], self._visible)
-        return feed_forward(hidden)
+    def _run_block(
+        self,
+        block: T5Block,
+        hidden: Tensor,
+        number: int,
+        bias: Tensor,
+        keys_values: KeysValues,
+        memory: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        weights = self._weights[number] or BlockWeights.read(block)
+        own, cross, feed_forward = block.layer
+        heads, size = own.SelfAttention.n_heads, own.SelfAttention.key_value_proj_dim
+        merged = apply_projection(_normalize(own.layer_norm, hidden), weights.qkv)
+        query, key, value = merged.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)  # [B, h, n, d_kv] each
+        key, value = keys_values(number, key, value)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype), scale=1.0)
+        hidden = hidden + apply_projection(found.transpose(1, 2).flatten(2), weights.own_out)
+        query = apply_projection(_normalize(cross.layer_norm, hidden), weights.queries)
+        found = _attend_memory(query.unflatten(-1, (heads, size)), weights, memory, mask)
+        hidden = hidden + apply_projection(found, weights.cross_out)
+        inner = apply_projection(_normalize(feed_forward.layer_norm, hidden), weights.wide)
+        act = self.config.dense_act_fn
+        if is_gated(feed_forward.DenseReluDense):
+            gate, value = inner.chunk(2, -1)
+            inner = compute_activation(gate, act).mul_(value)
+        else:
+            inner = inner.relu_() if act == "relu" else compute_activation(inner, act)
+        return hidden + apply_projection(inner, weights.narrow)
 
     # --- memory ---
 
-    def _allocate_caches(self, rows: int, length: int) -> None:
-        """Allocate the keys and values of `rows` inputs of `length` tokens, reusing the previous batch's memory."""
-        attention = self._stack.block[0].layer[1].EncDecAttention
-        shape = (rows, attention.n_heads, length, attention.key_value_proj_dim)
-        size = rows * attention.n_heads * length * attention.key_value_proj_dim
-        if not self._room or self._room[0][0].numel() < size:
-            weight = self._stack.embed_tokens.weight
-            kind = self.device.type
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-            options = {"dtype": dtype, "device": self.device}
-            self._room = [_allocate_pair(weight.new_empty, size, **options) for _ in self._blocks]
-        self._cross = [(keys[:size].view(shape), values[:size].view(shape)) for keys, values in self._room]
-        self._own = []
-
-    def _extend_caches(self) -> None:
-        """Grow the self-attention cache if it has no room for one more step."""
-        needed = (self.num_steps + 1) * self._num_beams
-        if self._own and self._own[0][0].shape[2] >= needed:
+    def _make_room(self, rows: int, longest: int) -> None:
+        """Make room for one more column: move those that are seen to the front if they are few, else grow."""
+        beams = self._num_beams
+        columns = self._own[0][0].shape[2] // beams if self._own else 0
+        if self._column < columns or not self._blocks:
             return
+        seen = slice((self._column - longest) * beams, self._column * beams)
+        size = columns if 2 * longest < columns else max(2 * columns, FIRST_STEPS)
+        attention = self._stack.block[0].layer[0].SelfAttention
+        shape = (rows, attention.n_heads, size * beams, attention.key_value_proj_dim)
         grown = []
-        for layer, (cross, _) in enumerate(self._cross):
-            rows, heads, _, width = cross.shape
-            old = self._own[layer] if self._own else ()
-            steps = old[0].shape[2] * 2 if old else FIRST_STEPS * self._num_beams
-            pair = _allocate_pair(cross.new_empty, rows, heads, steps, width)
-            for new, filled in zip(pair, old, strict=False):
-                new[:, :, : filled.shape[2]] = filled
+        for layer in range(len(self._blocks)):
+            pair = (
+                self._own[layer] if size == columns else (self._memory.new_empty(shape), self._memory.new_empty(shape))
+            )
+            for new, old in zip(pair, self._own[layer] if self._own else (), strict=False):
+                new[:, :, : longest * beams] = old[:, :, seen]
             grown.append(pair)
-        self._own = grown
+        self._own, self._column = grown, longest
 
-    def _append(self, layer: int, key: Tensor, value: Tensor, at: int) -> tuple[Tensor, Tensor]:
-        keys, values = self._own[layer]
-        keys[:, :, at : at + key.shape[2]] = key
-        values[:, :, at : at + value.shape[2]] = value
-        return keys, values
+
+def _build_bias(memory: EncodedInputs) -> Tensor | None:
+    """What is added to the products with a padded memory: -inf at padding, [B, 1, S]; None if nothing is padded."""
+    if min(memory.lengths) == memory.states.shape[1]:
+        return None
+    zeros = torch.zeros(memory.states.shape[:2], dtype=memory.states.dtype, device=memory.states.device)
+    return zeros.masked_fill_(~memory.build_mask(), -torch.inf)[:, None]
+
+
+def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: Tensor | None) -> Tensor:
+    """Cross-attention with the encoder's output as keys and values: query [B, n, h, d_kv] -> [B, n, h * d_kv]."""
+    rows, nodes, heads, size = query.shape
+    by_head = query.permute(2, 0, 1, 3).reshape(heads, rows * nodes, size)
+    wide = torch.bmm(by_head, weights.keys).view(heads, rows, nodes, -1)
+    wide = wide.permute(1, 2, 0, 3).reshape(rows, nodes * heads, -1)
+    transposed = memory.transpose(1, 2)
+    scores = torch.bmm(wide, transposed) if mask is None else torch.baddbmm(mask, wide, transposed)
+    found = torch.bmm(torch.softmax(scores, -1, dtype=memory.dtype), memory).view(rows, nodes, heads, -1)
+    found = found.permute(2, 0, 1, 3).reshape(heads, rows * nodes, -1)
+    out = torch.bmm(found, weights.values.transpose(1, 2)).view(heads, rows, nodes, size)
+    return out.permute(1, 2, 0, 3).reshape(rows, nodes, heads * size)
+
+
+def _recompute_best(logits: Tensor, hidden: Tensor, head: nn.Linear) -> Tensor:
+    """Compute the best logits of each row again in fp32, in place: products in bf16 have 8 bits, in which they tie."""
+    if is_plain_linear(head):
+        best = logits.topk(min(NUM_RECOMPUTED, logits.shape[-1])).indices
+        with suppress_autocast(logits.device):
+            exact = torch.einsum("...kd,...d->...k", get_local(head.weight)[best].float(), hidden.float())
+        logits.scatter_(-1, best, exact)
+    return logits
+
+
+def _normalize(norm: T5Norm, hidden: Tensor) -> Tensor:
+    return rms_norm(hidden, norm.weight, norm.variance_epsilon)
 
 
 def _compute_bias_tables(
@@ -230,44 +304,10 @@ def _compute_bias_tables(
     return tables, [different.index(owner) for owner in owners]
 
 
-def _build_history_bias(row: Tensor, slots: Tensor | None, num_beams: int) -> Tensor:
-    """The bias of a step, [1, h, 1, t]; with beams [B, h, K, t * K], -inf at cached keys of other hypotheses."""
-    if slots is None:
-        return row
-    mine = slots[..., None] == torch.arange(num_beams, device=slots.device)
+def _build_history_bias(row: Tensor, hidden: Tensor | None, places: Tensor | None, num_beams: int) -> Tensor:
+    """The bias of a step, [1 or B, h, 1, t], -inf where `hidden`; with beams [B, h, K, t * K], -inf at cached keys of
+    other hypotheses."""
+    if places is None:
+        return row if hidden is None else row.masked_fill(hidden, -torch.inf)
+    mine = places[..., None] == torch.arange(num_beams, device=places.device)
     return torch.where(mine.flatten(2)[:, None], row.repeat_interleave(num_beams, -1), -torch.inf)
-
-
-def _fill_cross_cache(block: T5Block, encoded: Tensor, keys: Tensor, values: Tensor, lengths: Sequence[int]) -> None:
-    attention = block.layer[1].EncDecAttention
-    _scatter_rows(attention.k(encoded), keys, lengths)
-    _scatter_rows(attention.v(encoded), values, lengths)
-
-
-def _attend(attention: T5Attention, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    query = _split_heads(attention, attention.q(hidden))
-    mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=1.0)
-    return attention.o(mixed.transpose(1, 2).flatten(2))
-
-
-def _split_heads(attention: T5Attention, projected: Tensor) -> Tensor:
-    """[B, Q, h * d_kv] to [B, h, Q, d_kv]."""
-    return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(1, 2)
-
-
-def _scatter_rows(flat: Tensor, rows: Tensor, lengths: Sequence[int]) -> None:
-    """Write projected flat tokens, [N, h * d_kv], into rows padded with 0, [B, h, S, d_kv]."""
-    _, heads, _, width = rows.shape
-    begin = 0
-    for first, count, length in iter_equal_runs(lengths):
-        end = begin + count * length
-        part = flat[begin:end].view(count, length, heads, width)
-        rows[first : first + count, :, :length] = part.transpose(1, 2)
-        rows[first : first + count, :, length:] = 0.0
-        begin = end
-
-
-def _allocate_pair(
-    make: Callable[..., Tensor], *size: int, **options: torch.device | torch.dtype
-) -> tuple[Tensor, Tensor]:
-    return make(*size, **options), make(*size, **options)

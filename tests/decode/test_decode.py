@@ -15,6 +15,7 @@ from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.store import load_or_build_store
 from fivetune.decode import Decoding, estimate_max_new_tokens, generate, group_by_length, to_text
+from fivetune.decode.steps import Decoder
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import list_sentinel_ids
@@ -179,3 +180,52 @@ def test_a_start_token_other_than_pad(model_folder, store, beams):
         batch = pad(collate(store, [row]), pad_id=0)
         with torch.no_grad():
             assert math.isclose(one.target_loss, compute_padded_losses(model, batch).sum().item(), rel_tol=1e-5)
+
+
+def test_slots_are_filled_while_others_run(model_folder, tmp_path, monkeypatch):
+    """Batches that are answered one after another need as many steps as the longest answer of each."""
+    model = lively(model_folder)
+    many = question_store(tmp_path, model_folder, num_questions=64)
+    steps = []
+    step = Decoder.step
+    monkeypatch.setattr(Decoder, "step", lambda self, ids, *others: steps.append(len(ids)) or step(self, ids, *others))
+    answers = {one.row: one for one in _generate(model, many, Decoding(12, batch_size=8, score_targets=False))}
+    in_batches = group_by_length(many.inputs.lengths, 8)
+    assert len(steps) < 0.9 * sum(max(answers[row].num_scored_tokens for row in batch) for batch in in_batches)
+    assert sum(steps) < 1.3 * sum(one.num_scored_tokens for one in answers.values())
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+def test_bf16_scores_as_fp32_does(family_folders, store, family):
+    model = load_model_and_tokenizer(str(family_folders[family])).model
+    exact = {one.row: one for one in _generate(model, store, Decoding(6))}
+    half = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
+    for one in generate(model, store, range(len(store)), Decoding(6), device="cpu", autocast=half):
+        assert one.target_loss == pytest.approx(exact[one.row].target_loss, rel=5e-3)
+
+
+@pytest.mark.slow
+def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path):
+    dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
+    if not dev.is_file():
+        pytest.skip(kit.NEEDS_SHARED)
+    loaded = load_model_and_tokenizer(str(CHECKPOINT))
+    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=500)
+    real = load_or_build_store(source, loaded.tokenizer, cache=tmp_path)
+    decoding, rows, half = Decoding(16, score_targets=False), range(500), torch.autocast("cpu", dtype=torch.bfloat16)
+    exact = {one.row: one.token_ids for one in _generate(loaded.model, real, decoding)}
+    rounded = {
+        one.row: one.token_ids
+        for one in generate(loaded.model, real, rows, decoding, device="cpu", autocast=lambda: half)
+    }
+    different = [row for row in rows if exact[row] != rounded[row]]
+    assert len(different) < 25  # not fine-tuned, the model finds many tokens about equally probable
+    for row in different:
+        ours, theirs = [*exact[row], 1], [*rounded[row], 1]
+        at = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
+        written = torch.tensor([[0, *ours[:at]]])
+        with torch.no_grad():
+            logits = loaded.model.eval()(
+                input_ids=torch.tensor([real.inputs[row].tolist()]), decoder_input_ids=written
+            ).logits[0, -1]
+        assert logits[ours[at]] - logits[theirs[at]] < 0.08  # in nats

@@ -70,7 +70,7 @@ def test_greedy_writes_and_scores_as_transformers(family_folders, store, family,
     got = ours(model, store, rows, **rule)
     written, logprobs = theirs(model, store, list(rows), **rule)
     assert [got[row].token_ids for row in rows] == written
-    assert [got[row].logprob for row in rows] == pytest.approx(logprobs, rel=1e-5, abs=1e-5)
+    assert [got[row].logprob for row in rows] == pytest.approx(logprobs, rel=3e-5, abs=1e-5)
     assert all(got[row].num_scored_tokens == len(ids) + (not got[row].hit_cap) for row, ids in enumerate(written))
 
 
