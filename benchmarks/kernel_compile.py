@@ -18,13 +18,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
 from benchmarks.harness import table
-from fivetune.model.cuda import attention_kernels, norm, optimizer, pointwise
+from fivetune.model.cuda import attention_kernels, norm, optimizer, pointwise, rows
 from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FP32 = {"lse", "delta", "parts", "factors", "master", "mean", "square", "lr", "grad_bias", "bias"}
-INT64 = {"seed", "cu_q", "cu_k"}
+FP32 = {"lse", "delta", "parts", "factors", "master", "mean", "square", "lr", "grad_bias", "bias", "total"}
+INT64 = {"seed", "cu_q", "cu_k", "ids", "order"}
 FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
 COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "rate", "tiles_q", "tiles_k", "size"} | {
     "num_sequences",
@@ -34,10 +34,10 @@ COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "ra
 
 
 def main() -> None:
-    rows = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes"]]
+    found = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes"]]
     for name, kernel, kind, constants, tile in cases():
-        rows.append([name, kind, *compiled(kernel, kind.partition(",")[0], constants, tile)])
-    print(table(rows))
+        found.append([name, kind, *compiled(kernel, kind.partition(",")[0], constants, tile)])
+    print(table(found))
 
 
 def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
@@ -64,6 +64,8 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
         yield "dropout and sum", pointwise._dropped, kind, block, pointwise_tile
         yield "activation", pointwise._activated, kind, gate, pointwise_tile
         yield "activation backward", pointwise._activated_backward, kind, gate, pointwise_tile
+        tile = TILES["rows", ""]
+        yield "rows of a table", rows._add_runs, kind, {"ROWS": tile.rows, "COLS": tile.cols}, tile
         tile = TILES["optimizer", ""]
         betas = {"BETA1": 0.9, "BETA2": 0.999}
         yield "square sums", optimizer._square_sums, kind, {"BLOCK": tile.cols}, tile

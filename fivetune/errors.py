@@ -24,7 +24,14 @@ from difflib import get_close_matches
 
 from fivetune.redaction import redact_secrets
 
-OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "resource_exhausted")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "resource_exhausted",
+    "status_alloc_failed",  # of cuBLAS and cuDNN, for their workspaces
+)
+BROKEN_CONTEXT = ("illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
 """Texts of CUDA and MPS, the CPU twice, and XLA."""
 
 
@@ -170,3 +177,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return any(words in str(error).lower() for words in OUT_OF_MEMORY)
     return isinstance(error, MemoryError)
+
+
+def refuse_broken_context(error: BaseException, remedy: str) -> None:
+    """Raise FiveTuneEnvironmentError if a kernel has broken the CUDA context: every later call of the process fails.
+
+    Args:
+        remedy: what to change so that the kernel does not run.
+    """
+    words = str(error).strip().splitlines()
+    if isinstance(error, RuntimeError) and any(each in str(error).lower() for each in BROKEN_CONTEXT):
+        raise FiveTuneEnvironmentError(
+            f"device: a kernel has failed and left the device unusable for this process: {words[0]}. "
+            f"Start again with {remedy}; CUDA_LAUNCH_BLOCKING=1 names the kernel."
+        ) from error

@@ -6,7 +6,16 @@ import pickle
 
 import pytest
 
-from fivetune.errors import FiveTuneError, InterruptedRunError, MissingLabelError, NumericError, RecordError
+from fivetune.errors import (
+    FiveTuneEnvironmentError,
+    FiveTuneError,
+    InterruptedRunError,
+    MissingLabelError,
+    NumericError,
+    RecordError,
+    is_out_of_memory,
+    refuse_broken_context,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +31,26 @@ def test_errors_keep_their_facts(error: FiveTuneError):
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(copy) is type(error) and str(copy) == str(error)
     assert vars(copy) == vars(error) and copy.exit_code == error.exit_code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "NCCL error in: ProcessGroupNCCL.cpp, unhandled cuda error: Cuda failure 2 'out of memory'",
+    ],
+)
+def test_libraries_that_get_no_memory_are_out_of_memory(words):
+    assert is_out_of_memory(RuntimeError(words))
+
+
+def test_a_kernel_that_breaks_the_device_ends_the_process():
+    broken = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+    with pytest.raises(FiveTuneEnvironmentError) as raised:
+        refuse_broken_context(broken, "--train.capture off")
+    assert str(raised.value) == (
+        "device: a kernel has failed and left the device unusable for this process: CUDA error: an illegal memory "
+        "access was encountered. Start again with --train.capture off; CUDA_LAUNCH_BLOCKING=1 names the kernel."
+    )
+    refuse_broken_context(RuntimeError("no kernel image"), "--train.capture off")

@@ -34,7 +34,11 @@ class PaddedBatch:
     labels: Tensor
 
     def to(self, device: str) -> PaddedBatch:
-        return PaddedBatch(self.input_ids.to(device), self.attention_mask.to(device), self.labels.to(device))
+        """Copy to a device; to a CUDA device without waiting for its queue."""
+        tensors = (self.input_ids, self.attention_mask, self.labels)
+        if device.startswith("cuda"):
+            return PaddedBatch(*[tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors])
+        return PaddedBatch(*[tensor.to(device) for tensor in tensors])
 
     @property
     def num_positions(self) -> int:

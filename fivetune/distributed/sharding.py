@@ -105,7 +105,7 @@ def compute_sharded_norm(tensors: list[Tensor]) -> Tensor:
     total = torch.zeros((), device=tensors[0].device)
     for alike, groups in _iter_alike(tensors):
         locals_ = [get_local(tensors[number]) for number in alike]
-        square = torch.nn.utils.get_total_norm(locals_, foreach=True).float().square()
+        square = torch.nn.utils.get_total_norm(locals_).float().square()
         total = total + _sum_over(square, groups)
     return total.sqrt()
 

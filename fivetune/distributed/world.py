@@ -164,8 +164,13 @@ class World:
             distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         try:
             yield replace(self, _store=store, timeout=timeout)
+        except BaseException:
+            if cuda:  # without this, NCCL waits for a lost rank until its watchdog kills the process
+                _stop_process_groups()
+            raise
         finally:
-            distributed.destroy_process_group()
+            if distributed.is_initialized():
+                distributed.destroy_process_group()
 
     def gather(self, value: T) -> list[T]:
         """All-gather: the values of all ranks in order, on every rank."""
@@ -339,6 +344,14 @@ class World:
 
 
 SINGLE_PROCESS = World()
+
+
+def _stop_process_groups() -> None:
+    """End all process groups without waiting for other ranks."""
+    from torch.distributed import distributed_c10d
+
+    abort: Callable[[], None] = vars(distributed_c10d)["_abort_process_group"]
+    abort()
 
 
 def describe_lost_ranks(environ: Mapping[str, str] = os.environ) -> str:

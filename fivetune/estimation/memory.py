@@ -34,6 +34,10 @@ from fivetune.estimation.workload import BUCKET_BYTES, FP32, Layout, Workload
 from fivetune.model.shapes import NUM_BUCKETS
 
 CHUNK_LOGITS = 2**24  # as model/loss.py: most logits that are saved, and those of a chunk
+CUDA_CHUNKS, CHUNK_TILE = (
+    8,
+    128,
+)  # as model/loss.py: chunks that CUDA computes at once, and what its rows are rounded to
 BLOCK_ROWS = 64  # as model/attention.py: rows of short sequences that share a block
 POSITION = 8  # bytes of a dropped position on a CPU
 
@@ -318,7 +322,8 @@ def _build_head(work: Workload, layout: Layout, targets: int, embedded: float) -
     """
     shape, e = work.shape, work.matmul_bytes
     logits = targets * shape.vocab_size
-    chunk = min(logits, max(1, CHUNK_LOGITS // shape.vocab_size) * shape.vocab_size)
+    limit, tile = (CUDA_CHUNKS * CHUNK_LOGITS, CHUNK_TILE) if work.on_gpu else (CHUNK_LOGITS, 1)
+    chunk = min(logits, max(1, limit // shape.vocab_size // tile) * tile * shape.vocab_size)
     keeps, several = logits <= CHUNK_LOGITS, chunk < logits
     wide = FP32 if e == FP32 else 2 * FP32
     computed = (0 if keeps else e) + (e if several else 0)

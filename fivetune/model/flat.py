@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -428,4 +428,27 @@ def _build_bias_table(module: T5Attention, longest: int, above: Tensor | None) -
 
 
 def _read_biases(embedding: nn.Embedding, buckets: Tensor) -> Tensor:
-    return get_local(embedding.weight)[buckets].t().contiguous()
+    weight = get_local(embedding.weight)
+    if needs_attention_kernel(weight):
+        return BiasLookup.apply(weight, buckets).t().contiguous()
+    return weight[buckets].t().contiguous()
+
+
+class BiasLookup(torch.autograd.Function):
+    """Reads the bias of each bucket [N] from a table [B, H]; the gradient is one product on the device.
+
+    torch's own gradient of an index sorts it and walks the positions of each bucket one by one: most of a long
+    sequence's distances share one bucket.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, buckets: Tensor) -> Tensor:
+        ctx.save_for_backward(buckets)
+        ctx.num_buckets = len(weight)
+        return weight[buckets]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (buckets,) = ctx.saved_tensors
+        members = grad.new_zeros(len(buckets), ctx.num_buckets).scatter_(1, buckets[:, None], 1.0)
+        return members.t() @ grad, None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
         def add_product(self, share: Tensor, hidden: Tensor) -> None: ...
 
 
+CUDA_CHUNKS = 8  # chunks of MAX_CHUNK_LOGITS that CUDA computes at once: 512 MiB of fp32
+CHUNK_TILE = 128  # rows of a tile of cuBLAS's products
 MAX_SAVED_LOGITS = 2**24  # most logits saved for the backward pass (64 MiB in fp32); beyond, all are recomputed
 THIN = 4  # the head's gradient stays factored up to n = d / THIN rows; beyond, the dense gradient is as cheap
 
@@ -69,7 +72,11 @@ class Embed(torch.autograd.Function):
             return None, None, None
         if total is None:
             total = grad.new_zeros(ctx.parameter.shape)
-        return total.index_add_(0, ids, grad), None, None, None
+        if needs_attention_kernel(grad):
+            from fivetune.model.cuda.rows import add_rows_
+
+            return add_rows_(total, ids, grad), None, None
+        return total.index_add_(0, ids, grad), None, None
 
 
 def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
@@ -120,7 +127,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         ctx.parameter = head
         step = objective.num_passes
-        rows, ctx.table_dtype = max(1, MAX_CHUNK_LOGITS // len(head) // step) * step, head.dtype
+        rows, ctx.table_dtype = choose_chunk_rows(len(head), hidden.device.type, step), head.dtype
         head = copy_weights(hidden.dtype, head)
         keeps = len(hidden) * len(head) <= MAX_SAVED_LOGITS
         nats, norms, kept = [], [], []
@@ -156,6 +163,19 @@ class LinearCrossEntropy(torch.autograd.Function):
         if ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
         return of_hidden, of_head, None, None, None, None
+
+
+def choose_chunk_rows(num_logits: int, kind: str, step: int = 1) -> int:
+    """Choose the rows of a chunk of logits: a multiple of `step` (1 or 2), on CUDA whole tiles of a product.
+
+    Each chunk writes and reads a product of the table's size, so that a GPU with its memory takes few large ones.
+
+    >>> choose_chunk_rows(250112, "cpu"), choose_chunk_rows(250112, "cuda")
+    (67, 512)
+    """
+    if kind == "cuda":
+        return max(1, CUDA_CHUNKS * MAX_CHUNK_LOGITS // num_logits // CHUNK_TILE) * CHUNK_TILE
+    return max(1, MAX_CHUNK_LOGITS // num_logits // step) * step
 
 
 def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:

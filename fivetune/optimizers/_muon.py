@@ -43,9 +43,7 @@ class MuonWithAdamW(Optimizer):
             )
             self._parts.append(muon)
         if others:
-            self._parts.append(
-                torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, foreach=True)
-            )
+            self._parts.append(torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
         super().__init__([group for part in self._parts for group in part.param_groups], {})
 
     @torch.no_grad()

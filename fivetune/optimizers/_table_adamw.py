@@ -107,7 +107,7 @@ def compute_total_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Euclidean norm of all gradients, factored ones included."""
     for parameter in parameters:
         _merge_parts(parameter)
-    norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)]
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])]
     norms += [parts.compute_norm() for p in parameters if (parts := getattr(p, "table_grad", None))]
     return torch.linalg.vector_norm(torch.stack(norms))
 

@@ -39,7 +39,6 @@ class SGD(Options):
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self.weight_decay,
-            foreach=True,
         )
 
     def effective_lr(self, optimizer: Optimizer) -> float | None:

@@ -181,7 +181,7 @@ class StrategyOptions(Options):
             return norm
         norm = compute_total_norm(parameters)
         if max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
             scale_tables(parameters, max_norm, norm)
         return norm
 

@@ -123,6 +123,6 @@ class Pipeline(ShardedOptions):
             return super().clip(model, max_norm)
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         own = [gradient for name, gradient in gradients.items() if stage.is_owner(name)]
-        norm = stage.sum_over_stages(torch.nn.utils.get_total_norm(own, foreach=True).float().square()).sqrt()
+        norm = stage.sum_over_stages(torch.nn.utils.get_total_norm(own).float().square()).sqrt()
         scale_gradients(list(gradients.values()), norm, max_norm)
         return norm

@@ -145,7 +145,8 @@ def train(
                 run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
-            torch.set_flush_denormal(False)  # `choose_compute` sets it for the whole process
+            torch.set_flush_denormal(False)  # `choose_compute` sets both for the whole process
+            torch.backends.cuda.enable_cudnn_sdp(True)
             progress.close()
             run.close()
     return rundir.read_run(folder)

@@ -147,8 +147,10 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     """Choose device and precision, and set the number of threads; call it before any computation.
 
     Denormal floats are flushed to 0, because a CPU is many times slower with them; new threads inherit the setting.
+    cuDNN's attention is disabled: it builds a plan for every exact shape, and decoding has thousands of shapes.
     """
     torch.set_flush_denormal(True)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_num_threads(config.train.num_threads or count_cores())
     device = pick_device(config.device)
     if world.size > 1 and device == "cuda":

@@ -184,7 +184,7 @@ def get_random_states() -> TorchState:
         "python": random.getstate(),
         "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
         "mps": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
     }
 
@@ -195,7 +195,8 @@ def set_random_states(states: TorchState) -> None:
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    if states.get("mps") is not None:
+    if states["cuda"] and torch.cuda.is_available():
+        held = states["cuda"]  # of the run's device, or of all devices in a checkpoint of an earlier version
+        torch.cuda.set_rng_state(held[min(torch.cuda.current_device(), len(held) - 1)])
+    if states.get("mps") is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(states["mps"])

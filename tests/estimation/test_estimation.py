@@ -37,6 +37,8 @@ from fivetune.estimation.communication import (
 from fivetune.estimation.memory import (
     BLOCK_ROWS,
     CHUNK_LOGITS,
+    CHUNK_TILE,
+    CUDA_CHUNKS,
     Part,
     count_bucket_share,
     estimate_memory,
@@ -126,6 +128,7 @@ def test_an_unusable_config_is_named(tmp_path, text, message):
 
 def test_constants_are_those_of_the_code_that_is_estimated():
     assert CHUNK_LOGITS == loss.MAX_CHUNK_LOGITS == loss.MAX_SAVED_LOGITS
+    assert (CUDA_CHUNKS, CHUNK_TILE) == (loss.CUDA_CHUNKS, loss.CHUNK_TILE)
     assert (BLOCK_ROWS, BUCKET_BYTES) == (attention.MAX_BLOCK_ROWS, _buckets.BUCKET_BYTES)
 
 
@@ -145,11 +148,11 @@ def test_two_ranks_halve_what_heads_and_features_take():
 
 
 def test_the_head_saves_few_logits_and_computes_many_again():
-    few, many = find_part(make_work(), "head"), find_part(make_work(num_targets=2**20), "head")
+    few, many = find_part(make_work(), "head"), find_part(make_work(num_targets=2**23), "head")
     assert few.saved == 2 * 2 * 32  # 2 targets, 32 tokens of the vocabulary, 2 bytes
     assert many.saved == 0
-    # a chunk of 2^24 logits: 2 bytes each of it and of the one before, 8 of the softmax; gradients of hidden and table
-    assert many.temporary == 12 * 2**24 + 2 * 8 * 2**20 + 2 * 32 * 8
+    # 8 chunks of 2^24 logits: 2 bytes each of it and of the one before, 8 of the softmax; gradients of hidden and table
+    assert many.temporary == 12 * 8 * 2**24 + 2 * 8 * 2**23 + 2 * 32 * 8
 
 
 def test_large_gradients_are_sent_in_place():

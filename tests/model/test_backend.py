@@ -140,6 +140,8 @@ def test_the_place_is_taken(monkeypatch):
         train_section = SimpleNamespace(num_threads=1, precision="fp32")
         choose_compute(SimpleNamespace(device=device, train=train_section))  # type: ignore[arg-type]
     assert taken == ["cuda:1"]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # it plans every exact shape anew, and decoding has thousands
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 FLUSHED = """

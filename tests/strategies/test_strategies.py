@@ -19,10 +19,13 @@ from built_once import build_once
 from flat_kit import make_batch
 from ranks import start_ranks
 from safetensors.torch import load_file
+from torch import distributed
+from torch.distributed import distributed_c10d
 
 from fivetune import plugins, rundir
 from fivetune.config import load_config
 from fivetune.distributed import shards
+from fivetune.distributed import world as world_module
 from fivetune.distributed.pipeline import divide_costs, order_passes
 from fivetune.distributed.sharding import gather_tensor, shard_like
 from fivetune.distributed.world import World, refuse_shared_devices, refuse_wrong_world_size
@@ -106,6 +109,39 @@ def test_gradients_are_reduced_after_the_last_micro_batch_only(name, monkeypatch
         lambda phase: None,
     )
     assert asked == [False, False, True]
+
+
+def test_gradients_are_clipped_on_devices_without_grouped_kernels():
+    """torch's meta device has none, as MPS."""
+    model = torch.nn.Linear(3, 2, device="meta")
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    assert plugins.load_plugin("strategies", "single")().clip(model, 1.0).is_meta
+    for name in ("sgd", "adafactor", "lion", "muon"):
+        options = plugins.load_plugin("optimizers", name)()
+        groups: Any = [{"params": list(model.parameters()), "kind": "matrix", "lr_factor": 1.0}]
+        options.build(groups).step()
+
+
+def test_a_failed_run_does_not_wait_for_nccl(monkeypatch):
+    """A lost rank never answers: the groups are aborted, not destroyed in order."""
+    done: list[str] = []
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
+    monkeypatch.setattr(world_module, "import_collectives", FakeCollectives)
+    monkeypatch.setattr(distributed, "init_process_group", lambda *args, **named: None)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: "aborted" not in done)
+    monkeypatch.setattr(distributed, "destroy_process_group", lambda: done.append("destroyed"))
+    monkeypatch.setattr(distributed_c10d, "_abort_process_group", lambda: done.append("aborted"))
+    with World(rank=0, size=2).connect(cuda=True, timeout_minutes=1):
+        pass
+    with pytest.raises(ConfigError), World(rank=0, size=2).connect(cuda=True, timeout_minutes=1):
+        raise ConfigError("lost")
+    assert done == ["destroyed", "aborted"]
+
+
+class FakeCollectives:
+    def rendezvous(self, url, *, timeout):
+        yield distributed.HashStore(), 0, 2
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

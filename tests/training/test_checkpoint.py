@@ -26,7 +26,7 @@ from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.records import BestEval
 from fivetune.training import checkpoint, train
 from fivetune.training.checkpoint import TrainingProgress
-from fivetune.training.snapshot import take_snapshot
+from fivetune.training.snapshot import get_random_states, set_random_states, take_snapshot
 from fivetune.training.update import train_step
 
 FILES = ("model.safetensors", "state.pt", "state.json")
@@ -66,6 +66,20 @@ def test_everything_comes_back(tmp_path, model_folder, optimizer):
         torch.equal(a, b)
         for a, b in zip(setup.learner.model.parameters(), fresh.learner.model.parameters(), strict=True)
     )
+
+
+def test_random_states_of_more_devices_than_are_visible_are_those_of_this_one(monkeypatch):
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([1]))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: taken.append(int(state)))
+    states = get_random_states()
+    set_random_states(states)
+    set_random_states({**states, "cuda": [torch.tensor([number]) for number in range(8)]})  # of an earlier version
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_random_states(states)
+    assert len(states["cuda"]) == 1 and taken == [1, 1]
 
 
 def test_state_with_a_field_of_another_version_is_read(tmp_path, setup):

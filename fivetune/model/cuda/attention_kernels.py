@@ -14,6 +14,8 @@ from triton import knobs
 from fivetune.model.cuda.random import gain, keep
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+COUNTS = ("num_rows", "groups", "num_sequences", "tiles_q", "tiles_k")
+"""Arguments that change from batch to batch: Triton would compile again for 1 and for multiples of 16."""
 
 # --- pieces ---
 
@@ -90,7 +92,7 @@ def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl
 # --- kernels ---
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward(
     q,
     k,
@@ -156,7 +158,7 @@ def forward(
     tl.store(lse + head * num_rows + first_q + rows, top + tl.log(total), mask=rows < num_q)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def grad_q(
     q,
     k,
@@ -221,7 +223,7 @@ def grad_q(
     _store(grad_q + own, sums * scale, rows, num_q, stride, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def grad_kv(
     q,
     k,
@@ -290,7 +292,7 @@ def grad_kv(
     _store(grad_v + own, v_sums, cols, num_k, stride, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def grad_bias(
     q,
     k,
@@ -359,7 +361,7 @@ def grad_bias(
     tl.store(parts + M, right)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, width, SIDE: tl.constexpr):
     """Sum parts to the gradient of SIDE distances: program c has those from (c - tiles_q) SIDE on, from two diagonals.
 

@@ -69,7 +69,7 @@ def _forward(x, weight, out, factors, size, eps, BLOCK: tl.constexpr):
     tl.store(out + row * size + cols, scaled.to(kind), mask=cols < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # which changes from batch to batch
 def _backward(x, weight, factors, grad, grad_x, parts, rows, size, BLOCK: tl.constexpr):
     cols = tl.arange(0, BLOCK)
     kind = grad_x.dtype.element_ty

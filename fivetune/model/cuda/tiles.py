@@ -28,8 +28,8 @@ class Tile:
     """Size of the work of one program.
 
     Args:
-        rows: query rows (attention), or programs that share all rows (norm, optimizer).
-        cols: key columns (attention), or elements per block (pointwise, optimizer).
+        rows: query rows (attention), programs that share all rows (norm, optimizer), or rows of a turn (rows).
+        cols: key columns (attention), or elements per block (pointwise, optimizer, rows).
         warps: warps per program.
         stages: depth of the load pipeline.
     """
@@ -56,6 +56,7 @@ TILES = {
     ("norm", ""): Tile(256, 0, 4),
     ("pointwise", ""): Tile(0, 1024, 4),
     ("optimizer", ""): Tile(1024, 2048, 4),
+    ("rows", ""): Tile(32, 128, 4),
 }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, refuse_broken_context
 from fivetune.model.cuda.static_step import Buckets, GraphRecorder, make_graph_recorder
 from fivetune.rundir import MACHINE
 from fivetune.training.autotune.probe import (
@@ -138,6 +138,7 @@ def _try_graphs(
         try:
             recorder, why = _benchmark_graphs(setup, saved, make_recorder, clock, timed=timed)
         except Exception as error:  # of any class: drivers and kernels raise many
+            refuse_broken_context(error, "--train.capture off")
             why = _format_error(error)
         restore_weights(saved, reallocate=True)
     with restore_state(learner.model, keep_gradients=True):  # graphs write to the gradients' addresses

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 
+from fivetune.model import flat
 from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
 from fivetune.model.cuda import attention, dispatch, norm, pointwise
 from fivetune.model.cuda.static_step import Buckets, StaticBatch, compute_static_losses, fill_block
@@ -109,6 +110,8 @@ def test_static_buffers_need_nothing_from_the_host(monkeypatch):
     (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()  # fills the caches
     with Seen():
         (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()
+    unordered = ("index_add", "index_put", "scatter_add", "embedding_dense")  # atomics, but for labels of distinct rows
+    assert [name for name in seen if any(word in name for word in unordered)] == ["aten.scatter_add_.default"]
     host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_copy_from", "lift_fresh", "aten.arange")
     assert len(seen) > 100 and [name for name in seen if any(word in name for word in host)] == []
 
@@ -157,3 +160,16 @@ def test_kept_buckets_are_the_buckets(longest):
     kept = get_relative_buckets(torch.device("cpu"), longest, **rule)
     assert torch.equal(kept, compute_relative_buckets(longest, **rule))
     assert kept.data_ptr() == get_relative_buckets(torch.device("cpu"), longest, **rule).data_ptr()
+
+
+def test_the_gradient_of_a_bias_table_is_a_product_and_equals_that_of_an_index(monkeypatch):
+    embedding, buckets = (
+        torch.nn.Embedding(32, 3),
+        get_relative_buckets(torch.device("cpu"), 200, bidirectional=True, num_buckets=32, max_distance=128),
+    )
+    grad = torch.randn(3, len(buckets))
+    (expected,) = torch.autograd.grad(flat._read_biases(embedding, buckets), embedding.weight, grad)
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
+    found = flat._read_biases(embedding, buckets)
+    assert torch.equal(found, embedding.weight[buckets].t()) and "BiasLookup" in str(found.grad_fn.next_functions)  # type: ignore[union-attr]
+    torch.testing.assert_close(torch.autograd.grad(found, embedding.weight, grad)[0], expected)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from fivetune.model.cuda.norm import compute_rms_norm
 from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import round_dropout_rate
+from fivetune.model.cuda.rows import add_rows_
 
 pytestmark = pytest.mark.slow
 
@@ -149,9 +152,44 @@ def test_empty_sequences_and_queries_without_keys():
     assert all(grad.isfinite().all() for grad in grads) and (grads[2][:2] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_rows_of_equal_ids_are_summed_in_the_order_of_the_tokens(dtype):
+    torch.manual_seed(0)
+    ids = torch.cat([torch.zeros(70), torch.tensor([5, 3, 5, 9, 3, 3]), torch.zeros(3)]).long()  # runs of 1 to 73
+    grad, total = torch.randn(len(ids), 40).to(dtype), torch.randn(11, 40).to(dtype)
+    expected = total.double().index_add_(0, ids, grad.double())
+    found = add_rows_(total.clone(), ids, grad)
+    assert (found.double() - expected).abs().max() <= CLOSE[dtype] * expected.abs().max()
+    assert torch.equal(found[[1, 2, 4, 10]], total[[1, 2, 4, 10]])
+
+
 def test_no_kernel_adds_in_an_order_that_changes():
     sources = [path.read_text() for path in Path(tiles.__file__).parent.glob("*.py")]
     assert sources and not any("tl.atomic" in source for source in sources)
+
+
+COMPILED_ONCE = """
+import sys
+from fivetune.model.cuda import attention_kernels, norm, rows
+for kernel in (*map(vars(attention_kernels).get, ("forward", "grad_q", "grad_kv", "grad_bias", "sum_diagonals")),
+               norm._backward, rows._add_runs):
+    print(kernel.__name__, *[each.name for each in kernel.params if each.do_not_specialize])
+"""
+
+
+def test_counts_that_change_with_the_batch_do_not_compile_kernels_anew():
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED_ONCE], capture_output=True, text=True, env=environ, check=True
+    )
+    found = {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert found == {
+        **{name: {"num_rows", "groups"} for name in ("forward", "grad_q", "grad_kv")},
+        "grad_bias": {"num_rows", "groups", "num_sequences", "tiles_k"},
+        "sum_diagonals": {"tiles_q", "tiles_k"},
+        "_backward": {"rows"},
+        "_add_runs": {"num_rows"},
+    }
 
 
 def test_a_head_size_without_a_kernel_is_refused():
