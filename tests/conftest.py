@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and as many tests run at once as there are cores
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processes: each would compile the package anew
 
 import pytest

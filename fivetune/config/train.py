@@ -124,7 +124,8 @@ class TrainSection(BaseModel):
     log_every_steps: PositiveInt = Field(default=10, description="steps between two progress lines outside a terminal")
     num_threads: PositiveInt | None = Field(
         default=None,
-        description="CPU threads of each process; default: OMP_NUM_THREADS, else the process's share of the cores",
+        description="CPU threads of each process; default: OMP_NUM_THREADS, else the process's share of the cores, "
+        "or fewer where a measurement finds that other programs use them",
     )
 
     @model_validator(mode="after")

@@ -287,6 +287,7 @@ class MachineRecord:
     forward: ForwardFacts = ForwardFacts()
     attention: str | None = None
     num_threads: int | None = None
+    num_threads_why: str = ""
     peak_flops: float | None = None
     num_parameters: int | None = None
     num_trained_parameters: int | None = None

@@ -79,6 +79,7 @@ from fivetune.training.signals import StopNowError, StopRequest
 from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import with_data_labels
 from fivetune.training.stopping import describe_stop
+from fivetune.training.threads import ThreadControl
 from fivetune.training.update import make_nonfinite_flag
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def _prepare(
         sampler,
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
+        threads=ThreadControl.from_setting(config.train.num_threads) if learner.compute.kind == "cpu" else None,
         evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
         owner=owner,
         writer=BackgroundWriter(world, is_parallel=config.checkpoint.background),

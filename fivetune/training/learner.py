@@ -20,7 +20,6 @@ from fivetune.model.adapters import FOLDER, find_adapter, iter_merged, save_adap
 from fivetune.model.backend import Forward
 from fivetune.model.save import save_model
 from fivetune.telemetry.devices import (
-    count_cores,
     count_tpu_chips,
     explain_replaced_precision,
     get_peak_memory_bytes,
@@ -29,6 +28,7 @@ from fivetune.telemetry.devices import (
 )
 from fivetune.training.averaging import Averages
 from fivetune.training.groups import group_weights
+from fivetune.training.threads import ThreadControl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,12 +49,14 @@ class ComputeConfig:
         device: torch's device; cpu with TPU chips, where the model is kept between their steps.
         num_chips: TPU chips that run steps and answers; 0 if torch does.
         precision_why: reason of a measured or replaced precision, for the log and machine.json; "" if it needs none.
+        threads_why: reason of fewer CPU threads than cores; "" if it needs none.
     """
 
     device: str
     precision: str
     num_chips: int = 0
     precision_why: str = ""
+    threads_why: str = ""
 
     @property
     def kind(self) -> str:
@@ -151,8 +153,9 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     """
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
-    torch.set_num_threads(config.train.num_threads or count_cores())
     device = pick_device(config.device)
+    threads = ThreadControl.from_setting(config.train.num_threads)
+    threads_why = threads.start(measure=device == "cpu")
     if world.size > 1 and device == "cuda":
         device = pick_device(f"cuda:{world.local_rank}")
     if device == "tpu":
@@ -161,7 +164,10 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
         torch.cuda.set_device(device)
     requested = config.train.precision
     return ComputeConfig(
-        device, pick_precision(requested, device), precision_why=explain_replaced_precision(requested, device)
+        device,
+        pick_precision(requested, device),
+        precision_why=explain_replaced_precision(requested, device),
+        threads_why=threads_why,
     )
 
 

@@ -42,6 +42,7 @@ from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
 from fivetune.training.stopping import count_evaluation, is_exhausted, rank_evaluation
+from fivetune.training.threads import ThreadControl
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
@@ -75,6 +76,7 @@ class Training:
         peak_flops: of one device; None if unknown.
         flops: counts the operations of steps with the weights that are trained now.
         nonfinite_flag: from `make_nonfinite_flag`.
+        threads: of a CPU run; None on other devices.
         pending_steps: steps without a record yet, oldest first.
         losses, grad_norms: finite values of this part of the run, by step.
         evals: evaluations of this part of the run, in order.
@@ -94,6 +96,7 @@ class Training:
     peak_flops: float | None = None
     flops: StepFlops | None = None
     nonfinite_flag: Tensor | None = None
+    threads: ThreadControl | None = None
     pending_steps: deque[PendingStep] = field(default_factory=deque)
     sinks: list[Any] = field(default_factory=list)
     evaluated_steps: set[int] = field(default_factory=set)
@@ -187,7 +190,7 @@ def run_step(training: Training, groups: Iterator[list[Batch]]) -> bool:
     learner.update_averages(state.step, meter.enter)
     if update.batch_size < training.plan.batch_size:
         _reduce_micro_batch(training, update.batch_size)
-    _warn_of_graphs(training)
+    _warn_of_changes(training)
     logged = state.step % setup.config.train.log_every_steps == 0
     effective = setup.config.optimizer.effective_lr(learner.fetch_rates()) if logged or lr is None else None
     record = partial(
@@ -224,7 +227,11 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
     )
 
 
-def _warn_of_graphs(training: Training) -> None:
+def _warn_of_changes(training: Training) -> None:
+    """Warn of another number of threads, and of steps that could not be captured."""
+    if training.threads and (change := training.threads.update()):
+        step = training.state.step + 1
+        warn_once(training, f"from step {step:,} on {change}. Losses may differ in the last bits.")
     graphs = training.setup.learner.graphs
     if graphs is not None and (failure := graphs.steps.failure):
         warn_once(training, f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")

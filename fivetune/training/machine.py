@@ -32,6 +32,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "batch_size_auto": asdict(setup.fit) if setup.fit else None,
         "attention": learner.forward.describe_attention(learner.model, compute.device),
         "num_threads": torch.get_num_threads(),
+        "num_threads_why": compute.threads_why,
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),
         "num_parameters": count_parameters(learner.model),
         "num_trained_parameters": count_parameters(learner.model, trained=True),
@@ -60,6 +61,7 @@ def format_headline(setup: Setup, step: int) -> str:
         f"{setup.plan.num_steps - step:,} steps of {config.train.examples_per_step} examples "
         f"({len(setup.data.stream.store):,} in the set), {describe_parameters(learner.model)}, "
         f"{compute.precision} on {devices}{why}, {learner.forward.kind} forward ({learner.forward.why})"
+        f"{f'; {compute.threads_why}' if compute.threads_why else ''}"
         f"{f'; loss with {options}' if options else ''}"
         f"{'; averages of the weights are evaluated and exported' if learner.averages else ''}"
         f"{describe_distillation(config, setup.data.stream.store)}"

@@ -1,0 +1,90 @@
+"""The number of CPU threads: one per core, or fewer where other programs use the cores.
+
+In: the most threads. Out: the number that torch uses from then on, and a text for the log.
+Threads that share a core wait for each other at the end of every operation. How many are fastest is measured with
+operations of a training step, because neither the load nor the number of cores shows what a neighbour takes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from fivetune.telemetry.devices import count_cores
+
+SECONDS_BETWEEN = 60.0  # between two measurements during a run
+MIN_GAIN = 1.2  # times as fast as the present number; with less, the number would follow every disturbance
+BUSY_SHARE = 0.8  # of the threads' time; with less, others had the cores, or the step waited for something else
+NUM_ROUNDS, NUM_REPEATS, PROBE_SHAPE = 6, 4, (512, 512, 512)  # rows, inputs, outputs of a product
+
+
+@dataclass(slots=True)
+class ThreadControl:
+    """Chooses the number of threads at the start of a run, and again when its threads do not get their cores.
+
+    Args:
+        most: number of threads without a disturbance.
+        is_fixed: whether the user gave that number, by train.num_threads or OMP_NUM_THREADS.
+    """
+
+    most: int
+    is_fixed: bool = False
+    _wall: float = field(default_factory=time.perf_counter)
+    _busy: float = field(default_factory=time.process_time)
+
+    @classmethod
+    def from_setting(cls, num_threads: int | None) -> ThreadControl:
+        """Build the control of a run from train.num_threads."""
+        is_fixed = num_threads is not None or "OMP_NUM_THREADS" in os.environ
+        return cls(num_threads or count_cores(), is_fixed)
+
+    def start(self, *, measure: bool) -> str:
+        """Set the number of threads; `measure`: choose it. Returns: why it is not `most`, "" if it is."""
+        torch.set_num_threads(self.most)
+        return self._choose(self.most) if measure else ""
+
+    def update(self) -> str:
+        """Choose again, at most once in SECONDS_BETWEEN. Returns: what changed, "" if nothing did."""
+        wall, busy = time.perf_counter(), time.process_time()
+        seconds = wall - self._wall
+        if seconds < SECONDS_BETWEEN:
+            return ""
+        now = torch.get_num_threads()
+        is_disturbed = busy - self._busy < BUSY_SHARE * now * seconds
+        self._wall, self._busy = wall, busy
+        return self._choose(now) if is_disturbed or now < self.most else ""
+
+    def _choose(self, now: int) -> str:
+        if self.most == 1 or self.is_fixed:
+            return ""
+        seconds = measure_threads(self.most, now)
+        best = min(seconds, key=lambda number: seconds[number])
+        best = best if seconds[now] >= MIN_GAIN * seconds[best] else now
+        torch.set_num_threads(best)
+        if best == now:
+            return ""
+        why = "other programs use the cores" if best < now else "the cores are free again"
+        gain = seconds[now] / seconds[best]
+        return f"{best} of {self.most} CPU threads, measured {gain:.1f} times as fast as {now}: {why}"
+
+
+def measure_threads(most: int, now: int) -> dict[int, float]:
+    """Measure seconds of the same operations with `now` threads, and with `most`, its half, its quarter, ... 1.
+
+    The rounds are interleaved, so that a disturbance strikes all numbers.
+    """
+    numbers = {now} | {most >> halves for halves in range(most.bit_length())}
+    seconds = dict.fromkeys(sorted(numbers), 0.0)
+    rows, inputs, outputs = PROBE_SHAPE
+    x, weight = torch.ones(rows, inputs), torch.ones(inputs, outputs)  # no random numbers of the run are drawn
+    for turn in range(NUM_ROUNDS + 1):
+        for number in seconds:
+            torch.set_num_threads(number)
+            started = time.perf_counter()
+            for _ in range(NUM_REPEATS):
+                (x @ weight).relu_().softmax(-1)
+            seconds[number] += time.perf_counter() - started if turn else 0.0  # the first round starts the threads
+    return seconds

@@ -1,0 +1,111 @@
+"""The number of CPU threads: chosen at the start, and again when the cores are taken or free."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from kit import recipe
+
+import fivetune
+from fivetune.training import threads
+from fivetune.training.threads import ThreadControl, measure_threads
+
+
+@pytest.fixture(autouse=True)
+def keep_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def is_measured(monkeypatch, **seconds: float) -> None:
+    """The probe takes so long with t1, t2, t4 threads."""
+    found = {int(name[1:]): value for name, value in seconds.items()}
+    monkeypatch.setattr(threads, "measure_threads", lambda most, now: found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "number", "why"),
+    [
+        ({"t1": 1.0, "t2": 0.55, "t4": 0.3}, 4, ""),
+        ({"t1": 1.0, "t2": 0.9, "t4": 1.05}, 4, ""),
+        (
+            {"t1": 1.0, "t2": 1.5, "t4": 3.0},
+            1,
+            "1 of 4 CPU threads, measured 3.0 times as fast as 4: other programs use the cores",
+        ),
+        (
+            {"t1": 1.0, "t2": 0.5, "t4": 3.0},
+            2,
+            "2 of 4 CPU threads, measured 6.0 times as fast as 4: other programs use the cores",
+        ),
+    ],
+)
+def test_the_start_takes_the_fastest_number_where_it_is_clearly_faster(monkeypatch, seconds, number, why):
+    is_measured(monkeypatch, **seconds)
+    assert ThreadControl(4).start(measure=True) == why
+    assert torch.get_num_threads() == number
+
+
+def test_a_number_of_the_user_stays(monkeypatch):
+    is_measured(monkeypatch, t1=1.0, t2=9.0)
+    for control in (ThreadControl.from_setting(2), ThreadControl(2, is_fixed=True)):
+        assert control.start(measure=True) == "" and torch.get_num_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    control = ThreadControl.from_setting(None)
+    assert (control.most, control.is_fixed) == (2, True)
+    assert ThreadControl(2).start(measure=False) == ""
+
+
+def test_a_run_follows_its_cores(monkeypatch):
+    """Waiting is what threads do whose cores others use: the process was hardly busy."""
+    control = ThreadControl(2)
+    is_measured(monkeypatch, t1=1.0, t2=0.5)
+    control.start(measure=True)
+    is_measured(monkeypatch, t1=1.0, t2=4.0)
+    assert control.update() == ""  # too early
+    monkeypatch.setattr(threads, "SECONDS_BETWEEN", 0.0)
+    control._wall -= 100
+    assert control.update() == "1 of 2 CPU threads, measured 4.0 times as fast as 2: other programs use the cores"
+    is_measured(monkeypatch, t1=1.0, t2=0.5)
+    assert control.update() == "2 of 2 CPU threads, measured 2.0 times as fast as 1: the cores are free again"
+    is_measured(monkeypatch, t1=1.0, t2=4.0)
+    control._busy -= 1e6  # busy all the time: nothing is measured
+    assert control.update() == ""
+
+
+def test_every_number_of_threads_is_measured():
+    before = torch.get_rng_state()
+    assert {*measure_threads(6, 2)} == {1, 2, 3, 6} and all(seconds > 0 for seconds in measure_threads(2, 2).values())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_run_says_how_many_threads_it_has_and_why(monkeypatch, tmp_path, model_folder):
+    monkeypatch.setattr(threads, "count_cores", lambda: 2)
+    monkeypatch.setattr(threads, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(threads, "BUSY_SHARE", 1e9)
+    is_measured(monkeypatch, t1=1.0, t2=4.0)
+    given = recipe(tmp_path, model_folder, train__num_threads=None, train__log_every_steps=2, train__num_steps=2)
+    run = fivetune.train(given, quiet=True, preflight=False)
+    why = "1 of 2 CPU threads, measured 4.0 times as fast as 2: other programs use the cores"
+    assert run.machine.num_threads == 1 and run.machine.num_threads_why == why
+    assert why in (tmp_path / "run" / "log.txt").read_text()
+    is_measured(monkeypatch, t1=4.0, t2=1.0)
+    run = fivetune.train(tmp_path / "run", {"train.num_steps": 4}, resume=True, quiet=True)
+    assert run.machine.num_threads == 2
+
+
+def test_threads_that_wait_do_not_spin():
+    """The package sets OpenMP's policy before torch is imported, unless the user has."""
+    program = "import os, fivetune; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        found = subprocess.run(
+            [sys.executable, "-c", program], env=environment | given, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == policy
