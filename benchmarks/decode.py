@@ -1,7 +1,8 @@
-"""Answers to SQuAD 2.0 questions: FiveTune's decoding against transformers' generate and CTranslate2, fp32, greedy.
+"""Answers to SQuAD 2.0 questions: FiveTune's decoding in fp32 and bf16 against transformers' generate and CTranslate2.
 
 The model has the t5-small config and random weights, made so that every answer ends by itself where a real one would:
-see `make_answers_end`. All engines get the same token ids and write the same tokens, which is checked. Blocks of 64
+see `make_answers_end`. The peers compute in fp32, greedily. All engines get the same token ids; those in fp32 write the
+same tokens, which is checked, and those in bf16 the same but for rounding, of which the share is told. Blocks of 64
 neighbouring questions are taken evenly over the whole file, so that batches in data-set order pad as they do in it.
 Windows are interleaved A B B A; the ratio is that of the medians, beside it the least and the most.
     OMP_NUM_THREADS=2 python -m benchmarks.decode --json
@@ -31,10 +32,13 @@ from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.tokenizer import suppress_output
 from fivetune.plugins import load_plugin as load_plugin
 from fivetune.progress import ignore_progress
+from fivetune.types import Autocast
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 BATCH_SIZE, NUM_FIRST, CAP = 64, 64, 48
 CHAIN = 32_064  # ids from here on and the 64 before them stand in no text
+
+OURS, OURS_BF16 = "fivetune fp32", "fivetune bf16"
 
 Answers = dict[int, list[int]]
 
@@ -84,7 +88,8 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
     rows = [row for batch in in_order for row in batch]
     by_length = [[rows[i] for i in batch] for batch in group_by_length(store.inputs.lengths[rows], BATCH_SIZE)]
     engines = [
-        Engine("fivetune", lambda: _ours(model, store, rows)),
+        Engine(OURS, lambda: _ours(model, store, rows, nullcontext)),
+        Engine(OURS_BF16, lambda: _ours(model, store, rows, lambda: torch.autocast("cpu", torch.bfloat16))),
         Engine("generate", lambda: _theirs(model, store, in_order)),
         Engine("generate, sorted", lambda: _theirs(model, store, by_length)),
     ]
@@ -95,12 +100,14 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
     same = _agreement(engines)
     if min(same["generate"], same["generate, sorted"]) < 1:
         raise UnequalWork(f"answers are not the same: {same}.")
-    ours = windows.pop("fivetune")
+    speeds = {name: rates(found, "units").as_list() for name, found in windows.items()}
+    ours = {name: windows.pop(name) for name in (OURS, OURS_BF16)}
     return {
-        "ratio": {name: ratio(ours, theirs, "units").as_list() for name, theirs in windows.items()},
-        "questions_per_second": {
-            name: rates(theirs, "units").as_list() for name, theirs in {"fivetune": ours, **windows}.items()
+        "ratio": {
+            name: {peer: ratio(found, theirs, "units").as_list() for peer, theirs in windows.items()}
+            for name, found in ours.items()
         },
+        "questions_per_second": speeds,
         "same_answers": same,
         "skipped": {} if isinstance(peer, Engine) else {"ctranslate2": peer},
         "workload": _workload(store, rows, in_order),
@@ -108,9 +115,9 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
     }
 
 
-def _ours(model: Any, store: TokenStore, rows: list[int]) -> Answers:
+def _ours(model: Any, store: TokenStore, rows: list[int], autocast: Autocast) -> Answers:
     decoding = Decoding(CAP, batch_size=BATCH_SIZE, score_targets=False)
-    answers = generate(model, store, rows, decoding, device="cpu", autocast=nullcontext)
+    answers = generate(model, store, rows, decoding, device="cpu", autocast=autocast)
     return {one.row: one.token_ids for one in answers}
 
 
@@ -193,7 +200,7 @@ def _without(vectors: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
 
 
 def _agreement(engines: list[Engine]) -> dict[str, float]:
-    """Share of the answers that are as long as FiveTune's; of transformers', that are the same.
+    """Share of the answers that are those of FiveTune in fp32; of CTranslate2's, that are as long.
 
     CTranslate2 knows the tokenizer's pieces only: the ids above them, which these answers are made of, are one to it.
     """
@@ -220,11 +227,13 @@ def _workload(store: TokenStore, rows: list[int], batches: list[list[int]]) -> d
 
 
 def _table(result: dict[str, Any]) -> str:
-    head = ["engine", "questions/s", "FiveTune is faster", "least", "most", "same answers"]
-    rows = [["fivetune", f"{result['questions_per_second']['fivetune'][0]:.1f}", "", "", "", ""]]
-    for name, spread in result["ratio"].items():
-        speed = f"{result['questions_per_second'][name][0]:.1f}"
-        rows.append([name, speed, *(f"{value:.2f} x" for value in spread), f"{result['same_answers'][name]:.1%}"])
+    head = ["engine", "questions/s", *(f"{name} is faster" for name in result["ratio"]), "same answers as fp32"]
+    rows = []
+    for name, (speed, *_) in result["questions_per_second"].items():
+        spreads = [found.get(name) for found in result["ratio"].values()]
+        times = [f"{spread[0]:.2f} x ({spread[1]:.2f} to {spread[2]:.2f})" if spread else "" for spread in spreads]
+        same = result["same_answers"].get(name)
+        rows.append([name, f"{speed:.1f}", *times, "" if same is None else f"{same:.1%}"])
     skipped = [f"{name} skipped: {reason}" for name, reason in result["skipped"].items()]
     return "\n".join([table([head, *rows]), *skipped])
 

@@ -6,6 +6,7 @@ Lines are also appended to log.txt of the run, without control characters.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,8 @@ from fivetune.redaction import redact_secrets
 from fivetune.rundir.lines import open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
+MAX_COLUMNS = 80  # of a line in a terminal or a log
+FOLD = "\n  "  # between the lines of a folded one
 SECONDS_BETWEEN_LINES = 5.0  # of a phase's progress, outside a terminal
 
 
@@ -66,9 +69,9 @@ class Progress:
         return self._console.is_terminal
 
     def log(self, text: str, style: str = "") -> None:
-        """Write one line to the log file, and to the terminal unless quiet."""
+        """Write one line to the log file, and to the terminal unless quiet, there folded as it is by `wrap_line`."""
         text = redact_secrets(text)
-        self._write_log(text)
+        self._write_log(text.replace(FOLD, "  "))
         if not self._quiet:
             self._console.print(text, style=style, markup=False)
 
@@ -113,7 +116,7 @@ class Progress:
         self._show(phase=what, done=f"{done:,}{of}", eta=left)
         if not self.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self.log(f"{what}: {done:,}{of}{', ' if left else ''}{left}")
+            self.log(f"{what}: {done:,}{of}{f', {left}' if left else ''}")
 
     def show_step(self, record: StepRecord, num_steps: int) -> None:
         """Show one optimizer step."""
@@ -132,25 +135,23 @@ class Progress:
             eta=f"{format_time_span(eta)} left",
         )
         if not self.is_terminal and (record.step % self._every == 0 or record.step == num_steps):
-            self.log(
-                f"step {record.step:>6,}/{num_steps:,}  loss {loss}  lr {record.lr:.3g}  "
-                f"{rate:,.0f} tokens/s  {format_time_span(eta)} left"
-            )
+            step, speed = f"step {record.step:>6,}/{num_steps:,}", f"{rate:,.0f} tokens/s"
+            left = f"{format_time_span(eta)} left"
+            self.log(wrap_line([step, f"loss {loss}", f"lr {record.lr:.3g}", speed, left]))
         elif record.step % self._every == 0:
             self._write_log(f"step {record.step} loss {loss}")
 
     def show_evaluation(self, record: EvalRecord) -> None:
         """Show one evaluation."""
-        shown = "  ".join(
+        shown = [
             f"{name} {score:.2f}{_format_interval(record, name)}"
             for name, score in record.scores.items()
             if not name.endswith(("total", "thresh", "best_exact", "best_f1"))
-        )
-        loss = "" if record.loss is None else f"  loss {record.loss:.4f}"
-        self._show(score=shown.split("  HasAns")[0])
-        self.log(
-            f"{record.split} at step {record.step:,}: {shown}{loss}  ({format_time_span(record.seconds)})", style="bold"
-        )
+        ]
+        loss = [] if record.loss is None else [f"loss {record.loss:.4f}"]
+        self._show(score="  ".join(shown).split("  HasAns")[0])
+        when = f"{record.split} at step {record.step:,}:"
+        self.log(wrap_line([when, *shown, *loss, f"({format_time_span(record.seconds)})"]), style="bold")
 
     def close(self) -> None:
         if self._live:
@@ -172,6 +173,22 @@ class Progress:
         order = ("phase", "done", "loss", "score", "speed", "lr", "eta")
         table.add_row(*(Text(self._facts[name]) for name in order if name in self._facts))
         return table
+
+
+def wrap_line(parts: Sequence[str]) -> str:
+    """Join the parts of a message; where they exceed the width of a terminal, the next line is indented.
+
+    >>> wrap_line(["step 7:", "loss 2", "a" * 70]).splitlines() == ["step 7:  loss 2", "  " + "a" * 70]
+    True
+    """
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}  {part}" if lines[-1] else part
+        if len(joined) + 2 * (len(lines) > 1) > MAX_COLUMNS and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    return FOLD.join(lines)
 
 
 def _format_interval(record: EvalRecord, name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -66,7 +66,13 @@ class EvalSection(_Section):
     at_start: bool = Field(default=True, description="evaluate before the first step: the baseline of the report")
     batch_size: PositiveInt = Field(default=64, description="examples per generation batch")
     max_examples: PositiveInt | None = Field(
-        default=None, description="size of the subset during training; the best weights are evaluated on all examples"
+        default=None,
+        description="size of the subset during training; at the end `eval.final` decides",
+    )
+    final: Literal["full", "subset"] = Field(
+        default="full",
+        description="full: the best weights, and those before the first step, are evaluated on all examples; subset: "
+        "only the subset of `eval.max_examples` is ever evaluated",
     )
     suppress_sentinels: bool = Field(default=True, description="never generate <extra_id_N>")
     max_new_tokens: PositiveInt | None = Field(
@@ -95,6 +101,12 @@ class EvalSection(_Section):
     def _check_num_beams(self) -> EvalSection:
         if self.num_candidates > self.num_beams:
             raise ValueError(f"num_candidates {self.num_candidates} exceeds num_beams {self.num_beams}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_final(self) -> EvalSection:
+        if self.final == "subset" and self.max_examples is None:
+            raise ValueError("final is subset, and max_examples is not set. Set eval.max_examples, or final: full")
         return self
 
     @model_validator(mode="after")
@@ -267,6 +279,14 @@ class RunConfig(_Section):
             raise ValueError(
                 f"data.window_shards {self.data.window_shards}: the steps of a mixture draw from all its parts, which "
                 "must be on the disk. Remove data.window_shards"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_average(self) -> RunConfig:
+        if self.eval.final == "subset" and self.checkpoint.average_best:
+            raise ValueError(
+                "checkpoint.average_best compares weights on all examples, and eval.final is subset. Set one of them"
             )
         return self
 

@@ -39,8 +39,8 @@ def read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
 def export_model(training: Training) -> str | None:
     """Write model/ with the best weights, or with the last ones if the run has no evaluation.
 
-    If the best evaluation was of a subset, its weights are evaluated on all examples. With checkpoint.average_best the
-    mean of the best checkpoints is evaluated too, and exported if it is better.
+    If the best evaluation was of a subset, its weights are evaluated on all examples, unless eval.final is subset. With
+    checkpoint.average_best the mean of the best checkpoints is evaluated too, and exported if it is better.
     Returns: None, or a sentence if the checkpoint of the best weights is damaged.
     """
     setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
@@ -84,7 +84,7 @@ def _find_damage(training: Training, path: Path) -> str | None:
 def _evaluate_whole(training: Training, split: str) -> None:
     """Evaluate the model on all examples as the best step's, unless that is done already."""
     best, basis = training.state.best, training.owner.eval_basis
-    if best is None or training.setup.data.evaluator is None:
+    if best is None or training.setup.data.evaluator is None or training.setup.config.eval.final == "subset":
         return
     past = read_past_evals(training.run, training.setup.learner.world)
     if (best.step, split, basis) not in {(one.step, one.split, one.basis) for one in past if split != AVERAGE}:

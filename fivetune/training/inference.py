@@ -58,7 +58,7 @@ NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has
 HARDWARE = ("device", "train.precision", "train.num_threads")
 TRAINING_ONLY = (
     "data.train", "data.max_train_examples", "data.bucket_pool",
-    "eval.every_steps", "eval.at_start", "eval.max_examples", "eval.metric",
+    "eval.every_steps", "eval.at_start", "eval.max_examples", "eval.final", "eval.metric",
 )  # fmt: skip
 
 

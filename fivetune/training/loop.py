@@ -10,7 +10,7 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops
 from fivetune.model.module_flops import StepFlops
-from fivetune.progress import Progress
+from fivetune.progress import Progress, format_time_span
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.rundir.figures import build_best_eval, list_eval_losses
 from fivetune.rundir.layout import OWN_SPLITS, PLAN
@@ -286,14 +286,15 @@ def _write_step(training: Training, pending: PendingStep) -> None:
 
 
 def evaluate_model(training: Training) -> None:
-    """Evaluate at the current step, on the subset of eval.max_examples; the baseline at step 0 uses all examples.
+    """Evaluate at the current step, on the subset of eval.max_examples; before the first step as eval.final says.
 
     Raises EvaluationStoppedError after a signal.
     """
     setup, state = training.setup, training.state
     write_steps(training, wait=True)
     with setup.learner.swap_in_averages():
-        record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if state.step else None)
+        limited = state.step > 0 or setup.config.eval.final == "subset"
+        record = run_evaluation(training, step=state.step, limit=setup.config.eval.max_examples if limited else None)
     training.evaluated_steps.add(state.step)
     if state.step > 0:
         rank_evaluation(
@@ -328,6 +329,8 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     assert evaluator is not None
     questions = select_subset(evaluator.num_questions, limit)
     split = split if questions is None else "subset"
+    if questions is None and select_subset(evaluator.num_questions, setup.config.eval.max_examples):
+        training.progress.log(_describe_whole_evaluation(evaluator.num_questions, training.evals))
 
     def count(done: int, total: int) -> None:
         training.progress.update("evaluating", done, total)
@@ -353,6 +356,14 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     for sink in training.sinks if split in OWN_SPLITS else ():
         sink.evaluation(record)
     return record
+
+
+def _describe_whole_evaluation(num_questions: int, past: Sequence[EvalRecord]) -> str:
+    """Announce an evaluation of all examples, with the time that it takes at the speed of the last one."""
+    about = ""
+    if past and past[-1].num_examples:
+        about = f", about {format_time_span(past[-1].seconds * num_questions / past[-1].num_examples)}"
+    return f"evaluating all {num_questions:,} examples{about} (eval.final: subset leaves it out)"
 
 
 def save_checkpoint(training: Training) -> None:

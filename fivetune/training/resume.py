@@ -30,7 +30,13 @@ from fivetune.values import flatten_table, get_nested
 if TYPE_CHECKING:
     from fivetune.types import JsonTable, Schedule
 
-SAME_SCORES = ("eval.every_steps", "eval.at_start", "eval.batch_size", "eval.metric")  # do not change any score
+SAME_SCORES = (
+    "eval.every_steps",
+    "eval.at_start",
+    "eval.final",
+    "eval.batch_size",
+    "eval.metric",
+)  # do not change any score
 COMPARED = ("device", "precision", "num_threads", "versions")  # facts compared between two parts of a run
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended

@@ -16,12 +16,13 @@ from fivetune.data.batch import PaddedBatch
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.store import load_or_build_store
-from fivetune.errors import NumericError
+from fivetune.errors import ConfigError, NumericError
 from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics.squad_v2 import SQuADV2 as Metric
 from fivetune.model.forward import compute_padded_losses
+from fivetune.progress import Progress
 from fivetune.rundir.figures import find_exported_eval
-from fivetune.rundir.records import Prediction
+from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.training import train
 
 
@@ -187,6 +188,42 @@ def test_run_directory_holds_the_predictions_of_each_evaluation(tmp_path, model_
         assert len({line["id"] for line in lines}) == len(lines) == record.num_examples
         assert math.isclose(record.scores["exact"], 100 * sum(x["scores"]["exact"] for x in lines) / len(lines))
     assert {r.split for r in run.evals} >= {"eval"}
+
+
+@pytest.mark.parametrize("final", ["full", "subset"])
+def test_a_subset_at_the_end_too_only_if_asked_and_all_examples_announced(tmp_path, model_folder, capsys, final):
+    given = kit.recipe(tmp_path, model_folder, eval__max_examples=4, eval__final=final)
+    run = train(given, preflight=False)
+    whole = [one for one in run.evals if one.num_examples > 4]
+    said = "evaluating all" in (tmp_path / "run" / "log.txt").read_text()
+    assert bool(whole) is said is (final == "full")
+    assert find_exported_eval(run).num_examples == (max(one.num_examples for one in run.evals))
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"eval__final": "subset"}, "final is subset, and max_examples is not set"),
+        ({"eval__final": "subset", "eval__max_examples": 4, "checkpoint__average_best": 2}, "eval.final is subset"),
+    ],
+)
+def test_a_final_subset_that_cannot_be(tmp_path, model_folder, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        train(kit.recipe(tmp_path, model_folder, **settings), preflight=False, quiet=True)
+
+
+def test_progress_lines_fit_a_terminal(tmp_path, capsys):
+    scores = dict.fromkeys(("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"), 12.345)
+    record = EvalRecord(
+        123_456, "squad_v2", 1, "subset", 100, 0, scores, 1.5, {}, 9, 4_000.0, dict.fromkeys(scores, (10.0, 14.0))
+    )
+    progress = Progress(tmp_path / "log.txt")
+    progress.show_evaluation(record)
+    progress.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 80
+    assert "exact 12.35 (10.0-14.0)" in lines[0]
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
 
 
 # --- fivetune evaluate ---

@@ -50,7 +50,7 @@ ELSEWHERE = {
     "distill.teacher", "distill.kind", "distill.num_beams", "distill.alpha", "distill.temperature",  # test_distill.py
     "data.num_processes", "data.window_shards",  # tests/data/test_prepared.py
     "train.num_epochs", "train.capture", "train.early_stopping", "train.log_every_steps", "train.num_threads",
-    "eval.at_start", "eval.max_examples", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
+    "eval.at_start", "eval.max_examples", "eval.final", "eval.score_labels", "checkpoint.keep", "checkpoint.background",
     "train.ema", "checkpoint.average_best",  # tests/training/test_averaging.py
     "checkpoint.url",  # tests/training/test_bucket.py
 
