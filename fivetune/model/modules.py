@@ -37,6 +37,8 @@ class T5Settings(Protocol):
     decoder_start_token_id: int
     get_text_config: Callable[..., object]
 
+    def to_diff_dict(self) -> dict[str, Any]: ...
+
 
 class GenerationIds(Protocol):
     """The special tokens in a transformers GenerationConfig."""

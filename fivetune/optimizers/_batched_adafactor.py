@@ -36,7 +36,8 @@ many: Any = torch  # untyped, because torch's _foreach functions are private
 class BatchedAdafactor(Optimizer):
     """Drop-in replacement for `transformers.optimization.Adafactor`: same options, same state, same checkpoints.
 
-    `keeps_whole_state`: every rank holds the full state, of sharded parameters too.
+    `keeps_whole_state`: every rank holds the full state, of sharded parameters too. `found_inf`: as for torch's fused
+    optimizers, a number on the device; a step leaves weights and averages as they are unless it is 0.
 
     Args:
         lr: learning rate, None with relative_step. A schedule may change it in each group before a step.
@@ -45,6 +46,8 @@ class BatchedAdafactor(Optimizer):
     """
 
     keeps_whole_state = True
+    _step_supports_amp_scaling = True
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class BatchedAdafactor(Optimizer):
             size = max(1, block // max(shape.numel(), 1))
             for i in range(0, len(parameters), size):
                 chunk = parameters[i : i + size]
-                yield _Stack(group, chunk, [self.state[p] for p in chunk], block)
+                yield _Stack(group, chunk, [self.state[p] for p in chunk], block, self.found_inf)
 
 
 def _gather_parameter(parameter: Tensor) -> Tensor:
@@ -150,6 +153,7 @@ class _Stack:
     parameters: list[Tensor]
     states: list[TorchState]
     block: int
+    found_inf: Tensor | None = None
 
     def update(self) -> None:
         """Apply one step. A tensor's rate is divided by RMS(update) / clip_threshold if that is above 1."""
@@ -207,7 +211,10 @@ class _Stack:
         """Update the running averages `name` with `value` [n, ...]; returns a copy of the averages."""
         weight = math.pow(self.states[0]["step"], self.group["decay_rate"])
         averages = self._list_averages(name)
-        moved = _stack_tensors(averages) * (1 - weight) + value * weight
+        before = _stack_tensors(averages)
+        moved = before * (1 - weight) + value * weight
+        if self.found_inf is not None:
+            moved = torch.where(self.found_inf > 0, before, moved)
         many._foreach_copy_(averages, list(moved.unbind()))
         return moved
 
@@ -225,7 +232,12 @@ class _Stack:
 
     def _subtract(self, parameters: list[Tensor], momenta: list[Tensor], update: Tensor, rates: Tensor) -> None:
         """Apply weight decay and updates [n, ...] to (blocks of) n parameters, through their momenta if any."""
-        if momenta:
+        if momenta and self.found_inf is not None:
+            before = _stack_tensors(momenta)
+            moved = before * self.group["beta1"] + update * (1 - self.group["beta1"])
+            update = torch.where(self.found_inf > 0, before, moved)
+            many._foreach_copy_(momenta, list(update.unbind()))
+        elif momenta:
             many._foreach_mul_(momenta, self.group["beta1"])
             many._foreach_add_(momenta, list(update.unbind()), alpha=1 - self.group["beta1"])
             update = _stack_tensors(momenta)
@@ -233,6 +245,8 @@ class _Stack:
             update = torch.addcmul(
                 update, _stack_tensors(parameters), _align_dims(self.group["weight_decay"] * rates, update)
             )
+        if self.found_inf is not None:
+            update = update.masked_fill(self.found_inf > 0, 0.0)
         many._foreach_sub_(parameters, list(update.unbind()))
 
 

@@ -60,8 +60,6 @@ def make_nonfinite_flag(learner: Learner) -> Tensor | None:
     with loss scaling, where an overflow is not an error; with optimizers that do not support `found_inf`, the tensor
     by which torch's fused optimizers skip a step; and with sharded models, for which they do not support it either.
     """
-    if learner.graphs is not None:
-        return learner.graphs.nonfinite_flag
     device = learner.compute.device  # cpu with TPU chips, whose steps check themselves
     able = getattr(learner.optimizer, "_step_supports_amp_scaling", False) and not learner.strategy.sharded
     waits = not device.startswith("cuda") or learner.scaler.is_enabled()
@@ -95,8 +93,6 @@ def train_step(
     model, strategy, world = learner.model, learner.strategy, learner.world
     batch_size = batch_size or max(len(batch.ids) for batch in group)
     num_scored_tokens = num_scored_tokens or world.data_size * sum(batch.num_target_tokens for batch in group)
-    if learner.graphs is not None:
-        return _replay_graphs(learner, group, lr=lr, batch_size=batch_size, timer=timer, get_signum=get_signum)
     if learner.chips is not None:
         return Update(_run_on_chips(learner, group, step, lr, batch_size, num_scored_tokens), batch_size, get_signum())
 
@@ -106,12 +102,15 @@ def train_step(
     )
     timer("optimizer")
     learner.scaler.unscale_(learner.optimizer)  # before clipping: max_grad_norm bounds the true gradient
-    norm = strategy.clip(model, learner.max_grad_norm)
-    values = torch.stack([sums[0], norm, sums[1]])
-    if nonfinite_flag is None:
-        values = values.cpu()
-        refuse_nonfinite(learner, group, step, *values[:2].tolist())
-    values = _apply_gradients(learner, values, lr, nonfinite_flag)
+    if clip_and_step := getattr(learner.optimizer, "clip_and_step", None):
+        set_lr(learner.optimizer, lr)
+        values = torch.stack([sums[0], clip_and_step(sums[0], nonfinite_flag), sums[1]])
+        values = _check_values(learner, group, step, values, nonfinite_flag)
+    else:
+        norm = strategy.clip(model, learner.max_grad_norm)
+        values = torch.stack([sums[0], norm, sums[1]])
+        values = _check_values(learner, group, step, values, nonfinite_flag)
+        _apply_gradients(learner, lr, nonfinite_flag)
     timer("host")
     return Update(values, batch_size, signum)
 
@@ -120,6 +119,9 @@ def _accumulate_gradients(
     learner: Learner, micro_batches: list[Batch], *, num_scored_tokens: int, timer: PhaseTimer
 ) -> Tensor:
     """Add the gradients of micro-batches to the parameters. Returns: [2], sums of loss and of computed positions."""
+    if learner.graphs is not None:
+        timer("forward")  # one launch contains all phases
+        return learner.graphs.accumulate_gradients(micro_batches, num_scored_tokens=num_scored_tokens)
     model, compute = learner.model.train(), learner.compute
     positions = torch.zeros((), device=compute.device)
 
@@ -141,17 +143,35 @@ def _accumulate_gradients(
     return torch.stack([total, positions])
 
 
-def _apply_gradients(learner: Learner, values: Tensor, lr: float | None, nonfinite_flag: Tensor | None) -> Tensor:
-    """Update the weights; with a flag, only if all steps so far are finite. Returns: the values, on the host."""
+def _check_values(
+    learner: Learner, group: list[Batch], step: int, values: Tensor, nonfinite_flag: Tensor | None
+) -> Tensor:
+    """Raise NumericError for a non-finite step, or set the flag without waiting. Returns: the values, on the host."""
+    if nonfinite_flag is None:
+        values = values.cpu()
+        refuse_nonfinite(learner, group, step, *values[:2].tolist())
+        return values
+    nonfinite_flag.logical_or_(~values.isfinite().all())
+    return values.to("cpu", non_blocking=True)
+
+
+def _apply_gradients(learner: Learner, lr: float | None, nonfinite_flag: Tensor | None) -> None:
+    """Update the weights; with a flag, only if all steps so far are finite."""
     optimizer, scaler = learner.optimizer, learner.scaler
     if nonfinite_flag is not None:
-        optimizer.found_inf = nonfinite_flag.logical_or_(~values.isfinite().all())  # type: ignore[attr-defined]
-        values = values.to("cpu", non_blocking=True)
+        optimizer.found_inf = nonfinite_flag  # type: ignore[attr-defined]
     set_lr(optimizer, lr)
     scaler.step(optimizer)
     scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    return values
+    _clear_gradients(learner)
+
+
+def _clear_gradients(learner: Learner) -> None:
+    """Clear the gradients; those that graphs write to stay where they are."""
+    if learner.graphs is not None:
+        learner.graphs.clear_gradients()
+    else:
+        learner.optimizer.zero_grad(set_to_none=True)
 
 
 def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> None:
@@ -171,27 +191,6 @@ def _run_on_chips(
     values = learner.chips.update(group, learner.optimizer, batch_size=batch_size, num_scored_tokens=num_scored_tokens)
     refuse_nonfinite(learner, group, step, *values[:2].tolist())
     return values
-
-
-def _replay_graphs(
-    learner: Learner,
-    group: list[Batch],
-    *,
-    lr: float | None,
-    batch_size: int,
-    timer: PhaseTimer,
-    get_signum: Callable[[], int],
-) -> Update:
-    """Run the step by CUDA graphs. One launch contains all phases, so its time counts as forward."""
-    assert lr is not None and learner.graphs is not None
-    graphs = learner.graphs
-    set_lr(learner.optimizer, lr)
-    timer("forward")
-    values, batch_size, signum = _run_with_oom_retry(
-        learner, group, batch_size, lambda parts: graphs.update(parts, lr=lr), timer=timer, get_signum=get_signum
-    )
-    timer("host")
-    return Update(values, batch_size, signum)
 
 
 def _run_with_oom_retry(
@@ -222,16 +221,14 @@ def _run_with_oom_retry(
             if not is_out_of_memory(error):
                 raise
             failed, too_many = error.with_traceback(None), max(len(batch.ids) for batch in group)
-            learner.optimizer.zero_grad(set_to_none=True)  # makes room for sending zeros
+            _clear_gradients(learner)  # makes room for sending zeros
         result, too_many, signum = _sum_over_ranks(learner, result, too_many, get_signum(), timer)
         if not too_many:
             return result, batch_size, signum
         if too_many == 1:
             raise failed or MemoryError("another rank ran out of memory with one example.")
         batch_size = -(-too_many // 2)
-        learner.optimizer.zero_grad(set_to_none=True)
-        if learner.graphs is not None:
-            learner.graphs.forget()
+        _clear_gradients(learner)
         set_random_states(before)
 
 

@@ -175,6 +175,26 @@ def test_the_presets_take_the_steps_that_they_log():
         assert float(step) == pytest.approx(1e-3 * share, rel=0.05)
 
 
+@pytest.mark.parametrize("options", [{}, {"preset": "hf", "beta1": 0.9, "weight_decay": 0.1}])
+def test_adafactor_skips_a_step_on_the_device(options):
+    """As torch's fused optimizers: with a flag of 1 nothing changes, with one of 0 the step is the plain one."""
+    plain, flagged = (Quadratic(Adafactor(**options)) for _ in range(2))
+    flagged.optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    for problem in (plain, flagged):
+        problem.run(3)
+    for one, other in zip(plain.weights, flagged.weights, strict=True):
+        torch.testing.assert_close(one, other)
+    before = copy.deepcopy([flagged.weights, [*flagged.optimizer.state.values()]])
+    flagged.optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    for weight in flagged.weights:
+        weight.grad = torch.full_like(weight, float("nan"))
+    flagged.optimizer.step()
+    for one, other in zip(before[0], flagged.weights, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(before[1], flagged.optimizer.state.values(), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one if "exp" in name)
+
+
 def test_relative_step_makes_its_own_rate():
     options = Adafactor(relative_step=True, warmup_init=True, preset="hf")
     problem = Quadratic(options)

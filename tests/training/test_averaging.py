@@ -130,10 +130,10 @@ def test_what_cannot_be_averaged_is_refused(tmp_path, model_folder):
         load_config({**table, "device": "tpu", "model": {"path": str(model_folder)}})
 
 
-def test_steps_with_a_moving_average_are_not_replayed_as_graphs(tmp_path, model_folder, monkeypatch):
+def test_steps_with_a_moving_average_can_be_replayed_as_graphs(tmp_path, model_folder, monkeypatch):
     monkeypatch.setattr("fivetune.training.autotune.graphs.supports_graphs", lambda device: True)
     setup = kit.ready(tmp_path, model_folder, train__precision="fp32", train__forward="flat", **EMA)
-    assert find_graph_obstacle(setup) == "train.ema averages the weights after each step"
+    assert find_graph_obstacle(setup) == ""
 
 
 def test_the_forecast_counts_the_moving_average(tmp_path, model_folder, monkeypatch):

@@ -1,20 +1,23 @@
-"""An optimizer step that CUDA graphs can replay: forward, backward, clip and AdamW on static buffers.
+"""Gradients of micro-batches by CUDA graphs, and AdamW with few launches beside them.
 
-In: a model, AdamW's groups, micro-batches. Out: new weights, and the values of `Update`. The parameters are fp32 views
-of one buffer and products have the autocast dtype, as in any other run: checkpoints, evaluations and exports are the
-same, and a run can resume with torch's AdamW from this state, or the reverse.
+In: a model, micro-batches. Out: gradients in one buffer, and the sums of loss and positions. Exchange, clipping and any
+optimizer are launched after the graphs of a step. `GraphedAdamW` clips and updates in three kernels: the parameters are
+then fp32 views of one buffer too. Checkpoints, evaluations and exports are the same, and a run can resume with torch's
+AdamW from this state, or the reverse.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fivetune.model.cuda.optimizer import NORM, POWER1, POWER2, STEPS, FlatAdamW
-from fivetune.model.cuda.static_step import Buckets, CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
+from fivetune.model.cuda.buckets import Buckets
+from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS, FlatAdamW
+from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.types import Autocast, Batch, TorchState
 
@@ -31,6 +34,7 @@ class GraphedAdamW(torch.optim.Optimizer):
     """
 
     keeps_whole_state = True
+    _step_supports_amp_scaling = True  # it skips a step on the device
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, max_norm: float) -> None:
         groups = optimizer.param_groups
@@ -60,7 +64,23 @@ class GraphedAdamW(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         assert closure is None
+        self.flat.lr.fill_(self.param_groups[0]["lr"])
         self.flat.step()
+
+    def clip_and_step(self, loss: Tensor, nonfinite_flag: Tensor | None) -> Tensor:
+        """Clip, update and clear the gradients; nothing changes if the loss, the norm or an earlier step is not finite.
+
+        Args:
+            loss: [] on the device. nonfinite_flag: see `make_nonfinite_flag`.
+
+        Returns: the gradient norm before clipping, [] fp32.
+        """
+        skipped = ~loss.isfinite()
+        if nonfinite_flag is not None:
+            skipped |= nonfinite_flag.bool()
+        self.flat.grads[:1].masked_fill_(skipped, float("nan"))
+        self.step()
+        return self.flat.state[NORM].float()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients in place, because graphs write to their addresses."""
@@ -87,73 +107,68 @@ class GraphedAdamW(torch.optim.Optimizer):
             self.flat.state[place] = beta**steps
 
 
+def attach_flat_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Make the gradients of all trainable parameters views of one buffer of zeros, which is returned: [P] fp32."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in trained]
+    flat = torch.zeros(sum(sizes), device=trained[0].device)
+    for parameter, part in zip(trained, flat.split(sizes), strict=True):
+        vars(parameter).pop("table_grad", None)  # gradients are dense here
+        parameter.grad = part[: parameter.numel()].view(parameter.shape)
+    return flat
+
+
 class GraphedUpdate:
-    """Runs whole optimizer steps in buckets of tokens, replayed as CUDA graphs once these are recorded.
+    """Adds the gradients of micro-batches in buckets of tokens, by CUDA graphs once these are recorded.
 
     Args:
-        record: as in CapturedStep; None launches every step.
+        gradients: the buffer of which the parameters' gradients are views.
         training: run the model in training mode, with dropout.
         fused: compute norms, dropout and activations by Triton's kernels, as the launched steps do.
         objective: of every token; neither R-Drop nor class weights.
-
-    Attributes:
-        nonfinite_flag: [] fp32 on the device, set to 1 at the first non-finite step; from then on no update is applied.
     """
 
     def __init__(
         self,
         model: T5Model,
-        optimizer: GraphedAdamW,
+        gradients: Tensor,
         buckets: Buckets,
         *,
         device: str,
         autocast: Autocast,
-        record: GraphRecorder | None,
         training: bool = True,
         fused: bool = False,
         objective: Objective = PLAIN,
-        warm_up: int = 3,
     ) -> None:
-        self.fused, self.objective = fused, objective
-        self.model, self.optimizer, self.autocast, self.training = model, optimizer, autocast, training
-        self.total, self.nonfinite_flag = (torch.zeros((), device=device) for _ in range(2))
-        self.steps = CapturedStep(
-            self._step,
-            buckets,
-            start_id=model.config.decoder_start_token_id,
-            device=device,
-            record=record,
-            warm_up=warm_up,
-        )
+        self.model, self.gradients, self.training, self.device = model, gradients, training, device
+        # Without a reference to this object, whose memory would then wait for Python's cycle collector.
+        step = partial(_add_gradients, model, autocast, fused, objective)
+        self.steps = CapturedStep(step, buckets, start_id=model.config.decoder_start_token_id, device=device)
 
-    def update(self, group: Sequence[Batch], *, lr: float) -> Tensor:
-        """Run one optimizer step. Returns: `Update.values` [3] on the host, valid once the device has finished."""
-        flat = self.optimizer.flat
-        flat.lr.fill_(lr)
+    def record(self, record: GraphRecorder) -> None:
+        """Record the graphs of the planned buckets."""
         self.model.train(self.training)
-        loss = self.steps.update(group)
-        buckets = [self.steps.buckets.find_bucket(batch) for batch in group]
-        positions = sum(bucket.num_inputs + bucket.num_targets for bucket in buckets)
-        values = torch.stack([loss, flat.state[NORM].float(), torch.full_like(loss, positions)])
-        return values.to("cpu", non_blocking=True)
+        self.steps.record(record)
+        self.clear_gradients()
 
-    def forget(self) -> None:
-        """Clear the gradients and the loss that a failed step has accumulated."""
-        self.optimizer.zero_grad()
-        self.total.zero_()
+    def accumulate_gradients(self, group: Sequence[Batch], *, num_scored_tokens: int) -> Tensor:
+        """Add the gradients of micro-batches. Returns: [2], sums of loss and of computed positions."""
+        self.model.train(self.training)
+        found = [self.steps.run(batch, weight=0 if batch.is_filler else 1 / num_scored_tokens) for batch in group]
+        loss = torch.stack([loss for loss, _ in found]).sum()
+        return torch.stack([loss, torch.full_like(loss, sum(num for _, num in found))])
 
-    def _step(self, static: StaticBatch, last: bool) -> Tensor:
-        with self.autocast():
-            nats = compute_static_losses(self.model, static, fused=self.fused, objective=self.objective)
-        loss = (nats * static.weights).sum()
-        loss.backward()
-        self.total.add_(loss.detach())
-        if last:
-            flat = self.optimizer.flat
-            flat.grads[:1].masked_fill_(
-                self.nonfinite_flag.bool() | ~self.total.isfinite(), float("nan")
-            )  # skips the step
-            flat.step()
-            self.nonfinite_flag.logical_or_(~flat.state[NORM].isfinite())
-            self.total.zero_()
-        return loss.detach().float()
+    def clear_gradients(self) -> None:
+        """Zero the gradients in place, because graphs write to their addresses."""
+        self.gradients.zero_()
+
+
+def _add_gradients(
+    model: T5Model, autocast: Autocast, fused: bool, objective: Objective, static: StaticBatch
+) -> Tensor:
+    """Forward and backward of a static batch. Returns: the weighted loss, [] fp32, detached."""
+    with autocast():
+        nats = compute_static_losses(model, static, fused=fused, objective=objective)
+    loss = (nats * static.weights).sum()
+    loss.backward()
+    return loss.detach().float()

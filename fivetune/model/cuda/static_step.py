@@ -1,6 +1,7 @@
 """A training step with few shapes, so that CUDA graphs can replay it: buckets of tokens, static buffers, capture.
 
-In: flat batches of any size and a step function over static buffers. Out: the step's loss, on the device.
+In: flat batches of any size and a function over static buffers: forward and backward of a micro-batch, whose gradients
+it adds to memory at fixed addresses. Out: the loss, on the device. The optimizer is no part of it.
 
 Two examples of 5 + 3 inputs and 4 + 3 targets, in a bucket of 12 inputs, 8 targets and 4 sequences:
     inputs   5 | 3 | 4 filler    cu_seqlens_src  0 5 8 12 12
@@ -12,15 +13,17 @@ launch. NOT MEASURED: written for a GPU, tested on the CPU except for the captur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.errors import FiveTuneEnvironmentError, refuse_broken_context
 from fivetune.model.attention import SequenceBounds
+from fivetune.model.cuda.buckets import Bucket, Buckets
 from fivetune.model.flat import compute_device_losses, shift_right_flat
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.types import Batch
@@ -30,53 +33,6 @@ if TYPE_CHECKING:
 
 GraphRecorder = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 """Turns a function into one that replays its work on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The shape of a step: numbers of tokens and sequences, filler included."""
-
-    num_inputs: int
-    num_targets: int
-    num_sequences: int
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of input_ids, decoder_ids, labels, weights, cu_seqlens_src, cu_seqlens_tgt."""
-        return self.num_inputs, *[self.num_targets] * 3, *[self.num_sequences + 1] * 2
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Assigns batches to buckets by rounding token totals up.
-
-    Rounding to 512 tokens wastes 4 % of 32 question answering inputs, 1 % of 128.
-
-    Args:
-        batch_size: most sequences of a batch.
-        longest_input, longest_target: most tokens of a sequence, filler sequences included.
-        input_grain, target_grain: totals are multiples of this number of tokens.
-    """
-
-    batch_size: int
-    longest_input: int
-    longest_target: int
-    input_grain: int = 512
-    target_grain: int = 128
-
-    def find_bucket(self, batch: Batch) -> Bucket:
-        """The smallest bucket that holds a batch.
-
-        >>> Buckets(2, 6, 6, input_grain=12, target_grain=8).find_bucket(Batch(*[torch.ones(8)] * 2,
-        ...     *[torch.ones(3)] * 2, ()))
-        Bucket(num_inputs=12, num_targets=8, num_sequences=4)
-        """
-        fillers = max(-(-self.input_grain // self.longest_input), -(-self.target_grain // self.longest_target))
-        return Bucket(
-            -(-batch.num_input_tokens // self.input_grain) * self.input_grain,
-            -(-batch.num_target_tokens // self.target_grain) * self.target_grain,
-            self.batch_size + fillers,
-        )
 
 
 class StaticBatch:
@@ -89,9 +45,9 @@ class StaticBatch:
         longest_input, longest_target: numbers on the host, constant over all steps.
     """
 
-    def __init__(self, bucket: Bucket, buckets: Buckets, device: str) -> None:
+    def __init__(self, bucket: Bucket, device: str) -> None:
         self.bucket = bucket
-        self.longest_input, self.longest_target = buckets.longest_input, buckets.longest_target
+        self.longest_input, self.longest_target = bucket.longest_input, bucket.longest_target
         self.block = torch.zeros(sum(bucket.sizes), dtype=torch.int64, device=device)
         self.input_ids, self.decoder_ids, self.labels, weights, self.cu_seqlens_src, self.cu_seqlens_tgt = (
             self.block.split(bucket.sizes)
@@ -118,7 +74,7 @@ def compute_static_losses(
     )
 
 
-def fill_block(block: Tensor, bucket: Bucket, buckets: Buckets, batch: Batch, *, start_id: int, weight: float) -> None:
+def fill_block(block: Tensor, bucket: Bucket, batch: Batch, *, start_id: int, weight: float) -> None:
     """Write a batch into a block on the host, then filler sequences of zeros with weight 0.
 
     Args:
@@ -131,12 +87,12 @@ def fill_block(block: Tensor, bucket: Bucket, buckets: Buckets, batch: Batch, *,
     for buffer, values in ((input_ids, batch.input_ids), (labels, batch.labels), (decoder_ids, shifted)):
         buffer[: len(values)] = values
     weights.view(torch.float64)[: len(batch.labels)] = weight
-    cu_seqlens_src.copy_(
-        fill_cu_seqlens(batch.cu_seqlens_src, bucket.num_inputs, len(cu_seqlens_src), buckets.longest_input)
-    )
-    cu_seqlens_tgt.copy_(
-        fill_cu_seqlens(batch.cu_seqlens_tgt, bucket.num_targets, len(cu_seqlens_tgt), buckets.longest_target)
-    )
+    _fill_bounds(cu_seqlens_src, cu_seqlens_tgt, bucket, batch.cu_seqlens_src, batch.cu_seqlens_tgt)
+
+
+def _fill_bounds(into_src: Tensor, into_tgt: Tensor, bucket: Bucket, source: Tensor, target: Tensor) -> None:
+    into_src.copy_(fill_cu_seqlens(source, bucket.num_inputs, len(into_src), bucket.longest_input))
+    into_tgt.copy_(fill_cu_seqlens(target, bucket.num_targets, len(into_tgt), bucket.longest_target))
 
 
 def fill_cu_seqlens(cu_seqlens: Tensor, total: int, count: int, longest: int) -> Tensor:
@@ -145,7 +101,7 @@ def fill_cu_seqlens(cu_seqlens: Tensor, total: int, count: int, longest: int) ->
     >>> fill_cu_seqlens(torch.tensor([0, 5, 8]), 15, 6, 5).tolist()
     [0, 5, 8, 13, 15, 15]
     """
-    assert int(cu_seqlens.diff().max()) <= longest, (cu_seqlens.tolist(), longest)
+    assert all(length <= longest for length in cu_seqlens.diff().tolist()), (cu_seqlens.tolist(), longest)
     ends = torch.arange(1, count - len(cu_seqlens) + 1) * longest + cu_seqlens[-1]
     filled = torch.cat([cu_seqlens, ends.clamp_max(total)])
     assert len(filled) == count and int(filled[-1]) == total, (filled.tolist(), count, total)
@@ -174,90 +130,78 @@ class PinnedPair:
 
 @dataclass(slots=True)
 class BucketState:
-    """State of a bucket: its buffers, number of runs and graphs; by whether a batch is the last of its group."""
+    """State of a bucket: its buffers, and its graph if one is recorded."""
 
     static: StaticBatch
     pair: PinnedPair
-    num_runs: dict[bool, int]
-    graphs: dict[bool, Callable[[], Tensor]]
+    replay: Callable[[], Tensor] | None = None
 
 
 class CapturedStep:
-    """Runs a step by its bucket's graph, or by launching each kernel while the bucket is new.
-
-    The first runs of a bucket are real steps: they compile the kernels and let libraries allocate, which a capture
-    must not do. The next run records a graph and replays it. A recording executes nothing, so no step runs twice.
+    """Runs a micro-batch by its bucket's graph, or by launching each kernel where there is none.
 
     Args:
-        step: (static, last) -> loss [], detached: forward and backward on the buffers; clip and optimizer if `last`.
-            It must not read from the device, and must add gradients in place (as FlatAdamW's views do).
-        buckets: assigns batches to shapes.
+        step: adds the gradients of the buffers to fixed addresses; returns the loss [], detached.
+        buckets: assign batches to buckets.
         start_id: first token of decoder inputs.
-        device: device of the model.
-        record: turns a function into one that replays it (`make_graph_recorder`); None launches every step.
-        warm_up: runs of a bucket before it is recorded.
-        max_graphs: most graphs, because each holds memory; other buckets are launched.
+        device: of the buffers.
 
     Attributes:
         num_replayed, num_launched: number of batches of each kind.
-        failure: the reason why no more graphs are recorded; empty if there is none.
+        failure: the reason why not every planned bucket has a graph; empty if there is none.
     """
 
-    def __init__(
-        self,
-        step: Callable[[StaticBatch, bool], Tensor],
-        buckets: Buckets,
-        *,
-        start_id: int,
-        device: str,
-        record: GraphRecorder | None,
-        warm_up: int = 3,
-        max_graphs: int = 24,
-    ) -> None:
+    def __init__(self, step: Callable[[StaticBatch], Tensor], buckets: Buckets, *, start_id: int, device: str) -> None:
         self.step, self.buckets, self.start_id, self.device = step, buckets, start_id, device
-        self.record, self.warm_up, self.max_graphs = record, warm_up, max_graphs
-        self.shapes: dict[Bucket, BucketState] = {}
+        self.states: dict[Bucket, BucketState] = {}
         self.num_replayed = self.num_launched = 0
         self.failure = ""
 
-    def update(self, group: Sequence[Batch]) -> Tensor:
-        """Run one optimizer step over a group of batches. Returns: the mean token loss, [] on the device."""
-        weight = 1 / sum(batch.num_target_tokens for batch in group)
-        losses = [self._run(batch, weight, last=batch is group[-1]) for batch in group]
-        return torch.stack(losses).sum()
+    @property
+    def num_graphs(self) -> int:
+        return sum(state.replay is not None for state in self.states.values())
 
-    def _run(self, batch: Batch, weight: float, *, last: bool) -> Tensor:
-        bucket = self.buckets.find_bucket(batch)
-        shape = self.shapes.get(bucket) or self.shapes.setdefault(bucket, self._allocate_state(bucket))
-        shape.pair.send(
-            lambda block: fill_block(block, bucket, self.buckets, batch, start_id=self.start_id, weight=weight),
-            shape.static.block,
-        )
-        shape.num_runs[last] += 1
-        if last not in shape.graphs and self._can_record(shape, last):
-            self._record(shape, last)
-        if last in shape.graphs:
-            self.num_replayed += 1
-            return shape.graphs[last]().clone()  # the next replay writes the same address
-        self.num_launched += 1
-        return self.step(shape.static, last)
+    def record(self, record: GraphRecorder) -> None:
+        """Record the graph of every planned bucket, the largest first, so that the pool is sized once.
 
-    def _record(self, shape: BucketState, last: bool) -> None:
-        """Record a graph. If that fails, nothing was executed: this step and all further buckets are launched."""
-        assert self.record is not None
+        Each is launched once before, on filler of weight 0: that compiles kernels, loads those that cuBLAS chooses for
+        its shape and lets libraries allocate, which a capture must not do. The caller clears the gradients. If a
+        recording fails, nothing was executed, and the batches of this and all further buckets are launched.
+        """
         try:
-            shape.graphs[last] = self.record(lambda: self.step(shape.static, last))
-        except Exception as error:
-            self.record, self.failure = None, f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
+            for bucket in self.buckets.planned:
+                state = self._get_state(bucket)
+                static = state.static
+                nothing = torch.zeros(1, dtype=torch.int64)
+                _fill_bounds(static.cu_seqlens_src, static.cu_seqlens_tgt, bucket, nothing, nothing)
+                self.step(static)
+                state.replay = record(partial(self.step, static))
+        except Exception as error:  # of any class: drivers and kernels raise many
+            refuse_broken_context(error, "--train.capture off")
+            self.failure = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"
 
-    def _can_record(self, shape: BucketState, last: bool) -> bool:
-        num_graphs = sum(len(other.graphs) for other in self.shapes.values())
-        return self.record is not None and shape.num_runs[last] > self.warm_up and num_graphs < self.max_graphs
+    def run(self, batch: Batch, *, weight: float) -> tuple[Tensor, int]:
+        """Add a batch's gradients. Returns: its share of the loss, [] on the device, and the positions computed.
 
-    def _allocate_state(self, bucket: Bucket) -> BucketState:
-        static = StaticBatch(bucket, self.buckets, self.device)
-        pair = PinnedPair(bucket, pinned=self.device.startswith("cuda"))
-        return BucketState(static, pair, num_runs={False: 0, True: 0}, graphs={})
+        Args:
+            weight: of each token loss.
+        """
+        bucket = self.buckets.find_bucket(batch)
+        state = self._get_state(bucket)
+        state.pair.send(
+            lambda block: fill_block(block, bucket, batch, start_id=self.start_id, weight=weight), state.static.block
+        )
+        if state.replay is not None:
+            self.num_replayed += 1
+            return state.replay().clone(), bucket.num_positions  # the next replay writes the same address
+        self.num_launched += 1
+        return self.step(state.static), bucket.num_positions
+
+    def _get_state(self, bucket: Bucket) -> BucketState:
+        if bucket not in self.states:
+            pair = PinnedPair(bucket, pinned=self.device.startswith("cuda"))
+            self.states[bucket] = BucketState(StaticBatch(bucket, self.device), pair)
+        return self.states[bucket]
 
 
 def make_graph_recorder() -> GraphRecorder:

@@ -1,26 +1,33 @@
 """Decision whether a run replays its steps as CUDA graphs: only if these agree with launched kernels and are faster.
 
 In: a Setup before its first step. Out: the Learner to train with, and a GraphDecision for the log and machine.json.
-After any failure, weights and random states are restored, and the run launches each kernel.
+A graph is the forward and backward pass of a micro-batch; clipping and the optimizer are launched after them. All
+graphs of a run are recorded here. After any failure, weights and random states are restored, and the run launches each
+kernel.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fivetune.errors import ConfigError, refuse_broken_context
-from fivetune.model.cuda.static_step import Buckets, GraphRecorder, make_graph_recorder
+from fivetune.model.cuda.buckets import Bucket, Buckets, describe_batch, plan_buckets
+from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
 from fivetune.rundir import MACHINE
+from fivetune.training.autotune.capture_trial import refuse_broken_generator, try_capture
 from fivetune.training.autotune.probe import (
     SavedWeights,
+    clear_gradients,
     find_disagreement,
     forward_backward,
     measure_best_seconds,
@@ -34,9 +41,6 @@ from fivetune.training.setup import Setup
 from fivetune.training.update import make_nonfinite_flag, train_step
 from fivetune.types import Batch
 
-if TYPE_CHECKING:
-    from fivetune.model.cuda.graphed import GraphedUpdate
-
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
 """Relative tolerance of loss and gradient norm against launched kernels: only the order of sums differs."""
 WEIGHT_TOLERANCE = 0.3
@@ -44,7 +48,9 @@ WEIGHT_TOLERANCE = 0.3
 
 AdamW's steps have full length even where the gradient is only rounding error."""
 NUM_TRIALS, NUM_WARM_UP, NUM_BATCHES, NUM_COMPARED = 3, 3, 2, 3
-BUCKET_SIZES = (512, 128)  # tokens that totals of inputs and targets are rounded up to
+MAX_GRAPHS = 32  # because each holds memory and is recorded at the start
+FEWEST_REPLAYS = 8  # of a graph, on average: a recording takes about two steps
+MAX_STEPS_READ = 20_000  # of the run's order, evenly spaced; more take seconds
 
 Clock = Callable[[Callable[[], object]], float]
 """Seconds of a call."""
@@ -78,12 +84,9 @@ def find_graph_obstacle(setup: Setup) -> str:
     facts = (
         (not supports_graphs(compute.device), f"the device is {compute.device}, which has no CUDA graphs"),
         (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
-        (config.optimizer.plugin_name() != "adamw", f"optimizer.name is {config.optimizer.plugin_name()}, not adamw"),
         (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16 or fp32"),
         (bool(config.model.adapter), "model.adapter is set"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
-        (bool(config.train.param_groups or config.train.layer_decay), "train.param_groups or layer_decay is set"),
-        (bool(config.train.ema), "train.ema averages the weights after each step"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),
         (bool(forward.objective.r_drop), "loss.r_drop computes every example twice"),
         (bool(forward.objective.class_weights), "loss.class_weights is set"),
@@ -115,25 +118,25 @@ def decide_graphs(
         return learner, None
     if requested == "off" or (requested == "auto" and resumed_decision is False):
         return learner, GraphDecision(False, "requested" if requested == "off" else "as the run began")
-    graphs, why = None, find_graph_obstacle(setup)
+    found, why = None, find_graph_obstacle(setup)
     if not why:
         clock = clock or partial(measure_best_seconds, device=device, num_trials=NUM_TRIALS, num_warm_up=NUM_WARM_UP)
         timed = requested == "auto" and not resumed_decision
-        graphs, why = _try_graphs(setup, make_recorder or make_graph_recorder, clock, timed=timed)
-    if graphs is None and requested == "on":
+        found, why = _try_graphs(setup, make_recorder or make_graph_recorder, clock, timed=timed)
+    if found is None and requested == "on":
         raise ConfigError(f"train.capture: on cannot run: {why}. Use auto or off.")
-    if graphs is not None:
-        learner = replace(learner, optimizer=graphs.optimizer, graphs=graphs)
-    return learner, GraphDecision(graphs is not None, why)
+    return found or learner, GraphDecision(found is not None, why)
 
 
 def _try_graphs(
     setup: Setup, make_recorder: Callable[[], GraphRecorder], clock: Clock, *, timed: bool
-) -> tuple[GraphedUpdate | None, str]:
-    """Build the GraphedUpdate. Returns: it or None, and the reason. Weights and random states are restored."""
+) -> tuple[Learner | None, str]:
+    """Build the learner with all graphs; weights and random states are restored. Returns it or None, and why."""
     learner = setup.learner
+    if learner.compute.device.startswith("cuda") and (why := _try_elsewhere(setup)):
+        return None, why
     stream = torch.cuda.current_stream() if learner.compute.device.startswith("cuda") else None
-    saved, graphs, recorder, why = save_weights(learner.model), None, None, ""
+    saved, found, recorder, why = save_weights(learner.model), None, None, ""
     with restore_state(learner.model):
         try:
             recorder, why = _benchmark_graphs(setup, saved, make_recorder, clock, timed=timed)
@@ -141,16 +144,66 @@ def _try_graphs(
             refuse_broken_context(error, "--train.capture off")
             why = _format_error(error)
         restore_weights(saved, reallocate=True)
+    gc.collect()  # captures do not, since torch 2.9: the trial's graphs and states would stay
     with restore_state(learner.model, keep_gradients=True):  # graphs write to the gradients' addresses
         if recorder is not None:
             try:
-                graphs = _build_graphs(setup, recorder)
+                found, of_graphs = _record_run(setup, recorder)
+                why = f"{why}; {of_graphs}"
             except Exception as error:
+                refuse_broken_context(error, "--train.capture off")
                 why = _format_error(error)
                 restore_weights(saved, reallocate=True)
-        if graphs is None and stream is not None:
-            torch.cuda.set_stream(stream)
-    return graphs, why
+        if found is None:
+            clear_gradients(learner.model)
+            if stream is not None:
+                torch.cuda.set_stream(stream)
+                refuse_broken_generator(learner.compute.device)
+    return found, why
+
+
+def _try_elsewhere(setup: Setup) -> str:
+    """The reason why another process cannot capture a small bucket of this run; empty if it can."""
+    learner = setup.learner
+    return try_capture(
+        learner.model.config.to_diff_dict(),
+        _plan_few(setup.data.stream.build_micro_batches(0))[-1],
+        device=learner.compute.device,
+        precision=learner.compute.precision,
+        fused=learner.forward.is_fused,
+    )
+
+
+def _record_run(setup: Setup, recorder: GraphRecorder) -> tuple[Learner, str]:
+    """Record the graphs of a run. Returns: the learner, and how many graphs there are and what they fill up.
+
+    Raises RuntimeError if none can be recorded.
+    """
+    facts = count_micro_batches(setup)
+    planned = plan_buckets(facts, max_buckets=max(1, min(MAX_GRAPHS, len(facts) // FEWEST_REPLAYS)))
+    found = _build_learner(setup, setup.learner.optimizer, planned, recorder)
+    assert found.graphs is not None
+    steps = found.graphs.steps
+    if not steps.num_graphs:
+        raise RuntimeError(f"a graph could not be recorded: {steps.failure}")
+    filler = 1 - facts[:, :2].sum() / sum(_choose_planned(planned, row).num_positions for row in facts.tolist())
+    return found, f"{steps.num_graphs} graphs, {filler:.1%} of the positions are filler"
+
+
+def count_micro_batches(setup: Setup) -> NDArray[np.int64]:
+    """What `describe_batch` returns, of every micro-batch of the run (of at most MAX_STEPS_READ steps): [n, 5]."""
+    stream, num_steps = setup.data.stream, setup.plan.num_steps
+    inputs, labels = stream.store.inputs.lengths, stream.store.labels.lengths
+    found: list[tuple[int, ...]] = []
+    for step in range(0, num_steps, -(-num_steps // MAX_STEPS_READ)):
+        for rows in stream.select_rows(step):
+            own = inputs[rows], labels[rows]
+            found.append((*(int(each.sum()) for each in own), *(int(each.max()) for each in own), len(rows)))
+    return np.array(found, np.int64)
+
+
+def _choose_planned(planned: Sequence[Bucket], facts: Sequence[int]) -> Bucket:
+    return min((bucket for bucket in planned if bucket.can_hold(*facts)), key=lambda bucket: bucket.num_positions)
 
 
 def _benchmark_graphs(
@@ -161,22 +214,36 @@ def _benchmark_graphs(
     launched = 0.0
     if timed:
         learner = replace(setup.learner, optimizer=build_optimizer(setup.config, setup.learner.model))
-        flag = make_nonfinite_flag(learner)
-        launched = clock(lambda: [train_step(learner, [b], lr=0.0, step=0, nonfinite_flag=flag) for b in batches])
+        launched = clock(partial(_run_steps, learner, batches))
+        del learner  # its optimizer's state
     recorder = make_recorder()
     if reason := _check_agreement(setup, recorder, batches[0], saved):
         return None, reason
     if not timed:
         return recorder, "requested" if setup.config.train.capture == "on" else "as the run began"
-    graphs = _build_graphs(setup, recorder, warm_up=1)
-    replayed = clock(lambda: [graphs.update([batch], lr=0.0) for batch in batches])
+    optimizer = build_optimizer(setup.config, setup.learner.model)
+    learner = _build_learner(setup, optimizer, _plan_few(batches), recorder)
+    assert learner.graphs is not None
+    if learner.graphs.steps.failure:
+        return None, f"a graph could not be recorded: {learner.graphs.steps.failure}"
+    replayed = clock(partial(_run_steps, learner, batches))
     times = (
         f"measured: {_format_batch_time(replayed, batches)} with graphs, "
         f"{_format_batch_time(launched, batches)} without"
     )
-    if graphs.steps.failure:
-        return None, f"a graph could not be recorded: {graphs.steps.failure}"
     return (recorder, times) if replayed < launched else (None, times)
+
+
+def _run_steps(learner: Learner, batches: Sequence[Batch]) -> None:
+    """One step per batch, at rate 0."""
+    flag = make_nonfinite_flag(learner)
+    for batch in batches:
+        train_step(learner, [batch], lr=0.0, step=0, nonfinite_flag=flag)
+
+
+def _plan_few(batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+    facts = np.array([describe_batch(batch) for batch in batches])
+    return plan_buckets(facts, max_buckets=len(facts))
 
 
 def _format_batch_time(seconds: float, batches: Sequence[Batch]) -> str:
@@ -192,11 +259,15 @@ def _check_agreement(setup: Setup, recorder: GraphRecorder, batch: Batch, saved:
     launched = [_run_eager_step(eager, batch, lr) for _ in range(NUM_COMPARED)][-1]
     reached = [parameter.detach().to("cpu", copy=True) for parameter, _ in saved]
     restore_weights(saved, reallocate=True)
-    graphs = _build_graphs(setup, recorder, warm_up=1, training=False)
-    replayed = [graphs.update([batch], lr=lr) for _ in range(NUM_COMPARED)][-1]
+    del eager
+    mine = _build_learner(
+        setup, build_optimizer(setup.config, learner.model), _plan_few([batch]), recorder, training=False
+    )
+    replayed = [train_step(mine, [batch], lr=lr, step=0).values for _ in range(NUM_COMPARED)][-1]
     synchronize(learner.compute.device)
-    if not graphs.steps.num_replayed:
-        return f"a graph could not be recorded: {graphs.steps.failure}"
+    assert mine.graphs is not None
+    if mine.graphs.steps.failure:
+        return f"a graph could not be recorded: {mine.graphs.steps.failure}"
     found = dict(zip(launched, replayed.tolist(), strict=False))
     if reason := find_disagreement(found, launched, tolerance=TOLERANCES[learner.compute.precision]):
         return f"with graphs, {reason}"
@@ -223,26 +294,41 @@ def _run_eager_step(learner: Learner, batch: Batch, lr: float) -> dict[str, floa
     return {"the loss": loss.item(), "the gradient norm": norm.item()}
 
 
-def _build_graphs(
-    setup: Setup, recorder: GraphRecorder | None, *, warm_up: int = NUM_WARM_UP, training: bool = True
-) -> GraphedUpdate:
-    """Build a GraphedUpdate of the model; the parameters move into one buffer."""
-    from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate
+def _build_learner(
+    setup: Setup,
+    optimizer: torch.optim.Optimizer,
+    planned: tuple[Bucket, ...],
+    recorder: GraphRecorder | None,
+    *,
+    training: bool = True,
+) -> Learner:
+    """Build a learner whose gradients come from graphs; without a recorder each kernel is launched.
 
-    learner, stream = setup.learner, setup.data.stream
+    Its optimizer is the given one, or for AdamW with one rate and decay GraphedAdamW, which moves the parameters into
+    one buffer.
+    """
+    from fivetune.model.cuda.graphed import GraphedAdamW, GraphedUpdate, attach_flat_gradients
+
+    learner, stream, config = setup.learner, setup.data.stream, setup.config
     longest = [int(lengths.max()) for lengths in (stream.store.inputs.lengths, stream.store.labels.lengths)]
-    return GraphedUpdate(
+    if config.optimizer.plugin_name() == "adamw" and not (config.train.param_groups or config.train.layer_decay):
+        optimizer = GraphedAdamW(optimizer, max_norm=learner.max_grad_norm or math.inf)
+        gradients = optimizer.flat.grads
+    else:
+        gradients = attach_flat_gradients(learner.model.parameters())
+    graphs = GraphedUpdate(
         learner.model,
-        GraphedAdamW(build_optimizer(setup.config, learner.model), max_norm=learner.max_grad_norm or math.inf),
-        Buckets(stream.plan.batch_size, longest[0], longest[1], BUCKET_SIZES[0], BUCKET_SIZES[1]),
+        gradients,
+        Buckets(stream.plan.batch_size, longest[0], longest[1], planned),
         device=learner.compute.device,
         autocast=learner.compute.make_autocast,
-        record=recorder,
         training=training,
         fused=learner.forward.is_fused,
         objective=learner.forward.objective,
-        warm_up=warm_up,
     )
+    if recorder is not None:
+        graphs.record(recorder)
+    return replace(learner, optimizer=optimizer, graphs=graphs)
 
 
 def _format_error(error: Exception) -> str:

@@ -6,9 +6,14 @@ test_kernels.py and test_fused.py), and a recorder that calls again stands in fo
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import re
+import weakref
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import kit
@@ -21,11 +26,13 @@ pytest.importorskip("triton", reason="the package triton is not installed; it ex
 from fivetune import rundir
 from fivetune.errors import ConfigError, NumericError
 from fivetune.model.cuda import dispatch
+from fivetune.model.cuda.buckets import plan_buckets
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.training import checkpoint, train
+from fivetune.training.autotune import capture_trial
 from fivetune.training.autotune import graphs as capture
-from fivetune.training.autotune.graphs import decide_graphs, find_graph_obstacle
+from fivetune.training.autotune.graphs import count_micro_batches, decide_graphs, find_graph_obstacle
 from fivetune.training.checkpoint import TrainingProgress
 from fivetune.training.snapshot import take_snapshot
 from fivetune.training.update import refuse_nonfinite, train_step
@@ -57,8 +64,6 @@ def kernels(monkeypatch):
     monkeypatch.setattr("fivetune.model.cuda.attention.compute_attention", attend)
     monkeypatch.setattr(dispatch, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(capture, "supports_graphs", lambda device: True)
-    monkeypatch.setattr(capture, "BUCKET_SIZES", (32, 16))
-    monkeypatch.setattr(capture, "NUM_WARM_UP", 2)
     monkeypatch.setattr(capture, "make_graph_recorder", again)
 
 
@@ -81,8 +86,13 @@ def test_graphs_that_agree_and_are_faster_are_taken(tmp_path, model_folder):
     setup = ready(tmp_path, model_folder)
     before, random = weights(setup), torch.get_rng_state()
     learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
-    assert chosen == capture.GraphDecision(True, "measured: 200.0 ms a batch with graphs, 300.0 ms a batch without")
-    assert learner.graphs and learner.optimizer is learner.graphs.optimizer and learner.graphs.steps.num_launched == 0
+    assert chosen and chosen.on
+    assert re.fullmatch(
+        "measured: 200.0 ms a batch with graphs, 300.0 ms a batch without; [0-9]+ graphs, [0-9.]+% of the positions "
+        "are filler",
+        chosen.why,
+    )
+    assert learner.graphs and learner.graphs.steps.num_launched == 0 and learner.graphs.steps.num_graphs > 0
     assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
     assert torch.equal(random, torch.get_rng_state()) and not learner.optimizer.flat.mean.any()
 
@@ -92,10 +102,11 @@ def test_graphs_minimise_the_same_objective(tmp_path, model_folder):
     setup = ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1})
     learner, chosen = decide_graphs(setup, make_recorder=again, clock=clock(0.3, 0.2))
     assert chosen and chosen.on and learner.graphs
-    learner.graphs.objective = PLAIN
+    plain = with_learner(setup, forward=replace(setup.learner.forward, objective=PLAIN))
+    optimizer = capture.build_optimizer(setup.config, setup.learner.model)
     norms = [
         train_step(one, setup.data.stream.build_micro_batches(0), lr=0.0, step=1).grad_norm
-        for one in (learner, ready(tmp_path, model_folder, loss={"label_smoothing": 0.3, "z_loss": 0.1}).learner)
+        for one in (learner, capture._build_learner(plain, optimizer, (), None))
     ]
     assert abs(norms[0] - norms[1]) > 0.02 * norms[1]
 
@@ -121,7 +132,7 @@ def unrecorded():
         (again, 0.4, "measured: 400.0 ms a batch with graphs, 300.0 ms a batch without"),
         (wrong, 0.2, "with graphs, the loss: "),
         (broken, 0.2, "RuntimeError: no graphs here"),
-        (unrecorded, 0.2, "a graph could not be recorded: RuntimeError: operation not permitted when stream is"),
+        (unrecorded, 0.2, "a graph could not be recorded: RuntimeError: operation not permitted when"),
     ],
 )
 def test_otherwise_the_run_is_launched_and_why_is_said(tmp_path, model_folder, graphs, seconds, why):
@@ -182,10 +193,39 @@ def steps(setup, first: int, last: int) -> list[float]:
 
 
 def captured(folder, model_folder, **overrides: Any):
-    """A set-up that steps by static buffers, launched every time."""
+    """A set-up whose steps are replayed, in the buckets of its run."""
     setup = ready(folder, model_folder, **overrides)
-    graphs = capture._build_graphs(setup, None)
-    return with_learner(setup, graphs=graphs, optimizer=graphs.optimizer)
+    planned = plan_buckets(count_micro_batches(setup), max_buckets=4)
+    learner = capture._build_learner(setup, setup.learner.optimizer, planned, again())
+    assert learner.graphs and 1 <= learner.graphs.steps.num_graphs <= 4
+    return replace(setup, learner=learner)
+
+
+OPTIMIZERS = [
+    {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
+    {"optimizer": {"name": "adamw"}, "train__layer_decay": 0.9},
+    {"optimizer": {"name": "adafactor"}},
+    {"optimizer": {"name": "adafactor", "relative_step": True, "beta1": 0.9}},
+    {"optimizer": {"name": "lion"}},
+    {"optimizer": {"name": "muon"}},
+    {"optimizer": {"name": "schedule_free"}, "schedule": {"name": "constant"}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS)
+def test_every_optimizer_steps_beside_the_graphs_as_beside_launched_kernels(
+    tmp_path, model_folder, monkeypatch, options
+):
+    """With accumulation: two micro-batches a step."""
+    options = {"train__batch_size": 2, "train__global_batch_size": 4, **options}
+    mine = captured(tmp_path, model_folder, **options)
+    found = steps(mine, 0, 4)
+    assert mine.learner.graphs.steps.num_replayed == 8 and mine.learner.graphs.steps.num_launched == 0
+    monkeypatch.setattr(dispatch, "DEVICES", ("cuda",))
+    launched = ready(tmp_path, model_folder, **options)
+    assert found == pytest.approx(steps(launched, 0, 4), rel=1e-3)
+    moved = [(a - b).abs().max() for a, b in zip(weights(mine), weights(launched), strict=True)]
+    assert max(moved) < 2e-3  # a step is up to 1e-3 long where a gradient is only rounding error
 
 
 def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeypatch):
@@ -200,7 +240,7 @@ def test_ten_steps_are_those_of_launched_kernels(tmp_path, model_folder, monkeyp
     launched = ready(tmp_path, model_folder, **options)
     assert found == pytest.approx(steps(launched, 0, 10), rel=1e-5)
     state, reference = mine.learner.optimizer.state_dict()["state"], launched.learner.optimizer.state_dict()["state"]
-    assert mine.learner.graphs.steps.num_launched == 20 and float(state[0]["step"]) == 10
+    assert mine.learner.graphs.steps.num_replayed == 20 and float(state[0]["step"]) == 10
     for number, values in reference.items():
         for name in ("exp_avg", "exp_avg_sq"):
             error = (state[number][name] - values[name]).abs().max()
@@ -233,10 +273,13 @@ def test_a_step_that_is_not_finite_changes_nothing_from_there_on(tmp_path, model
     monkeypatch.setattr(
         "fivetune.model.cuda.graphed.compute_static_losses", lambda *args, **named: nats(*args, **named) * torch.inf
     )
-    update = train_step(setup.learner, setup.data.stream.build_micro_batches(1), lr=1e-3, step=2)
+    flag, batches = torch.zeros(()), setup.data.stream.build_micro_batches
+    update = train_step(setup.learner, batches(1), lr=1e-3, step=2, nonfinite_flag=flag)
+    with pytest.raises(NumericError, match="step 2: loss"):
+        train_step(setup.learner, batches(1), lr=1e-3, step=2)
     monkeypatch.setattr("fivetune.model.cuda.graphed.compute_static_losses", nats)
-    steps(setup, 2, 3)
-    assert setup.learner.graphs.nonfinite_flag == 1
+    assert train_step(setup.learner, batches(2), lr=1e-3, step=3, nonfinite_flag=flag).grad_norm != 0
+    assert flag == 1
     assert all(torch.equal(a, b) for a, b in zip(before, setup.learner.model.parameters(), strict=True))
     with pytest.raises(NumericError, match="step 2: loss"):
         refuse_nonfinite(setup.learner, setup.data.stream.build_micro_batches(1), 2, update.loss, update.grad_norm)
@@ -251,16 +294,14 @@ def sys_nats():
 def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder):
     setup = captured(tmp_path, model_folder, train__batch_size=2)
     expected = captured(tmp_path, model_folder, train__batch_size=2)
-    original = setup.learner.graphs.steps.step
+    original, failing = setup.learner.graphs.steps.run, [True]
 
-    failing = [True]
-
-    def step(static, last):
+    def run(batch, *, weight):
         if failing and failing.pop():
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(static, last)
+        return original(batch, weight=weight)
 
-    setup.learner.graphs.steps.step = step
+    setup.learner.graphs.steps.run = run
     update = train_step(setup.learner, setup.data.stream.build_micro_batches(0), lr=1e-3, step=1, batch_size=2)
     assert update.batch_size == 1
     assert [update.loss, *steps(setup, 1, 2)] == pytest.approx(steps(expected, 0, 2), rel=1e-5)
@@ -275,11 +316,60 @@ def test_a_run_by_graphs_is_recorded_resumed_and_exported(tmp_path, model_folder
     for folder in (whole, parts):
         folder.mkdir()
     run = train(kit.recipe(whole, model_folder, **options), preflight=False)
-    assert run.machine.capture == {"on": True, "why": "requested"}
-    assert "steps are replayed as CUDA graphs (requested)" in capsys.readouterr().err
+    assert run.machine.capture["on"] and run.machine.capture["why"].startswith("requested; ")
+    assert "steps are replayed as CUDA graphs (requested; " in capsys.readouterr().err
     recipe = kit.recipe(parts, model_folder, **options)
     train(recipe, {"train.num_steps": 2}, quiet=True, preflight=False)
     resumed = train(recipe, quiet=True, resume=True)
     assert [s.loss for s in resumed.steps] == [s.loss for s in run.steps]
     assert kit.weights_of(whole / "run") == kit.weights_of(parts / "run")
     assert all(0 < step.padding_fraction < 1 for step in rundir.read_run(parts / "run").steps)
+
+
+def test_a_trial_leaves_nothing_in_memory(tmp_path, model_folder):
+    """No cycle of references keeps the graphs and the optimizer's state until Python's collector comes."""
+    setup = captured(tmp_path, model_folder)
+    gc.collect()
+    gc.disable()
+    try:
+        learner = capture._build_learner(setup, capture.build_optimizer(setup.config, setup.learner.model), (), None)
+        left = weakref.ref(learner.graphs), weakref.ref(learner.optimizer)
+        del learner
+        assert [ref() for ref in left] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_first_capture_is_tried_in_another_process(tmp_path, model_folder, monkeypatch):
+    setup = ready(tmp_path, model_folder)
+    monkeypatch.setattr(capture_trial.subprocess, "run", lambda command, **named: run_here(json.loads(named["input"])))
+    assert capture._try_elsewhere(setup) == ""
+    monkeypatch.setattr(torch, "randint", lambda *args, **named: fail("Offset increment outside graph capture\nmore"))
+    assert capture._try_elsewhere(setup) == (
+        "a first capture, in a process of its own, failed: train.capture: a capture failed and has left torch's "
+        "generator unusable for this process: Offset increment outside graph capture. Start again with --train.capture "
+        "off."
+    )
+
+
+def fail(words: str) -> None:
+    raise RuntimeError(words)
+
+
+def run_here(request) -> SimpleNamespace:
+    assert request["config"]["num_layers"] == 1 and request["fused"] is False
+    try:
+        capture_trial.run_request(request, again())
+    except Exception as error:
+        return SimpleNamespace(returncode=1, stderr=f"a warning\n{error}\n")
+    return SimpleNamespace(returncode=0, stderr="")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_reason_of_the_other_process_is_returned(tmp_path, model_folder, monkeypatch):
+    setup = ready(tmp_path, model_folder)
+    assert capture._try_elsewhere(setup).startswith(
+        "a first capture, in a process of its own, failed: FiveTuneEnvironmentError: cuda graphs: torch sees no CUDA"
+    )
+    monkeypatch.setattr(capture_trial, "LONGEST_SECONDS", 0.01)
+    assert capture._try_elsewhere(setup) == "a first capture took more than 0 s"

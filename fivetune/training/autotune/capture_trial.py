@@ -1,0 +1,107 @@
+"""A first capture in a process of its own: one that fails may leave the process without random numbers or memory.
+
+In: a model's config, precision and bucket, as JSON on the standard input. Out: nothing, or the reason on the last line
+of the standard error. An operation that is not allowed in a capture invalidates it: torch before 2.13 then keeps its
+generator in the state of a capture, and every later dropout fails; any version keeps the allocator's pool open.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.model.cuda.buckets import Bucket, Buckets
+from fivetune.model.cuda.static_step import GraphRecorder, make_graph_recorder
+from fivetune.training.autotune.probe import synchronize
+from fivetune.training.learner import ComputeConfig
+from fivetune.types import JsonTable
+
+LONGEST_SECONDS = 300.0  # of a trial that compiles all kernels; a capture that hangs is one that fails
+NUM_BLOCKS = 1  # of each stack: every kind of kernel occurs in one
+COMMAND = (sys.executable, "-m", "fivetune.training.autotune.capture_trial")
+
+
+def try_capture(config: JsonTable, bucket: Bucket, *, device: str, precision: str, fused: bool) -> str:
+    """Capture forward and backward of a model with one block per stack, in another process.
+
+    Returns: the reason why that failed; empty if it did not.
+    """
+    request = {
+        "config": {**config, "num_layers": NUM_BLOCKS, "num_decoder_layers": NUM_BLOCKS},
+        "bucket": astuple(bucket),
+        "device": device,
+        "precision": precision,
+        "fused": fused,
+    }
+    try:
+        done = subprocess.run(
+            COMMAND, input=json.dumps(request), capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"a first capture took more than {LONGEST_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return ""
+    last = next(iter(done.stderr.strip().splitlines()[::-1]), f"it ended with code {done.returncode}")
+    return f"a first capture, in a process of its own, failed: {last}"
+
+
+def run_request(request: Mapping[str, Any], recorder: GraphRecorder) -> None:
+    """Build the model of a request, record a graph, replay it and draw a random number.
+
+    Raises RuntimeError with the reason of a failed recording, and any error of what follows.
+    """
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    from fivetune.model.cuda.graphed import GraphedUpdate, attach_flat_gradients
+
+    device, precision, bucket = request["device"], request["precision"], Bucket(*request["bucket"])
+    config = AutoConfig.for_model(**request["config"])
+    model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32).to(device)
+    graphs = GraphedUpdate(
+        model,
+        attach_flat_gradients(model.parameters()),
+        Buckets(bucket.num_sequences, bucket.longest_input, bucket.longest_target, (bucket,)),
+        device=device,
+        autocast=ComputeConfig(device, precision).make_autocast,
+        fused=request["fused"],
+    )
+    graphs.record(recorder)
+    if graphs.steps.failure:
+        raise RuntimeError(graphs.steps.failure)
+    for state in graphs.steps.states.values():
+        assert state.replay is not None
+        state.replay()
+    refuse_broken_generator(device)
+
+
+def refuse_broken_generator(device: str) -> None:
+    """Raise FiveTuneEnvironmentError if a failed capture has left the device without random numbers."""
+    synchronize(device)
+    try:
+        torch.randint(2, (1,), device=device)
+    except RuntimeError as error:
+        raise FiveTuneEnvironmentError(
+            "train.capture: a capture failed and has left torch's generator unusable for this process: "
+            f"{str(error).splitlines()[0]}. Start again with --train.capture off."
+        ) from error
+
+
+def main() -> int:
+    """Run the request on the standard input; print why it failed."""
+    try:
+        run_request(json.load(sys.stdin), make_graph_recorder())
+    except Exception as error:  # of any class: drivers and kernels raise many
+        sys.stderr.write(f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
