@@ -40,10 +40,10 @@ lint: .venv/.installed-test
 
 bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks.data --json
-	$(BIN)/python -m benchmarks.optimizers
+	$(BIN)/python -m benchmarks.optimizers --json
 	$(BIN)/python -m benchmarks.decode --json
 	for model in t5-small mt5-small; do \
-	  $(BIN)/python -m benchmarks.train --device cpu --model $$model --workload squad --peers default,tuned || exit; done
+	  $(BIN)/python -m benchmarks.train --device cpu --model $$model --workload squad --peers default,tuned,tuned-bf16 --json || exit; done
 
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.harness import RESULTS
+from benchmarks.harness import make_parser
 from benchmarks.train import report
 
-for path in sorted(RESULTS.glob("train-*.json")):
-    report(json.loads(path.read_text(encoding="utf-8")))
+args = make_parser(__doc__).parse_args()
+found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(args.results.glob("train-*.json"))]
+for result in found:
+    report(result)
+if args.json:
+    print(json.dumps(found))

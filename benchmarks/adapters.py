@@ -7,13 +7,11 @@ the speed of the Trainer as users run it is expected.
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import redirect_stdout
 
 import torch
 
-from benchmarks.harness import write_result
+from benchmarks.harness import publish_result
 from benchmarks.train import measure_models, parse_arguments, report
 from fivetune.telemetry.devices import count_cores
 
@@ -21,22 +19,17 @@ EXPECTED = 1.5  # times the speed of the peer "default", on the same examples
 
 
 def main() -> int:
-    """Measure, print the table or, with --json, the result, and write it; 1 if it is slower than expected."""
-    words = [word for word in sys.argv[1:] if word != "--json"]
+    """Measure, print the table and write the result; 1 if it is slower than expected."""
+    words = sys.argv[1:]
     if "--adapter" not in words:
         words += ["--adapter", "lora"]
     args = parse_arguments(words)
     torch.set_num_threads(args.threads or count_cores())
     torch.manual_seed(args.seed)
-    with redirect_stdout(sys.stderr):
-        result = measure_models(args)
-        result["name"] = f"adapters-{result['name']}"
-        result["expected"] = EXPECTED
-        path = write_result(result["name"], result, args.results)
-        report(result)
-        print(f"written to {path}")
-    if "--json" in sys.argv:
-        print(json.dumps(result))
+    result = measure_models(args)
+    result |= {"name": f"adapters-{result['name']}", "expected": EXPECTED}
+    report(result)
+    publish_result(args, result["name"], result)
     return 0 if result["ratios"]["default"]["same_examples"] >= EXPECTED else 1
 
 

@@ -6,15 +6,17 @@ python -m benchmarks.code_measures ../before       # of another checkout beside 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
+import json
 import re
 import statistics
 import sys
 import tokenize
 from collections import defaultdict
 from pathlib import Path
+
+from benchmarks.harness import make_parser
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -59,10 +61,14 @@ def measure_code(root: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, results=None)
     parser.add_argument("checkout", nargs="?", type=Path, default=ROOT)
-    for name, value in measure_code(parser.parse_args().checkout).items():
+    args = parser.parse_args()
+    found = measure_code(args.checkout)
+    for name, value in found.items():
         print(f"{value:10,.10g}  {name}")
+    if args.json:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

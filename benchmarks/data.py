@@ -2,12 +2,11 @@
 
 Same examples in the same order, one core, windows interleaved A B B A: flat batches as training takes them, and padded
 ones as transformers' collator makes them.
-    python -m benchmarks.data
+    python -m benchmarks.data --json
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Work, facts, interleaved, rates, ratio, same_totals, table, write_result
+from benchmarks.harness import Work, facts, interleaved, make_parser, publish_result, rates, ratio, same_totals, table
 from fivetune.config import load_config
 from fivetune.data.batch import collate, pad
 from fivetune.data.store import TokenStore
@@ -47,9 +46,7 @@ class Assembly:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
-    args = parser.parse_args()
+    args = make_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         store, tokenizer = _store(Path(folder))
@@ -75,7 +72,7 @@ def main() -> None:
         "examples_per_second": {name: speed.as_list() for name, speed in speeds.items()},
         "ratios": {name: each.as_list() for name, each in ratios.items()},
     }
-    print(f"written to {write_result('data-cpu', result, args.results)}")
+    publish_result(args, "data-cpu", result)
 
 
 def _store(folder: Path) -> tuple[TokenStore, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import facts, table, write_result
+from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.sharding import MemoryPeak, read_anonymous_bytes
 from fivetune.config import RunConfig, load_config
 from fivetune.distributed.world import World
@@ -94,7 +94,7 @@ CASES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="of a case, from 1; nothing is written")
     parser.add_argument("--folder", help=argparse.SUPPRESS)  # a rank: where config.json is
     args = parser.parse_args()
@@ -103,8 +103,6 @@ def main() -> None:
         return
     chosen = range(len(CASES)) if args.only is None else [args.only - 1]
     rows = [start_case(number) for number in chosen]
-    if args.only is None:
-        write_result("estimate-cpu", {"facts": facts("cpu"), "rows": rows})
     head = ["configuration", "ranks", "predicted MiB", "measured MiB", "ratio", "peak at"]
     lines = [head]
     for row in rows:
@@ -112,6 +110,11 @@ def main() -> None:
         sizes = [f"{number / 2**20:,.0f}" for number in (predicted, measured)]
         lines.append([row["name"], str(row["ranks"]), *sizes, f"{predicted / measured:.3f}", row["moment"]])
     print(table(lines))
+    result = {"facts": facts("cpu"), "rows": rows}
+    if args.only is None:
+        publish_result(args, "estimate-cpu", result)
+    elif args.json:
+        print(json.dumps(result))
 
 
 def start_case(number: int) -> dict[str, Any]:

@@ -6,31 +6,33 @@ which strategy is taken, with the seconds of its step. Nothing is measured.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 from typing import Any
 
-from benchmarks.harness import table
+from benchmarks.harness import make_parser, table
 
 COLUMNS = ("single", "ddp", "fsdp", "fsdp, copy per node", "tensor", "fsdp_tensor", "pipeline")
 SETTINGS = ["--optimizer.name", "adamw", "--train.batch_size", "8", "--train.global_batch_size", "4096"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, results=None)
     parser.add_argument("--models", default="t5-3b,t5-11b,mt5-xxl")
     parser.add_argument("--devices", default="8,64,512")
     parser.add_argument("--device", default="h100")
     args = parser.parse_args()
-    lines = [["model", "devices", *COLUMNS, "taken"]]
+    lines, rows = [["model", "devices", *COLUMNS, "taken"]], []
     for model in args.models.split(","):
         for num in args.devices.split(","):
             found = estimate(model, num, args.device)
+            rows.append({"model": model, "devices": int(num), **found})
             cells = {name_column(one): format_cell(one) for one in found["strategies"]}
             lines.append([model, num, *(cells.get(name, "") for name in COLUMNS), describe_choice(found)])
     print(table(lines))
+    if args.json:
+        print(json.dumps({"rows": rows}))
 
 
 def estimate(model: str, num_devices: str, device: str) -> dict[str, Any]:

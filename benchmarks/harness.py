@@ -6,6 +6,7 @@ Two sides are compared by windows that stood next to each other in time, never b
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import math
@@ -194,6 +195,26 @@ def write_result(name: str, content: dict[str, Any], folder: Path = RESULTS) -> 
     path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}.json"
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def make_parser(description: str | None, results: Path | None = RESULTS) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks.
+
+    Args:
+        results: default folder of the JSON file; None for a program that writes none.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object too, in the last line")
+    if results is not None:
+        parser.add_argument("--results", type=Path, default=results, help="folder of the JSON file")
+    return parser
+
+
+def publish_result(args: argparse.Namespace, name: str, content: dict[str, Any]) -> None:
+    """Write the result as `write_result`, and print it in the last line if --json asks for it."""
+    print(f"written to {write_result(name, content, args.results)}")
+    if args.json:
+        print(json.dumps(content))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

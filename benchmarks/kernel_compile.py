@@ -6,6 +6,7 @@ In: the kernels and tiles of fivetune.model.cuda. Out: a table. It says that a k
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
-from benchmarks.harness import table
+from benchmarks.harness import make_parser, table
 from fivetune.model.cuda import attention_kernels, norm, optimizer, pointwise, rows
 from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
@@ -34,10 +35,13 @@ COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "ra
 
 
 def main() -> None:
+    args = make_parser(__doc__, results=None).parse_args()
     found = [["kernel", "of", "registers", "spilled bytes", "shared memory bytes"]]
     for name, kernel, kind, constants, tile in cases():
         found.append([name, kind, *compiled(kernel, kind.partition(",")[0], constants, tile)])
     print(table(found))
+    if args.json:
+        print(json.dumps({"rows": found[1:]}))
 
 
 def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:

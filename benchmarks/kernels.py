@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Spread, Work, facts, interleaved, rates, ratio, table, write_result
+from benchmarks.harness import Spread, Work, facts, interleaved, make_parser, publish_result, rates, ratio, table
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.norm import compute_rms_norm
@@ -30,6 +30,7 @@ NUM_CALLS, NUM_WINDOWS = 50, 6
 
 
 def main() -> None:
+    args = make_parser(__doc__).parse_args()
     if not torch.cuda.is_available():
         raise FiveTuneEnvironmentError("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
     torch.manual_seed(0)
@@ -53,7 +54,7 @@ def main() -> None:
     print(table([["forward and backward, bf16", "us", "us, torch", "ratio"], *rows]))
     speeds = {name: [each.as_list() for each in both] for name, both in timed.items()}
     named = [[name, _kind(dtype), error] for name, dtype, error in errors]
-    write_result("kernels", {"errors": named, "calls_per_second_and_ratio": speeds, **facts(DEVICE)})
+    publish_result(args, "kernels", {"errors": named, "calls_per_second_and_ratio": speeds, **facts(DEVICE)})
 
 
 def _kind(dtype: torch.dtype) -> str:

@@ -9,7 +9,6 @@ With one thread the clock is the CPU time of the process, which other programs d
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import facts, table
+from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.workloads import COMMON, MODELS, WORKLOADS
 from fivetune.data.batch import pad
 from fivetune.model import attention, flat, layers
@@ -114,7 +113,7 @@ def seconds(step: Step, model: Any, batch: Batch) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="t5-small", choices=MODELS)
     parser.add_argument("--workload", default="squad", choices=WORKLOADS)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -134,10 +133,11 @@ def main(arguments: list[str]) -> None:
     best = min(times["all levers"])
     rows = [("way", "best s", "median s", "best / all levers")]
     rows += [(n, f"{min(t):.2f}", f"{np.median(t):.2f}", f"{min(t) / best:.2f}") for n, t in times.items()]
+    result = {"facts": facts("cpu"), "seconds": times, "ratios": {name: min(t) / best for name, t in times.items()}}
     tokens, width = batch.num_input_tokens, batch.cu_seqlens_src.diff().max().item() * options.batch_size
     print(f"{options.model}, {options.batch_size} examples, {tokens} input tokens in {width} padded positions")
     print(table(rows))
-    print(json.dumps(facts("cpu")))
+    publish_result(options, f"levers-{options.model}", result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ exported weights. Two versions of the code compute the same if they print the sa
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fivetune
+from benchmarks.harness import make_parser
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "t5": {"model_type": "t5"},
@@ -102,11 +102,11 @@ def digest_run(folder: Path, *, family: str, forward: str, optimizer: str) -> di
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, results=None)
     parser.add_argument("--output", type=Path, help="write the digests to this JSON file")
     parser.add_argument("--compare", type=Path, help="digests of another version, from --output")
     arguments = parser.parse_args()
-    digests = {}
+    digests, changed = {}, []
     for family in FAMILIES:
         for forward in ("flat", "padded"):
             for optimizer in OPTIMIZERS:
@@ -124,8 +124,9 @@ def main() -> int:
             f"{len(digests) - len(changed)} of {len(digests)} digests are identical"
             + (f"; changed: {', '.join(changed)}" if changed else "")
         )
-        return 1 if changed else 0
-    return 0
+    if arguments.json:
+        print(json.dumps({"digests": digests, "changed": changed}))
+    return 1 if changed else 0
 
 
 if __name__ == "__main__":

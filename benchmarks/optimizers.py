@@ -7,7 +7,6 @@ Peaks of memory are those of the whole process, so only the state is told.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import (
-    RESULTS,
     UnequalWork,
     Work,
     facts,
     interleaved,
+    make_parser,
+    publish_result,
     rates,
     ratio,
     same_totals,
     table,
-    write_result,
 )
 from benchmarks.workloads import MODELS, make_model
 from fivetune.optimizers._batched_adafactor import BatchedAdafactor
@@ -64,11 +63,10 @@ class Steps:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="t5-small", choices=list(MODELS))
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads or count_cores())
     weights = [weight.to(args.device) for weight in weights_of(args.model)]
@@ -86,7 +84,7 @@ def main() -> None:
     ]
     print(table([head, *([name, *_cells(one)] for name, one in found.items())]))
     result = {"model": args.model, "device": args.device, "variants": found, "machine": facts(args.device)}
-    print(f"written to {write_result(f'optimizers-{args.device}-{args.model}', result, args.results)}")
+    publish_result(args, f"optimizers-{args.device}-{args.model}", result)
 
 
 def weights_of(model: str) -> list[Tensor]:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.harness import Spread, Work, facts, interleaved, ratio, table, write_result
+from benchmarks.harness import Spread, Work, facts, interleaved, make_parser, publish_result, ratio, table
 from benchmarks.workloads import make_model
 from fivetune.distributed.world import World
 from fivetune.model.flat import compute_flat_losses
@@ -35,7 +35,7 @@ NUM_STEPS = 4  # of a window
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="t5-small", help="as in benchmarks.workloads")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch-sizes", default="1,4", help="examples of each process in a step")
@@ -54,9 +54,6 @@ def main() -> None:
     rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     if ended.returncode or len(rows) != len(sizes):
         sys.exit(f"the ranks ended with {ended.returncode}:\n{ended.stderr}")
-    write_result(
-        f"overlap-{args.model}", {"facts": facts("cpu"), "model": args.model, "ranks": args.ranks, "rows": rows}
-    )
     lines = [["examples", "step, after", "wait", "share", "step, overlapped", "wait", "share", "faster"]]
     for row in rows:
         cells = [str(row["batch_size"])]
@@ -66,6 +63,8 @@ def main() -> None:
         low, high = row["speedup"][1:]
         lines.append([*cells, f"{row['speedup'][0]:.2f} ({low:.2f} to {high:.2f})"])
     print(table(lines))
+    result = {"facts": facts("cpu"), "model": args.model, "ranks": args.ranks, "rows": rows}
+    publish_result(args, f"overlap-{args.model}", result)
 
 
 class Steps:

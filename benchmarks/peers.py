@@ -59,6 +59,7 @@ class Peer:
         pad_to: tuple[int, int] | None = None,
     ) -> None:
         self.name = name
+        self.precision = name_precision(plan, bf16=(arguments or {}).get("bf16", False))
         self._plan = plan
         self.model = pretrained(plan, attention)
         self._hold = _Hold()
@@ -74,7 +75,9 @@ class Peer:
             "report_to": "none",
             "disable_tqdm": True,
             "use_cpu": not plan.on_gpu,
-            "bf16": plan.on_gpu,
+            "bf16": self.precision == "bf16",
+            "tf32": True if self.precision == "tf32" else None,
+            **({"optim": "adafactor"} if plan.optimizer == "adafactor" else {}),
             "dataloader_pin_memory": plan.on_gpu,
         }
         self._trainer = _CountingTrainer(
@@ -94,6 +97,9 @@ class Peer:
         self._hold.orders.put(num_units)
         self._hold.wait()
         return counted(self._plan, self._trainer.done)
+
+    def facts(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self._hold.orders.put(None)
@@ -177,6 +183,7 @@ class PlainLoop:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self.precision = name_precision(plan)
         self.model = pretrained(plan, None).to(plan.device)
         self._forward = torch.compile(self.model) if plan.on_gpu else self.model
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, weight_decay=0.0, fused=True)
@@ -187,7 +194,7 @@ class PlainLoop:
         self.model.train()
         for _ in range(num_units):
             batch = {name: tensor.to(self._plan.device) for name, tensor in next(self._batches).items()}
-            with torch.autocast("cuda", torch.bfloat16) if self._plan.on_gpu else nullcontext():
+            with make_autocast(self._plan, bf16=self.precision == "bf16"):
                 loss = self._forward(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
@@ -197,6 +204,9 @@ class PlainLoop:
             positions = mask.numel() + labels.numel()
             done.append(Done(mask.sum(1), (labels != IGNORE_INDEX).sum(1), positions, loss.detach()))
         return counted(self._plan, done)
+
+    def facts(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self._batches.close()  # type: ignore[attr-defined]
@@ -258,8 +268,21 @@ def with_peft(adapter: str, model: Any) -> Any:
         return peft.get_peft_model(model, options.build_config(shorten_names(model, list_targets(model, options))))
 
 
-def best_attention(plan: Plan) -> str:
-    """The attention of transformers with which a forward and backward pass is fastest here."""
+def name_precision(plan: Plan, *, bf16: bool = False) -> str:
+    """What a peer computes in: the plan's precision, bf16 if it asks for it, else bf16 on a GPU and fp32 on a CPU."""
+    if bf16:
+        return "bf16"
+    return ("bf16" if plan.on_gpu else "fp32") if plan.precision == "auto" else plan.precision
+
+
+def make_autocast(plan: Plan, *, bf16: bool) -> Any:
+    """The autocast of a step in bf16, as the Trainer has it."""
+    return torch.autocast(plan.device.partition(":")[0], torch.bfloat16) if bf16 else nullcontext()
+
+
+def best_attention(plan: Plan, *, bf16: bool = False) -> str:
+    """The attention of transformers with which a forward and backward pass is fastest here, in a peer's precision."""
+    autocast = name_precision(plan, bf16=bf16) == "bf16"
     seconds = {}
     for attention in ATTENTIONS:
         model = pretrained(plan, attention).to(plan.device).train()
@@ -267,7 +290,9 @@ def best_attention(plan: Plan) -> str:
         batch = {name: tensor.to(plan.device) for name, tensor in few.items()}
         for _ in range(2):
             started = time.perf_counter()
-            model(**batch).loss.backward()
+            with make_autocast(plan, bf16=autocast):
+                loss = model(**batch).loss
+            loss.backward()
             if plan.on_gpu:
                 torch.cuda.synchronize()
             seconds[attention] = time.perf_counter() - started
@@ -278,7 +303,7 @@ def make_peer(name: str, plan: Plan, *, attention: str | None = None) -> Any:
     """The peer of that name. Raises KeyError for an unknown one."""
     tuned = {
         "train_sampling_strategy": "group_by_length",
-        "optim": "adamw_torch_fused",
+        "optim": {"adamw": "adamw_torch_fused", "adafactor": "adafactor"}[plan.optimizer],
         "logging_nan_inf_filter": False,
         "dataloader_num_workers": WORKERS["cuda" if plan.on_gpu else "cpu"],
         "dataloader_persistent_workers": True,
@@ -288,6 +313,7 @@ def make_peer(name: str, plan: Plan, *, attention: str | None = None) -> Any:
         "default": lambda: Peer("default", plan),
         "tuned": lambda: Peer("tuned", plan, arguments=tuned, attention=attention),
         "compiled": lambda: Peer("compiled", plan, arguments={**tuned, "torch_compile": True}, attention=attention),
+        "tuned-bf16": lambda: Peer("tuned-bf16", plan, arguments={**tuned, "bf16": True}, attention=attention),
         "padded": lambda: Peer("padded", plan, pad_to=(source.cap, target.cap)),
         "plain": lambda: PlainLoop(plan),
     }

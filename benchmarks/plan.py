@@ -24,9 +24,17 @@ PEERS = {
     "default": "Seq2SeqTrainer as users run it: random batches, dynamic padding",
     "tuned": "Seq2SeqTrainer with length grouping, best attention, fused AdamW, NaN filter off, workers",
     "compiled": "tuned, with torch_compile",
+    "tuned-bf16": "tuned, with bf16=True on any device",
     "padded": "Seq2SeqTrainer over examples that are all padded to the longest length allowed",
     "plain": "a loop in the manner of nanoT5",
 }
+
+OWN: dict[str, dict[str, str]] = {
+    "fivetune": {},
+    "fivetune-fp32": {"precision": "fp32"},
+    "fivetune-launched": {"capture": "off"},
+}
+"""Sides of FiveTune itself, by their entries of the section train."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Plan:
         batch_size: examples per optimizer step; nobody accumulates.
         folder: for what the sides write.
         adapter: name of the adapter that all train, with its default options; "" trains all weights.
+        precision: auto (FiveTune's own choice; peers bf16 on a GPU, else fp32), or what all compute in: fp32, tf32.
+        optimizer: adamw or adafactor.
     """
 
     model: Path
@@ -47,6 +57,8 @@ class Plan:
     device: str
     folder: Path
     adapter: str = ""
+    precision: str = "auto"
+    optimizer: str = "adamw"
 
     @cached_property
     def config(self) -> Any:

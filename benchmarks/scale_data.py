@@ -13,7 +13,6 @@ the process that reads with one that converts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import json
@@ -34,7 +33,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.harness import RESULTS, abba, facts, table, write_result
+from benchmarks.harness import abba, facts, make_parser, publish_result, table
 from fivetune.nano import CHECKPOINT
 
 TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
@@ -82,7 +81,7 @@ print(json.dumps({"seconds": seconds, "num": len(store), "num_tokens": sum(len(s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("measure", choices=("speed", "memory", "readers"))
     parser.add_argument(
         "--num",
@@ -90,7 +89,6 @@ def main() -> None:
         help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory, {NUM_READ:,} for readers",
     )
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS, help="windows of each side")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fivetune-scale-") as folder:
         if args.measure == "speed":
@@ -99,7 +97,7 @@ def main() -> None:
             name, result = "scale-data-readers", measure_readers(Path(folder), args.num or NUM_READ)
         else:
             name, result = "scale-data-memory", measure_memory(Path(folder), args.num or NUM_EXAMPLES)
-    print(f"written to {write_result(name, {**result, 'machine': facts('cpu')}, args.results)}")
+    publish_result(args, name, {**result, "machine": facts("cpu")})
 
 
 def measure_speed(folder: Path, num: int, num_windows: int) -> dict[str, Any]:

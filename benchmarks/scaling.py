@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.harness import abba, facts, table, write_result
+from benchmarks.harness import abba, facts, make_parser, publish_result, table
 from benchmarks.workloads import MODELS, make_model
 from fivetune.compare.records import Variant
 from fivetune.experiments.record import compare_sweep, read_sweep_variants
@@ -39,7 +39,7 @@ CAUSES = ("forward", "backward", "bubble", "exchange", "optimizer")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", default="t5-small", choices=list(MODELS))
     parser.add_argument("--processes", default="1,2", help="numbers of processes; begins with 1")
@@ -62,9 +62,9 @@ def main() -> None:
         print("The machine's limit: " + ", ".join(f"{size} processes {limit:.3f}" for size, limit in limits.items()))
         result = {"facts": facts(args.device), "model": args.model, "steps": args.steps, "rounds": args.rounds}
         result |= {"limits": limits, "disturbed": comparison.disturbed, "rows": rows}
-        print(f"written to {write_result(f'scaling-{args.device}-{args.model}', result)}")
         if args.folder:
             print(f"page: {folder / 'runs' / 'comparison.html'}")
+        publish_result(args, f"scaling-{args.device}-{args.model}", result)
 
 
 def write_sweep(args: argparse.Namespace, sizes: list[int], folder: Path) -> Path:

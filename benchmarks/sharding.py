@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import facts, table, write_result
+from benchmarks.harness import facts, make_parser, publish_result, table
 from benchmarks.workloads import make_model
 from fivetune import plugins
 from fivetune.distributed.sharding import get_local
@@ -38,7 +38,7 @@ LENGTHS = (128, 16)  # tokens of the inputs and of the targets of the only examp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="t5-base", help="as in benchmarks.workloads")
     parser.add_argument("--strategies", default="fsdp,tensor")
     parser.add_argument("--ranks", default="1,2,4")
@@ -54,7 +54,6 @@ def main() -> None:
             for name in args.strategies.split(",")
             for count in map(int, args.ranks.split(","))
         ]
-    write_result(f"sharding-{args.model}", {"facts": facts("cpu"), "model": args.model, "rows": rows})
     of_first = f"of {rows[0]['ranks']}"
     head = ["strategy", "ranks", "weights", "state", "sum", of_first, "peak of loading", of_first]
     lines = [head]
@@ -73,6 +72,7 @@ def main() -> None:
             ]
         )
     print(table(lines))
+    publish_result(args, f"sharding-{args.model}", {"facts": facts("cpu"), "model": args.model, "rows": rows})
 
 
 def start_ranks(args: argparse.Namespace, strategy: str, count: int, folder: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Work
-from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, Done, Plan, counted
+from benchmarks.plan import LR, MAX_GRAD_NORM, MAX_STEPS, OWN, Done, Plan, counted
 from fivetune.config import load_config
 from fivetune.data.stream import TrainingStream
 from fivetune.progress import Progress
@@ -30,8 +30,8 @@ from fivetune.training.signals import StopRequest
 from fivetune.training.update import make_nonfinite_flag
 
 
-def own_setup(plan: Plan) -> Setup:
-    """The product's own set-up of a plan; only the tokens come from memory."""
+def own_setup(plan: Plan, **train: str | int) -> Setup:
+    """The product's own set-up of a plan, with other entries of the section train; only the tokens come from memory."""
     lines = plan.folder / "lines.jsonl"
     lines.write_text(json.dumps({"id": "1", "inputs": "a b c", "targets": "d"}) + "\n")
     setup = set_up(
@@ -41,12 +41,14 @@ def own_setup(plan: Plan) -> Setup:
                 "model": {"path": str(plan.model), "adapter": plan.adapter or None},
                 "task": {"name": "jsonl"},
                 "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
-                "optimizer": {"name": "adamw", "lr": LR},
+                "optimizer": {"name": plan.optimizer, "lr": LR},
                 "train": {
                     "num_steps": MAX_STEPS,
                     "batch_size": plan.batch_size,
                     "max_grad_norm": MAX_GRAD_NORM,
                     "num_threads": torch.get_num_threads(),
+                    "precision": plan.precision,
+                    **train,
                 },
                 "eval": {"every_steps": MAX_STEPS},
                 "device": plan.device,
@@ -62,11 +64,11 @@ def own_setup(plan: Plan) -> Setup:
 class FiveTune:
     """The product's own set-up and loop, with its records and telemetry."""
 
-    name = "fivetune"
-
-    def __init__(self, plan: Plan) -> None:
-        setup = own_setup(plan)
+    def __init__(self, plan: Plan, name: str = "fivetune") -> None:
+        self.name = name
+        setup = own_setup(plan, **OWN[name])
         self.model = setup.learner.model
+        self.precision = setup.learner.compute.precision
         self._plan = plan
         self._run = RunDir.create(tempfile.mkdtemp(prefix="run-", dir=plan.folder))
         self._sampler = Sampler(self._run.path / TELEMETRY, every_seconds=setup.config.telemetry.every_seconds)
@@ -103,6 +105,11 @@ class FiveTune:
             source, target, round(int(source.sum() + target.sum()) / (1 - record.padding_fraction)), record.loss
         )
 
+    def facts(self) -> dict[str, int]:
+        """How many micro-batches CUDA graphs replayed and how many were launched; empty without graphs."""
+        graphs = self._training.setup.learner.graphs
+        return {} if graphs is None else {"replayed": graphs.steps.num_replayed, "launched": graphs.steps.num_launched}
+
     def close(self) -> None:
         self._groups.close()  # type: ignore[attr-defined]
         self._sampler.stop()
@@ -111,8 +118,8 @@ class FiveTune:
 
 def make_side(name: str, plan: Plan, *, attention: str | None = None) -> Any:
     """FiveTune or the peer of that name; `attention` is for the tuned ones. Raises KeyError for an unknown name."""
-    if name == FiveTune.name:
-        return FiveTune(plan)
+    if name in OWN:
+        return FiveTune(plan, name)
     from benchmarks.peers import make_peer
 
     return make_peer(name, plan, attention=attention)

@@ -9,7 +9,6 @@ part alone;
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import random
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fivetune
-from benchmarks.harness import facts, table, write_result
+from benchmarks.harness import facts, make_parser, publish_result, table
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano.tokenizer import train_tokenizer
 from fivetune.rundir import write_json
@@ -48,7 +47,7 @@ Posts = Sequence[dict[str, str]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare", help="write train.csv, test.csv and model/ (tokenizer and config.json)")
     making.add_argument("source", type=Path, help="CSV file with columns text and rating, also gzipped")
@@ -59,7 +58,7 @@ def main() -> None:
     if args.command == "prepare":
         prepare(args.source, args.folder)
     else:
-        measure(args.folder)
+        publish_result(args, "so_quality", measure(args.folder))
 
 
 # --- the data ---
@@ -102,8 +101,8 @@ def _write_posts(path: Path, posts: Posts) -> None:
 # --- the two sides ---
 
 
-def measure(folder: Path) -> None:
-    """Train, compare, print a table and write the result."""
+def measure(folder: Path) -> dict[str, Any]:
+    """Train, compare, print a table."""
     train, test = (read_posts(folder / f"{name}.csv") for name in ("train", "test"))
     ours = _run_recipe(folder)
     sides = {
@@ -111,18 +110,15 @@ def measure(folder: Path) -> None:
         **{name: baseline(train, test, *settings) for name, settings in BASELINES.items()},
         "majority": {"accuracy": _majority(train, test)},
     }
-    path = write_result(
-        "so_quality",
-        {
-            "num_train": len(train),
-            "num_test": len(test),
-            "seed_of_the_split": SEED,
-            "sides": sides,
-            **facts("cpu"),
-        },
-    )
     print(table([["side", "accuracy", "CPU seconds"], *(_row(name, side) for name, side in sides.items())]))
-    print(path)
+    return {
+        "num_train": len(train),
+        "num_test": len(test),
+        "seed_of_the_split": SEED,
+        "sides": sides,
+        "ratios": {name: ours["accuracy"] / side["accuracy"] for name, side in sides.items()},
+        **facts("cpu"),
+    }
 
 
 def _row(name: str, side: dict[str, float]) -> list[str]:

@@ -20,17 +20,17 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.harness import (
-    RESULTS,
     Window,
     Work,
     facts,
     interleaved,
+    make_parser,
     num_units_in,
+    publish_result,
     ratio,
     same_totals,
     table,
     timed_window,
-    write_result,
 )
 from benchmarks.plan import Plan
 from benchmarks.sides import own_setup
@@ -148,20 +148,19 @@ def sampler_cores(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="t5-nano", choices=["t5-nano", *MODELS], help="t5-nano is the quickstart's")
     parser.add_argument("--workload", default="squad", choices=list(WORKLOADS))
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
     parser.add_argument("--minutes", type=float, default=2.0, help="for all windows together")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads or count_cores())
     with tempfile.TemporaryDirectory() as folder:
         result = measure(args, Path(folder))
     report(result)
-    print(f"written to {write_result(f'telemetry-{args.device}', result, args.results)}")
+    publish_result(args, f"telemetry-{args.device}", result)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -4,8 +4,12 @@ Same weights, examples, updates, optimizer and dropout. Each side lives in a pro
 memory is in another's way; windows of optimizer steps are interleaved A B B A, one process working at a time.
 Every side goes once through the same examples, in an order of its own: so the ratio of the seconds is that of the same
 work. Windows differ in length where a side sorts (the Trainer's length grouping goes from long to short), so the spread
-is told in tokens.
-    python -m benchmarks.train --device cpu --model t5-small --workload squad --peers default,tuned
+is told in tokens. On a GPU every side first goes through all examples once: what is compiled, recorded and allocated is
+there, and the peaks of memory are those of the windows.
+
+Peers run as their users start them; FiveTune's sides have what `import fivetune` sets in the environment. Where
+FiveTune computes in bf16 on a CPU, its own fp32 takes part too.
+    python -m benchmarks.train --device cpu --model t5-small --workload squad --peers default,tuned,tuned-bf16 --json
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,17 +35,18 @@ from benchmarks.harness import (
     Work,
     facts,
     interleaved,
+    make_parser,
     matmul_peak,
     num_units_in,
     peak_resident,
+    publish_result,
     rates,
     ratio,
     same_totals,
     table,
     timed_window,
-    write_result,
 )
-from benchmarks.plan import PEERS, Plan
+from benchmarks.plan import OWN, PEERS, Plan
 from benchmarks.sides import make_side
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
 from fivetune.model.load import count_parameters
@@ -48,7 +54,9 @@ from fivetune.telemetry.devices import count_cores
 
 NUM_WINDOWS = 6
 WARM_UP, MOST_STEPS = {"cpu": 2, "cuda": 20}, {"cpu": 5, "cuda": 50}
+NUM_UNTIMED = {"cpu": 0, "cuda": 1}  # times that all examples are gone through before the windows
 SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
+POLICY = "OMP_WAIT_POLICY"
 
 
 def main() -> None:
@@ -60,7 +68,7 @@ def main() -> None:
         return
     result = measure_models(args)
     report(result)
-    print(f"written to {write_result(result['name'], result, args.results)}")
+    publish_result(args, result["name"], result)
 
 
 def measure_models(args: argparse.Namespace) -> dict[str, Any]:
@@ -72,24 +80,26 @@ def measure_models(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--model", default="t5-small", choices=list(MODELS))
     parser.add_argument("--workload", default="squad", choices=list(WORKLOADS))
-    parser.add_argument("--peers", default="default,tuned", help=f"of {', '.join(PEERS)}")
+    known = [*PEERS, *list(OWN)[1:]]
+    parser.add_argument("--peers", default="default,tuned", help=f"of {', '.join(known)}")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "tf32"), help="of all sides")
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "adafactor"))
     parser.add_argument("--adapter", default="", help="name of the adapter that all sides train; default: all weights")
     parser.add_argument("--batch-size", type=int, help="examples per step; default 16 (mt5-small on a CPU: 8), GPU 32")
     parser.add_argument("--minutes", type=float, default=9, help="about how long all of it may take")
     parser.add_argument("--threads", type=int, help="CPU threads; default: physical cores")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON")
     parser.add_argument("--side", help=argparse.SUPPRESS)  # be the process of this side
     parser.add_argument("--attention", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
-    unknown = [name for name in args.peers.split(",") if name not in PEERS]
+    unknown = [name for name in args.peers.split(",") if name not in known]
     if unknown:
-        parser.error(f"--peers: there is no {', '.join(unknown)}. Allowed: {', '.join(PEERS)}.")
+        parser.error(f"--peers: there is no {', '.join(unknown)}. Allowed: {', '.join(known)}.")
     args.kind = args.device.partition(":")[0]
     if args.batch_size is None:
         args.batch_size = 32 if args.kind == "cuda" else {"mt5-small": 8}.get(args.model, 16)
@@ -110,25 +120,32 @@ def make_plan(args: argparse.Namespace, name: str, examples: str) -> Plan:
     own.mkdir(parents=True, exist_ok=True)
     model = args.folder / args.model
     lines = Examples(args.folder / examples)
-    return Plan(model, lines, args.workload, args.batch_size, args.device, own, args.adapter)
+    return Plan(
+        model, lines, args.workload, args.batch_size, args.device, own, args.adapter, args.precision, args.optimizer
+    )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Start all sides, warm them up, and let them take turns."""
-    names = ["fivetune", *args.peers.split(",")]
+    queue = ["fivetune", *args.peers.split(",")]
     prepare(args, "warm-up", WARM_UP[args.kind])
-    attention = _attention_of_tuned(args, names)
+    attention = _choose_attentions(args, queue)
     peak = matmul_peak(args.device)
-    print(f"start-up and warm-up: {WARM_UP[args.kind]} steps of each of {', '.join(names)}", flush=True)
-    sides, starts = [], {}
-    for name in names:
-        sides.append(Remote(args, name, attention))
-        starts[name] = sides[-1].ask("warm-up", WARM_UP[args.kind])
+    print(f"start-up and warm-up: {WARM_UP[args.kind]} steps of each side", flush=True)
+    sides: list[Remote] = []
+    starts: dict[str, Any] = {}
     try:
-        last = [start["last_step_seconds"] for start in starts.values()]
+        for name in queue:
+            sides.append(Remote(args, name, attention.get(name)))
+            starts[name] = sides[-1].ask("warm-up", WARM_UP[args.kind])
+            if name == "fivetune" and _adds_fp32(args, starts[name]):
+                queue.append("fivetune-fp32")
+        last = [start["last_step_seconds"] * (1 + NUM_UNTIMED[args.kind]) for start in starts.values()]
         num_steps = num_units_in(60 * args.minutes * SHARE_OF_WINDOWS, last, NUM_WINDOWS, most=MOST_STEPS[args.kind])
         prepare(args, "measured", NUM_WINDOWS * num_steps)
         same_weights({side.name: side.ask("measured", 0)["weights"] for side in sides})
+        for side in sides * NUM_UNTIMED[args.kind]:
+            side.ask("untimed", NUM_WINDOWS * num_steps)
         print(f"{NUM_WINDOWS} windows of {num_steps} steps each", flush=True)
         windows = interleaved(sides, num_steps, NUM_WINDOWS)
         ends = {side.name: side.ask("end", 0) for side in sides}
@@ -146,25 +163,40 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "lengths": plan.examples.lengths_from,
         "num_examples": len(plan.examples),
         "batch_size": args.batch_size,
-        "precision": "bf16" if plan.on_gpu else "fp32",
+        "precision": args.precision,
+        "optimizer": args.optimizer,
         "attention_of_tuned": attention,
         "steps_per_window": num_steps,
         "num_windows": NUM_WINDOWS,
         "warm_up_steps": WARM_UP[args.kind],
         "matmul_peak_flops": peak,
         "machine": facts(args.device),
-        "sides": {name: side_figures(windows[name], peak) | starts[name] | ends[name] for name in names},
-        "ratios": {name: peer_figures(windows, name) for name in names[1:]},
+        "sides": {name: side_figures(windows[name], peak) | starts[name] | ends[name] for name in queue},
+        "ratios": {name: peer_figures(windows, name) for name in queue[1:]},
     }
 
 
-def _attention_of_tuned(args: argparse.Namespace, names: list[str]) -> str | None:
-    """The faster attention; None if no side that is tuned takes part."""
-    if not {"tuned", "compiled"} & set(names):
-        return None
+def _adds_fp32(args: argparse.Namespace, start: dict[str, Any]) -> bool:
+    """Whether FiveTune's fp32 takes part although nobody asked for it: where its own choice on a CPU is bf16."""
+    return args.kind == "cpu" and start["precision"] == "bf16" and "fivetune-fp32" not in args.peers.split(",")
+
+
+def _choose_attentions(args: argparse.Namespace, names: list[str]) -> dict[str, str]:
+    """The faster attention of every tuned side, in the precision of that side."""
+    tuned = [name for name in names if name.startswith(("tuned", "compiled"))]
+    if not tuned:
+        return {}
     from benchmarks.peers import best_attention
 
-    return best_attention(make_plan(args, "choice", "warm-up"))
+    plan = make_plan(args, "choice", "warm-up")
+    found = {bf16: best_attention(plan, bf16=bf16) for bf16 in sorted({name == "tuned-bf16" for name in tuned})}
+    return {name: found[name == "tuned-bf16"] for name in tuned}
+
+
+def make_environment(name: str) -> dict[str, str]:
+    """The environment of a side: FiveTune's has what `import fivetune` sets, a peer's only what the user set."""
+    peers_have = name in OWN or POLICY in psutil.Process().environ()
+    return {key: value for key, value in os.environ.items() if peers_have or key != POLICY}
 
 
 class Remote:
@@ -192,11 +224,17 @@ class Remote:
             str(torch.get_num_threads()),
             "--seed",
             str(args.seed),
+            *("--precision", args.precision, "--optimizer", args.optimizer),
             *(["--attention", attention] if attention else []),
             *(["--adapter", args.adapter] if args.adapter else []),
         ]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+            env=make_environment(name),
         )
 
     def ask(self, what: str, num_steps: int) -> dict[str, Any]:
@@ -231,7 +269,8 @@ def serve(args: argparse.Namespace) -> None:
                 gc.collect()
             side = make_side(args.side, make_plan(args, args.side, what), attention=args.attention)
         assert side is not None
-        answer = {"warm-up": _warmed_up, "measured": _weights, "work": _worked, "end": _peaks}[what]
+        answers_of = {"warm-up": _warmed_up, "measured": _weights, "untimed": _untimed, "work": _worked, "end": _ended}
+        answer = answers_of[what]
         print(json.dumps(answer(side, num_steps, args)), file=answers, flush=True)
     if side is not None:
         side.close()
@@ -243,7 +282,13 @@ def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str,
     ready = time.time() - started
     timed_window(side, num_steps - 1, device=args.device)
     last = timed_window(side, 1, device=args.device).seconds
-    return {"start_up_seconds": ready, "warmed_up_seconds": time.time() - started, "last_step_seconds": last}
+    return {
+        "start_up_seconds": ready,
+        "warmed_up_seconds": time.time() - started,
+        "last_step_seconds": last,
+        "precision": side.precision,
+        "wait_policy": psutil.Process().environ().get(POLICY),
+    }
 
 
 def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -252,6 +297,15 @@ def _weights(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, A
         float(p.detach().abs().mean()) for p in side.model.parameters() if p.requires_grad != bool(args.adapter)
     )
     return {"weights": [count_parameters(side.model), round(sizes, 4)]}
+
+
+def _untimed(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Steps before the windows; then peaks of memory begin again."""
+    _worked(side, num_steps, args)
+    gc.collect()
+    if args.kind == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    return {}
 
 
 def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -264,9 +318,10 @@ def _worked(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, An
     return {"num_units": work.num_units, "counts": work.counts}
 
 
-def _peaks(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Most memory in use at once since the process began."""
-    return {"peak_bytes": torch.cuda.max_memory_allocated() if args.kind == "cuda" else peak_resident()}
+def _ended(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Most memory in use at once: on a GPU during the windows, on a CPU since the process began."""
+    peak = torch.cuda.max_memory_allocated() if args.kind == "cuda" else peak_resident()
+    return {"peak_bytes": peak, **side.facts()}
 
 
 def same_weights(found: dict[str, Any]) -> None:
@@ -309,6 +364,7 @@ def report(result: dict[str, Any]) -> None:
     sides = result["sides"]
     head = [
         "side",
+        "precision",
         "tokens/s",
         "(least to most)",
         "examples/s",
@@ -326,6 +382,7 @@ def report(result: dict[str, Any]) -> None:
         rows.append(
             [
                 name,
+                side.get("precision", result["precision"]),
                 f"{speed[0]:,.0f}",
                 f"{speed[1]:,.0f} to {speed[2]:,.0f}",
                 f"{side['examples_per_second_overall']:.2f}",
@@ -339,7 +396,7 @@ def report(result: dict[str, Any]) -> None:
             ]
         )
     print(
-        f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}, {result['precision']}; lengths: "
+        f"\n{result['model']}, {result['workload']}, batch {result['batch_size']}; lengths: "
         f"{result['num_examples']} of {result['lengths']}; {result['machine']['num_threads']} threads\n"
     )
     print(table(rows), "\n")

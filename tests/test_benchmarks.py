@@ -10,6 +10,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -109,6 +110,8 @@ def args(tmp_path_factory):
         device="cpu",
         seed=0,
         adapter="",
+        precision="auto",
+        optimizer="adamw",
     )
     train.make_model(found.model, found.folder, seed=0)
     train.prepare(found, "few", 4)
@@ -116,7 +119,7 @@ def args(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("peer", ["default", "tuned", "padded", "plain"])
+@pytest.mark.parametrize("peer", ["default", "tuned-bf16", "padded", "plain"])
 def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
     pytest.importorskip("accelerate")
     sides = [make_side(name, train.make_plan(args, name, "few"), attention="sdpa") for name in ("fivetune", peer)]
@@ -128,6 +131,7 @@ def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
         figures = train.side_figures(found[peer], 1e12)
         assert figures["mean_loss"] == pytest.approx(train.side_figures(found["fivetune"], 1e12)["mean_loss"], rel=0.1)
         assert 0 < figures["padding_fraction"] < 0.8 and figures["mfu"] > 0
+        assert [side.precision for side in sides] == ["fp32", "bf16" if peer == "tuned-bf16" else "fp32"]
     finally:
         for side in sides:
             side.close()
@@ -157,13 +161,27 @@ def test_a_peer_computes_umt5_without_the_forced_tie_flag(tmp_path, monkeypatch)
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+def test_own_fp32_takes_part_where_the_choice_is_bf16():
+    args = Namespace(kind="cpu", peers="default")
+    assert train._adds_fp32(args, {"precision": "bf16"}) and not train._adds_fp32(args, {"precision": "fp32"})
+    args.peers = "fivetune-fp32"
+    assert not train._adds_fp32(args, {"precision": "bf16"})
+
+
+def test_every_program_takes_json():
+    folder = Path(train.__file__).parent
+    texts = {path.stem: path.read_text() for path in folder.glob("*.py") if "__main__" in path.read_text()}
+    assert len(texts) > 15
+    assert not [name for name, text in texts.items() if not re.search(r"make_parser|parse_arguments|--json", text)]
+
+
 def test_other_weights_are_refused():
     with pytest.raises(UnequalWork, match="do not start from the same weights"):
         train.same_weights({"fivetune": [10, 0.5], "tuned": [10, 0.6]})
 
 
 @pytest.mark.slow
-def test_a_whole_run_in_processes(tmp_path, monkeypatch):
+def test_a_whole_run_in_processes(tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     monkeypatch.setattr(
         sys,
@@ -184,11 +202,17 @@ def test_a_whole_run_in_processes(tmp_path, monkeypatch):
             "1",
             "--results",
             str(tmp_path),
+            "--json",
         ],
     )
     train.main()
     (path,) = tmp_path.iterdir()
     result = json.loads(path.read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+    assert {name: side["wait_policy"] for name, side in result["sides"].items()} == {
+        "fivetune": "PASSIVE",
+        "tuned": psutil.Process().environ().get("OMP_WAIT_POLICY"),
+    }
     assert result["sides"]["tuned"]["padding_fraction"] > 0 == result["sides"]["fivetune"]["padding_fraction"]
     assert result["ratios"]["tuned"]["same_examples"] > 0 and result["sides"]["fivetune"]["peak_bytes"] > 2**26
 
