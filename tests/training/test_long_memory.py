@@ -36,9 +36,10 @@ def test_what_the_allocator_keeps_is_in_the_forecast_unless_it_is_bounded(monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [2048, 4096])
 def test_the_forecast_is_that_of_the_run(tmp_path: Path, length: int) -> None:
-    """A process of its own: the peak of a process cannot be reset."""
+    """In a process of its own, as a peak cannot be reset; in fp32, as a trial of bf16 adds to the peak of some CPUs."""
     model = make_family_model(tmp_path / "long", "longt5-local", **SIZES)
     table: dict[str, Any] = kit.recipe(tmp_path, model, train__batch_size=1, train__global_batch_size=1)
+    table["train"]["precision"] = "fp32"
     lines = [{"inputs": " ".join(kit.WORDS * length)[: 12 * length], "targets": "red hat"}] * 8
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table |= {"task": {"name": "jsonl"}}
@@ -54,4 +55,4 @@ def test_the_forecast_is_that_of_the_run(tmp_path: Path, length: int) -> None:
     subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True)
     peak = max(step.peak_bytes or 0 for step in read_run(tmp_path / "run").steps)
     print(f"\n{length}: {forecast / 2**30:.2f} {peak / 2**30:.2f}")
-    assert 0.9 < forecast / peak < 1.15
+    assert 0.9 < forecast / peak < 1.2
