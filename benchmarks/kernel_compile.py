@@ -50,7 +50,7 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
         for head_size in (64, 128):
             for name in ("forward", "grad_q", "grad_kv", "grad_bias"):
                 tile = choose_attention_tile(name, head_size, num_bytes=num_bytes)
-                constants = {"CAUSAL": True, "D": head_size, "M": tile.rows, "N": tile.cols}
+                constants = {"CAUSAL": True, "PRODUCTS": "ieee", "D": head_size, "M": tile.rows, "N": tile.cols}
                 yield f"attention {name}", getattr(attention_kernels, name), f"{kind}, {head_size}", constants, tile
         side = {"SIDE": choose_attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
         yield (

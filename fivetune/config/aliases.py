@@ -192,7 +192,7 @@ NO_EQUIVALENT: dict[str, str] = {
     "liger_kernel_config": "FiveTune has kernels of its own for T5 (train.forward).",
     "torch_compile_backend": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
     "torch_compile_mode": "torch.compile is not offered; train.capture replays steps as CUDA graphs instead.",
-    "tf32": "Set train.precision; fp32 stays full fp32.",
+    "tf32": "Set train.precision: tf32; fp32 stays full fp32.",
     "train_sampling_strategy": "Set data.bucket_pool: 1 draws at random, more batches examples of similar length.",
     "enable_jit_checkpoint": "SIGTERM and Ctrl-C always save before they stop; leave it out.",
     "debug": "fivetune check makes all checks; fivetune profile shows a few steps in detail.",

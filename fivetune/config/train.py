@@ -78,10 +78,10 @@ class TrainSection(BaseModel):
         default=None,
         description="examples per optimizer step over all processes; default: batch_size; accumulation is derived",
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = Field(
         default="auto",
         description="auto: bf16 products with fp32 weights if the device has units for them, on a CPU after a trial "
-        "at the start, else fp32",
+        "at the start, else fp32; tf32: fp32 whose products round their factors to 10 bits (NVIDIA GPUs from A100 on)",
     )
     forward: Literal["auto", "flat", "padded", "buckets"] = Field(
         default="auto",

@@ -26,7 +26,7 @@ from fivetune.types import RunSettings
 
 CPU = "cpu"
 HOST_FABRIC = Fabric(10e9, 1.25e9, 2**20)  # gloo over memory; unused for times, because a CPU's operations are unknown
-PEAK_SHARE = {"fp32": 0.5, "fp16": 0.3, "bf16": 0.3}
+PEAK_SHARE = {"fp32": 0.5, "tf32": 0.3, "fp16": 0.3, "bf16": 0.3}
 """Assumed share of the peak that a step reaches; it was not measured."""
 
 
@@ -75,7 +75,7 @@ def build_workload(config: RunConfig, device: Accelerator | None) -> Workload:
         examples_per_step=config.train.examples_per_step,
         num_inputs=config.data.max_input_tokens,
         num_targets=config.data.max_target_tokens,
-        matmul_bytes=FP32 if precision == "fp32" else 2,
+        matmul_bytes=FP32 if precision in ("fp32", "tf32") else 2,
         dropout=config.model.dropout or 0.0,
         recompute=config.train.recompute,
         state_bytes=tables * get_state_bytes(optimizer, "table")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+TF32_SHARE = 0.5  # of the operations in bf16: A100 to B200 and the GeForce cards (NVIDIA's data sheets above)
 PEAK_TERAFLOPS: dict[str, tuple[float, float | None, float | None]] = {
     # device: (fp32, fp16, bf16)                                        source
     "V100 SXM2": (15.7, 125, None),  # NVIDIA V100 data sheet (2020)
@@ -99,16 +100,19 @@ def find_peak_flops(name: str, precision: str) -> float | None:
 
     Args:
         name: the driver's name of the device.
-        precision: fp32, fp16 or bf16.
+        precision: fp32, tf32, fp16 or bf16.
 
     >>> find_peak_flops("NVIDIA A100-SXM4-80GB", "bf16"), find_peak_flops("NVIDIA H100 80GB HBM3", "bf16")
     (312000000000000.0, 989400000000000.0)
+    >>> find_peak_flops("NVIDIA A100-SXM4-80GB", "tf32")
+    156000000000000.0
     >>> find_peak_flops("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"), find_peak_flops("Tesla T4", "bf16")
     (None, None)
     """
     peaks = PEAK_TERAFLOPS.get(_normalize_name(name))
-    peak = peaks[("fp32", "fp16", "bf16").index(precision)] if peaks else None
-    return None if peak is None else peak * 1e12
+    kind = "bf16" if precision == "tf32" else precision
+    peak = peaks[("fp32", "fp16", "bf16").index(kind)] if peaks else None
+    return None if peak is None else peak * 1e12 * (TF32_SHARE if precision == "tf32" else 1.0)
 
 
 def _normalize_name(name: str) -> str:

@@ -22,6 +22,7 @@ from fivetune.types import JsonTable
 
 CPU_INFO = Path("/proc/cpuinfo")
 BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "BF16"}  # by their flag on Linux
+TF32_CAPABILITY = (8, 0)  # of A100
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "datasets", "torchax", "jax")
 
 
@@ -68,10 +69,16 @@ def count_tpu_chips() -> int:
     return jax.device_count()
 
 
-def pick_precision(requested: str, device: str) -> str:
-    """Pick fp32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32.
+def set_fp32_products(precision: str) -> None:
+    """Let CUDA multiply fp32 matrices in tf32 (10 bits of the mantissa), or exactly in other precisions."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
 
-    bf16 becomes fp32 where `explain_replaced_precision` says why. On a CPU, `auto` is decided by a measurement later.
+
+def pick_precision(requested: str, device: str) -> str:
+    """Pick fp32, tf32, bf16 or fp16; `auto` is bf16 if the device supports it natively, else fp32.
+
+    tf32 and bf16 become fp32 where `explain_replaced_precision` says why. On a CPU, `auto` is decided by a measurement
+    later.
     """
     if requested == "auto" and device == "tpu":
         return "fp32" if os.environ.get("JAX_PLATFORMS") == "cpu" else "bf16"
@@ -84,7 +91,11 @@ def pick_precision(requested: str, device: str) -> str:
 
 
 def explain_replaced_precision(requested: str, device: str) -> str:
-    """Explain why a device computes in fp32 although bf16 is requested; empty if it does not."""
+    """Explain why a device computes in fp32 although tf32 or bf16 is requested; empty if it does not."""
+    if requested == "tf32" and not (
+        device.startswith("cuda") and torch.cuda.get_device_capability() >= TF32_CAPABILITY
+    ):
+        return "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs from A100 on have units for tf32."
     if requested != "bf16":
         return ""
     if device == "mps":

@@ -40,7 +40,7 @@ from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.rundir.records import Run
-from fivetune.telemetry.devices import get_device_peak_flops
+from fivetune.telemetry.devices import get_device_peak_flops, set_fp32_products
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
@@ -146,7 +146,8 @@ def train(
                 run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
-            torch.set_flush_denormal(False)  # `choose_compute` sets both for the whole process
+            torch.set_flush_denormal(False)  # `choose_compute` sets these for the whole process
+            set_fp32_products("fp32")
             torch.backends.cuda.enable_cudnn_sdp(True)
             progress.close()
             run.close()

@@ -25,6 +25,7 @@ from fivetune.telemetry.devices import (
     get_peak_memory_bytes,
     pick_device,
     pick_precision,
+    set_fp32_products,
 )
 from fivetune.training.averaging import Averages
 from fivetune.training.groups import group_weights
@@ -163,9 +164,11 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
     requested = config.train.precision
+    precision = pick_precision(requested, device)
+    set_fp32_products(precision)
     return ComputeConfig(
         device,
-        pick_precision(requested, device),
+        precision,
         precision_why=explain_replaced_precision(requested, device),
         threads_why=threads_why,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ import fivetune
 from fivetune import plugins
 from fivetune.config import load_config
 from fivetune.errors import ConfigError
-from fivetune.model.precision import cast_weights, copy_weights
+from fivetune.model.precision import cast_weights, copy_weights, get_matmul_dtype
 from fivetune.telemetry import devices
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_precision
-from fivetune.training.learner import ComputeConfig, build_optimizer
+from fivetune.training.learner import ComputeConfig, build_optimizer, choose_compute
 from fivetune.training.setup import Setup
 
 CPU = ComputeConfig("cpu", "fp32")
@@ -122,6 +123,25 @@ def test_answers_are_computed_as_the_run_was_trained(monkeypatch, tmp_path):
     assert adopt_trained_precision(CPU, "auto", "fp32") == adopt_trained_precision(CPU, "fp32", "bf16") == CPU
     has_units(monkeypatch, tmp_path, "")
     assert adopt_trained_precision(CPU, "auto", "bf16") == CPU
+
+
+def test_tf32_is_set_for_the_run_and_needs_its_units(tmp_path, model_folder, monkeypatch):
+    matmul, words = torch.backends.cuda.matmul, "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs"
+    assert devices.pick_precision("tf32", "cpu") == "fp32"
+    assert devices.explain_replaced_precision("tf32", "mps").startswith(words)
+    for capability, expected in (((7, 5), "fp32"), ((8, 0), "tf32")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        monkeypatch.setattr("fivetune.training.learner.pick_device", lambda asked: "cuda")
+        section = SimpleNamespace(num_threads=1, precision="tf32")
+        compute = choose_compute(SimpleNamespace(device="cuda", train=section))  # type: ignore[arg-type]
+        assert compute.precision == expected and bool(compute.precision_why) == (expected == "fp32")
+        assert matmul.fp32_precision == ("tf32" if expected == "tf32" else "ieee")
+    with compute.make_autocast():
+        assert get_matmul_dtype(torch.device("cpu")) == torch.float32
+    monkeypatch.undo()
+    run = fivetune.train(recipe(tmp_path, model_folder, train__precision="tf32", train__num_steps=1), quiet=True)
+    assert run.machine.precision == "fp32" and run.machine.precision_why.startswith(words)
+    assert matmul.fp32_precision == "ieee"
 
 
 def test_mps_and_old_gpus_say_what_happens_instead(monkeypatch):

@@ -155,13 +155,18 @@ def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
     return summed.to(bias.dtype)
 
 
+def is_tf32_set() -> bool:
+    """Whether CUDA multiplies fp32 matrices in tf32 (`train.precision: tf32`)."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
 def _make_rows_contiguous(x: Tensor) -> Tensor:
     """x with contiguous heads in each row; a slice of a merged projection has them and is not copied."""
     heads, head_size = x.shape[1:]
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size) else x.contiguous()
 
 
-def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float]:
+def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float | str]:
     """Build the scalar arguments of every kernel; `inputs` begin with q, k, v, bias."""
     q, k, v, bias, *_ = inputs
     return {
@@ -174,5 +179,6 @@ def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict
         "rate": call.rate,
         "scale": call.scale,
         "CAUSAL": call.causal,
+        "PRODUCTS": "tf32" if q.dtype == torch.float32 and is_tf32_set() else "ieee",
         "D": q.shape[2],
     }

@@ -21,11 +21,14 @@ COUNTS = ("num_rows", "groups", "num_sequences", "tiles_q", "tiles_k")
 
 
 @triton.jit
-def _dot(a, b, sums):
-    """sums + a b in fp32. Converted for the interpreter, which would multiply the bits of bf16; results are equal."""
+def _dot(a, b, sums, PRODUCTS: tl.constexpr):
+    """sums + a b in fp32; PRODUCTS: ieee, or tf32 for fp32 factors.
+
+    Converted for the interpreter, which would multiply the bits of bf16; results are equal.
+    """
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), sums)
-    return tl.dot(a, b, sums, input_precision="ieee")
+    return tl.dot(a, b, sums, input_precision=PRODUCTS)
 
 
 @triton.jit
@@ -49,12 +52,12 @@ def _store(tensor, values, rows, num_rows, stride, D: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr):
+def _scores(q, k, bias, rows, cols, num_q, num_k, scale, CAUSAL: tl.constexpr, PRODUCTS: tl.constexpr):
     """Scores [M, N] in fp32, -inf at keys after the end of the sequence or, if causal, after the query.
 
     bias points to distance 0 of the head.
     """
-    scores = _dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32)) * scale
+    scores = _dot(q, tl.trans(k), tl.zeros([q.shape[0], k.shape[0]], tl.float32), PRODUCTS) * scale
     visible = (cols < num_k)[None, :]
     if CAUSAL:
         visible = visible & (cols[None, :] <= rows[:, None])
@@ -77,10 +80,10 @@ def _row_places(first_row, rows, head, groups):
 
 
 @triton.jit
-def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl.constexpr):
+def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl.constexpr, PRODUCTS: tl.constexpr):
     """The attention weights of a tile after dropout, and the gradient of its scores, p (dp - delta)."""
     weights = tl.exp(scores - lse[:, None])
-    grad_weights = _dot(grad, tl.trans(v), tl.zeros([grad.shape[0], v.shape[0]], tl.float32))
+    grad_weights = _dot(grad, tl.trans(v), tl.zeros([grad.shape[0], v.shape[0]], tl.float32), PRODUCTS)
     met = weights
     if seed is not None:
         kept = _draw_kept(seed, row_places, start, rate, N)
@@ -112,6 +115,7 @@ def forward(
     rate,
     scale,
     CAUSAL: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -143,14 +147,14 @@ def forward(
         cols = start + tl.arange(0, N)
         k_tile = _load(k, cols, num_k, k_stride, D)
         v_tile = _load(v, cols, num_k, v_stride, D)
-        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - new_top[:, None])
         shrink = tl.exp(top - new_top)
         total = total * shrink + tl.sum(weights, 1)
         if seed is not None:
             weights = tl.where(_draw_kept(seed, row_places, start, rate, N), weights * gain(rate), 0.0)
-        sums = _dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None])
+        sums = _dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], PRODUCTS)
         top = new_top
     total = tl.where(num_k > 0, total, 1.0)
     stride = tl.num_programs(1) * D
@@ -181,6 +185,7 @@ def grad_q(
     rate,
     scale,
     CAUSAL: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -217,9 +222,11 @@ def grad_q(
         cols = start + tl.arange(0, N)
         k_tile = _load(k, cols, num_k, k_stride, D)
         v_tile = _load(v, cols, num_k, v_stride, D)
-        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
-        _, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
-        sums = _dot(grad_scores.to(k_tile.dtype), k_tile, sums)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
+        _, grad_scores = _gradients(
+            scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
+        )
+        sums = _dot(grad_scores.to(k_tile.dtype), k_tile, sums, PRODUCTS)
     _store(grad_q + own, sums * scale, rows, num_q, stride, D)
 
 
@@ -246,6 +253,7 @@ def grad_kv(
     rate,
     scale,
     CAUSAL: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -283,10 +291,12 @@ def grad_kv(
         row_lse = tl.load(lse + rows, mask=rows < num_q, other=0.0)
         row_delta = tl.load(delta + rows, mask=rows < num_q, other=0.0)
         row_places = _row_places(first_q, rows, head, groups)
-        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
-        met, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
-        v_sums = _dot(tl.trans(met).to(grad_tile.dtype), grad_tile, v_sums)
-        k_sums = _dot(tl.trans(grad_scores).to(q_tile.dtype), q_tile, k_sums)
+        scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
+        met, grad_scores = _gradients(
+            scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
+        )
+        v_sums = _dot(tl.trans(met).to(grad_tile.dtype), grad_tile, v_sums, PRODUCTS)
+        k_sums = _dot(tl.trans(grad_scores).to(q_tile.dtype), q_tile, k_sums, PRODUCTS)
     own = first_k * stride + head * D
     _store(grad_k + own, k_sums * scale, cols, num_k, stride, D)
     _store(grad_v + own, v_sums, cols, num_k, stride, D)
@@ -316,6 +326,7 @@ def grad_bias(
     rate,
     scale,
     CAUSAL: tl.constexpr,
+    PRODUCTS: tl.constexpr,
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -348,8 +359,10 @@ def grad_bias(
             row_lse = tl.load(lse + row_stats, mask=rows < num_q, other=0.0)
             row_delta = tl.load(delta + row_stats, mask=rows < num_q, other=0.0)
             row_places = _row_places(first_q, rows, head, groups)
-            scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL)
-            _, grad_scores = _gradients(scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N)
+            scores = _scores(q_tile, k_tile, bias, rows, cols, num_q, num_k, scale, CAUSAL, PRODUCTS)
+            _, grad_scores = _gradients(
+                scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
+            )
             sums += grad_scores
     # Rotate row r left by r: column c then holds the element c right of the diagonal or, wrapped, M - c left of it.
     shifted = tl.arange(0, M)[:, None] + tl.arange(0, N)[None, :]

@@ -73,6 +73,8 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...], /) -> Callable[..., object]: ...
 
 
-def launch(kernel: Kernel, grid: tuple[int, ...], *args: Tensor | float | None, tile: Tile, **named: float) -> None:
+def launch(
+    kernel: Kernel, grid: tuple[int, ...], *args: Tensor | float | None, tile: Tile, **named: float | str
+) -> None:
     """Launch a kernel on the current stream."""
     kernel[grid](*args, num_warps=tile.warps, num_stages=tile.stages, **named)

@@ -41,7 +41,7 @@ from fivetune.training.setup import Setup
 from fivetune.training.update import make_nonfinite_flag, train_step
 from fivetune.types import Batch
 
-TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2}
+TOLERANCES = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}
 """Relative tolerance of loss and gradient norm against launched kernels: only the order of sums differs."""
 WEIGHT_TOLERANCE = 0.3
 """Largest distance between both paths' weights, as a share of the distance that they moved.
@@ -84,7 +84,7 @@ def find_graph_obstacle(setup: Setup) -> str:
     facts = (
         (not supports_graphs(compute.device), f"the device is {compute.device}, which has no CUDA graphs"),
         (config.strategy.plugin_name() != "single", f"strategy.name is {config.strategy.plugin_name()}, not single"),
-        (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16 or fp32"),
+        (compute.precision not in TOLERANCES, f"the precision is {compute.precision}, not bf16, tf32 or fp32"),
         (bool(config.model.adapter), "model.adapter is set"),
         (bool(config.model.unfreeze), "model.unfreeze changes what is trained"),
         (forward.kind != "flat", f"the forward is {forward.kind}, not flat"),

@@ -41,14 +41,14 @@ def choose_precision(
     """Choose the precision of a CPU; on other devices that of `compute` stays.
 
     Args:
-        requested: auto, fp32, bf16 or fp16.
+        requested: auto, fp32, tf32, bf16 or fp16.
         model: with gradients, not yet placed by a strategy.
         forward: that of the run.
         resumed: the precision that a resumed run began with.
 
     Raises ConfigError if bf16 is requested and does not agree with fp32.
     """
-    if compute.kind != "cpu" or requested in ("fp32", "fp16"):
+    if compute.kind != "cpu" or requested in ("fp32", "tf32", "fp16"):
         return compute
     units = find_bf16_units()
     if requested == "auto" and resumed:

@@ -169,7 +169,7 @@ def test_what_cannot_be_captured_is_named(tmp_path, model_folder, monkeypatch):
     recomputing = with_learner(setup, forward=replace(setup.learner.forward, recompute=True))
     assert find_graph_obstacle(recomputing) == "train.recompute keeps random states on the host"
     half = with_learner(setup, compute=replace(setup.learner.compute, precision="fp16"))
-    assert find_graph_obstacle(half) == "the precision is fp16, not bf16 or fp32"
+    assert find_graph_obstacle(half) == "the precision is fp16, not bf16, tf32 or fp32"
     for options, reason in (
         ({"r_drop": 1.0}, "loss.r_drop computes every example twice"),
         ({"class_weights": {(1,): 2.0}}, "loss.class_weights is set"),

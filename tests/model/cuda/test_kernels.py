@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="the package triton is not installed; it ex
 import triton
 
 from fivetune.errors import ModelError
-from fivetune.model.cuda import tiles
+from fivetune.model.cuda import attention, tiles
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.norm import compute_rms_norm
 from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
@@ -130,6 +130,20 @@ def test_attention_and_its_gradients_equal_the_definition(part, dtype):
     table = None if bias is None else doubles[3]
     reference = eager(*doubles[:3], table, cu_q, cu_k, causal=causal, probability=probability, seed=seed)
     compare(ours, reference, leaves, doubles, CLOSE[dtype])
+
+
+def test_products_of_fp32_are_tf32_where_the_run_asks_for_it(monkeypatch):
+    (q, k, v, _), cu = inputs([3], [3], bias=False), starts([3])
+    seen: list[object] = []
+    monkeypatch.setattr(attention, "launch", lambda *args, **named: seen.append(named["PRODUCTS"]))
+    try:
+        for setting in ("tf32", "ieee"):
+            torch.backends.cuda.matmul.fp32_precision = setting
+            compute_attention(q, k, v, cu, cu, 3, 3).sum().backward()  # type: ignore[arg-type]
+            compute_attention(*(x.bfloat16() for x in (q, k, v)), cu, cu, 3, 3)  # type: ignore[union-attr]
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert seen == [*["tf32"] * 3, *["ieee"] * 5]
 
 
 def test_a_merged_projection_is_read_in_place_and_heads_of_8_columns_are_filled_up():
