@@ -29,6 +29,7 @@ INT64 = {"seed", "cu_q", "cu_k", "ids", "order"}
 FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
 COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "rate", "tiles_q", "tiles_k", "size"} | {
     "num_sequences",
+    "num_parts",
     "rows",
     "num_decayed",
 }
@@ -51,8 +52,9 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
             for name in ("forward", "grad_q", "grad_kv", "grad_bias"):
                 tile = choose_attention_tile(name, head_size, num_bytes=num_bytes)
                 constants = {"CAUSAL": True, "PRODUCTS": "ieee", "D": head_size, "M": tile.rows, "N": tile.cols}
+                constants |= {"PART": 8} if name == "grad_bias" else {}
                 yield f"attention {name}", getattr(attention_kernels, name), f"{kind}, {head_size}", constants, tile
-        side = {"SIDE": choose_attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
+        side = {"PARTS": 16, "SIDE": choose_attention_tile("grad_bias", 64, num_bytes=num_bytes).rows}
         yield (
             "attention sum_diagonals",
             attention_kernels.sum_diagonals,

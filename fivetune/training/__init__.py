@@ -40,7 +40,7 @@ from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.rundir.records import Run
-from fivetune.telemetry.devices import get_device_peak_flops, set_fp32_products
+from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
 from fivetune.training import checkpoint
@@ -48,6 +48,7 @@ from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.bucket import Uploader, open_copy
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
 from fivetune.training.export import describe_few_evals, export_model, read_past_evals
+from fivetune.training.learner import restore_process_settings
 from fivetune.training.loop import (
     Training,
     format_resume_command,
@@ -146,9 +147,7 @@ def train(
                 run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
-            torch.set_flush_denormal(False)  # `choose_compute` sets these for the whole process
-            set_fp32_products("fp32")
-            torch.backends.cuda.enable_cudnn_sdp(True)
+            restore_process_settings()
             progress.close()
             run.close()
     return rundir.read_run(folder)

@@ -174,6 +174,13 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     )
 
 
+def restore_process_settings() -> None:
+    """Undo what `choose_compute` sets for the whole process, except the number of threads."""
+    torch.set_flush_denormal(False)
+    set_fp32_products("fp32")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights."""
     groups = group_weights(model, config.train.param_groups, layer_decay=config.train.layer_decay)

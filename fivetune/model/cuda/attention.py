@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         call: _CallOptions
 
 
+FEWEST_SEQUENCES, MOST_PROGRAMS = 8, 2**15  # of the bias gradient; the programs write 16 MiB
 SMALLEST_HEAD, LARGEST_HEAD = 16, 128  # tensor cores multiply 16 columns at a time
 
 
@@ -146,13 +147,31 @@ def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
     assert tile.rows == tile.cols, tile
     side = tile.rows
     tiles_q, tiles_k = triton.cdiv(call.max_seqlen_q, side), triton.cdiv(call.max_seqlen_k, side)
-    parts = torch.empty((heads, tiles_q, tiles_k, 2 * side), dtype=torch.float32, device=q.device)
-    numbers = {"tiles_k": tiles_k, "num_sequences": len(cu_q) - 1, **_build_kernel_arguments(inputs, call)}
-    launch(kernels.grad_bias, (tiles_q * tiles_k, heads), *inputs, parts, tile=tile, **numbers, M=side, N=side)
+    num_sequences = len(cu_q) - 1
+    share = choose_part_size(num_sequences, tiles_q * tiles_k * heads)
+    num_parts = triton.cdiv(num_sequences, share)
+    parts = torch.empty((num_parts, heads, tiles_q, tiles_k, 2 * side), dtype=torch.float32, device=q.device)
+    numbers = {"tiles_k": tiles_k, "num_sequences": num_sequences, **_build_kernel_arguments(inputs, call)}
+    grid = (tiles_q * tiles_k, heads, num_parts)
+    launch(kernels.grad_bias, grid, *inputs, parts, tile=tile, **numbers, M=side, N=side, PART=share)
     summed = torch.zeros(bias.shape, dtype=torch.float32, device=q.device)
-    numbers = {"tiles_q": tiles_q, "tiles_k": tiles_k, "width": bias.shape[1]}
+    numbers = {"tiles_q": tiles_q, "tiles_k": tiles_k, "num_parts": num_parts, "width": bias.shape[1], "PARTS": 16}
     launch(kernels.sum_diagonals, (tiles_q + tiles_k, heads), parts, summed, tile=tile, **numbers, SIDE=side)
     return summed.to(bias.dtype)
+
+
+def choose_part_size(num_sequences: int, num_tiles: int) -> int:
+    """Choose how many sequences a program of the bias gradient sums: a power of two.
+
+    One after the other, they are the longest chain of a step; programs are limited, because each writes a tile's sums.
+
+    >>> choose_part_size(128, 12), choose_part_size(128, 64 * 12), choose_part_size(128, 1024 * 12)
+    (8, 8, 64)
+    """
+    size = FEWEST_SEQUENCES
+    while num_tiles * triton.cdiv(num_sequences, size) > MOST_PROGRAMS and size < num_sequences:
+        size *= 2
+    return size
 
 
 def is_tf32_set() -> bool:

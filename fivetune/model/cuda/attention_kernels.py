@@ -14,7 +14,7 @@ from triton import knobs
 from fivetune.model.cuda.random import gain, keep
 
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
-COUNTS = ("num_rows", "groups", "num_sequences", "tiles_q", "tiles_k")
+COUNTS = ("num_rows", "groups", "num_sequences", "num_parts", "tiles_q", "tiles_k")
 """Arguments that change from batch to batch: Triton would compile again for 1 and for multiples of 16."""
 
 # --- pieces ---
@@ -90,6 +90,16 @@ def _gradients(scores, v, grad, lse, delta, seed, row_places, start, rate, N: tl
         met = tl.where(kept, weights * gain(rate), 0.0)
         grad_weights = tl.where(kept, grad_weights * gain(rate), 0.0)
     return met, weights * (grad_weights - delta[:, None])
+
+
+@triton.jit
+def _count_reached(cu_q, cu_k, first, end, row, col, PART: tl.constexpr):
+    """How many of the sequences [first, end) have this row and this column."""
+    sequences = first + tl.arange(0, PART)
+    inside = sequences < end
+    num_q = tl.load(cu_q + sequences + 1, mask=inside, other=0) - tl.load(cu_q + sequences, mask=inside, other=0)
+    num_k = tl.load(cu_k + sequences + 1, mask=inside, other=0) - tl.load(cu_k + sequences, mask=inside, other=0)
+    return tl.sum(((num_q > row) & (num_k > col)).to(tl.int32))
 
 
 # --- kernels ---
@@ -330,21 +340,28 @@ def grad_bias(
     D: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """Sum the score gradients of one tile of positions over all sequences in order, then along its 2 M diagonals.
+    """Sum the score gradients of one tile of positions over PART sequences in order, then along its 2 M diagonals.
 
-    Grid: (query tiles x key tiles of the longest sequences, heads). M = N. Out: parts [heads, query tiles, key tiles,
-    2 M]: element M + c - r sums the elements of row r and column c. Without atomics, so the sum is deterministic.
+    Grid: (query tiles x key tiles of the longest sequences, heads, parts of the batch). M = N. Out: parts [parts,
+    heads, query tiles, key tiles, 2 M]: element M + c - r sums the elements of row r and column c. Without atomics, so
+    the sum is deterministic.
     """
     head = tl.program_id(1)
     first_row = tl.program_id(0) // tiles_k * M
     start = tl.program_id(0) % tiles_k * N
+    first, end = tl.program_id(2) * PART, tl.minimum((tl.program_id(2) + 1) * PART, num_sequences)
+    parts += ((tl.program_id(2) * tl.num_programs(1) + head) * tl.num_programs(0) + tl.program_id(0)) * 2 * M
+    if _count_reached(cu_q, cu_k, first, end, first_row, start, PART) == 0:  # of most tiles, in long grids
+        tl.store(parts + tl.arange(0, 2 * M), tl.zeros([2 * M], tl.float32))
+        return
     rows = first_row + tl.arange(0, M)
     cols = start + tl.arange(0, N)
     bias += head * width + width // 2
     stride = tl.num_programs(1) * D
     sums = tl.zeros([M, N], tl.float32)
-    for sequence in range(num_sequences):
+    for sequence in range(first, end):
         first_q, num_q = _span(cu_q, sequence)
         first_k, num_k = _span(cu_k, sequence)
         reached = (first_row < num_q) & (start < num_k)
@@ -369,26 +386,30 @@ def grad_bias(
     turned = tl.gather(sums, shifted & (N - 1), axis=1)
     right = tl.sum(tl.where(shifted < N, turned, 0.0), 0)
     left = tl.sum(tl.where(shifted < N, 0.0, turned), 0)
-    parts += (head * tl.num_programs(0) + tl.program_id(0)) * 2 * M + tl.arange(0, M)
-    tl.store(parts, left)
-    tl.store(parts + M, right)
+    tl.store(parts + tl.arange(0, M), left)
+    tl.store(parts + M + tl.arange(0, M), right)
 
 
 @triton.jit(do_not_specialize=COUNTS)
-def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, width, SIDE: tl.constexpr):
+def sum_diagonals(parts, grad_bias, tiles_q, tiles_k, num_parts, width, SIDE: tl.constexpr, PARTS: tl.constexpr):
     """Sum parts to the gradient of SIDE distances: program c has those from (c - tiles_q) SIDE on, from two diagonals.
 
-    Grid: (query tiles + key tiles, heads). In: parts of grad_bias. Out: grad_bias [heads, width], zero at the start.
+    Grid: (query tiles + key tiles, heads). In: parts of grad_bias, of which PARTS are added at a time. Out: grad_bias
+    [heads, width], zero at the start.
     """
     diagonal, head = tl.program_id(0) - tiles_q, tl.program_id(1)
     places = tl.arange(0, SIDE)
     sums = tl.zeros([SIDE], tl.float32)
+    size = tl.num_programs(1) * tiles_q * tiles_k * 2 * SIDE  # of a part
     for tile_q in range(tiles_q):
         tile_k = tile_q + diagonal
-        tile = parts + ((head * tiles_q + tile_q) * tiles_k + tile_k) * 2 * SIDE + places
-        if (tile_k >= 0) & (tile_k < tiles_k):
-            sums += tl.load(tile + SIDE)
-        if (tile_k >= -1) & (tile_k < tiles_k - 1):
-            sums += tl.load(tile + 2 * SIDE)
+        tile = parts + ((head * tiles_q + tile_q) * tiles_k + tile_k) * 2 * SIDE + places[None, :]
+        own_end = tl.where((tile_k >= 0) & (tile_k < tiles_k), num_parts, 0)
+        next_end = tl.where((tile_k >= -1) & (tile_k < tiles_k - 1), num_parts, 0)
+        for first in range(0, num_parts, PARTS):
+            part = (first + tl.arange(0, PARTS))[:, None]
+            tiles = tile + part * size
+            sums += tl.sum(tl.load(tiles + SIDE, mask=part < own_end, other=0.0), 0)
+            sums += tl.sum(tl.load(tiles + 2 * SIDE, mask=part < next_end, other=0.0), 0)
     index = diagonal * SIDE + places + width // 2
     tl.store(grad_bias + head * width + index, sums, mask=(index >= 0) & (index < width))

@@ -116,6 +116,34 @@ def double(tensors: list[Tensor]) -> list[Tensor]:
 # --- attention ---
 
 
+@pytest.mark.parametrize("split", [1, 2, 8])
+def test_the_gradient_of_the_bias_does_not_depend_on_how_the_batch_is_divided(monkeypatch, split):
+    monkeypatch.setattr(attention, "FEWEST_SEQUENCES", split)
+    lengths = [3, 40, 1, 33, 5]  # of the last tiles, a part has no or some sequences
+    q, k, v, bias = inputs(lengths, lengths, bias=True)
+    cu = starts(lengths)
+    ours = compute_attention(q, k, v, cu, cu, 40, 40, bias)  # type: ignore[arg-type]
+    leaves = [x for x in (q, k, v, bias) if x is not None]
+    doubles = double(leaves)
+    compare(ours, eager(*doubles, cu, cu), leaves, doubles, CLOSE[torch.float32])
+
+
+def test_the_gradient_of_the_bias_fills_the_device_with_short_chains(monkeypatch):
+    """t5-base, 128 questions of up to 512 tokens and answers of up to 32: chains of 8 sequences instead of 128."""
+    seen: dict[str, tuple[object, ...]] = {}
+
+    def note(kernel, grid, *args, tile, **named):
+        seen[kernel.__name__] = grid, named.get("PART"), named.get("num_parts")
+
+    monkeypatch.setattr(attention, "launch", note)
+    monkeypatch.setitem(tiles.TILES, ("grad_bias", "bf16, 64"), tiles.Tile(64, 64, warps=4))
+    for longest, grid in ((512, (64, 12, 16)), (32, (1, 12, 16))):
+        x = torch.zeros(128, 12, 64, dtype=torch.bfloat16, requires_grad=True)
+        bias = torch.zeros(12, 2 * longest - 1, requires_grad=True)
+        compute_attention(x, x, x, starts([1] * 128), starts([1] * 128), longest, longest, bias).sum().backward()
+        assert seen["grad_bias"] == (grid, 8, None) and seen["sum_diagonals"][2] == 16
+
+
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("part", ["encoder", "decoder", "cross", "dropout"])
 def test_attention_and_its_gradients_equal_the_definition(part, dtype):
@@ -200,7 +228,7 @@ def test_counts_that_change_with_the_batch_do_not_compile_kernels_anew():
     assert found == {
         **{name: {"num_rows", "groups"} for name in ("forward", "grad_q", "grad_kv")},
         "grad_bias": {"num_rows", "groups", "num_sequences", "tiles_k"},
-        "sum_diagonals": {"tiles_q", "tiles_k"},
+        "sum_diagonals": {"tiles_q", "tiles_k", "num_parts"},
         "_backward": {"rows"},
         "_add_runs": {"num_rows"},
     }
