@@ -5,6 +5,7 @@ Lines are also appended to log.txt of the run, without control characters.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from io import FileIO
@@ -69,11 +70,11 @@ class Progress:
         return self._console.is_terminal
 
     def log(self, text: str, style: str = "") -> None:
-        """Write one line to the log file, and to the terminal unless quiet, there folded as it is by `wrap_line`."""
+        """Write one line to the log file, and to the terminal unless quiet, there folded at MAX_COLUMNS."""
         text = redact_secrets(text)
         self._write_log(text.replace(FOLD, "  "))
         if not self._quiet:
-            self._console.print(text, style=style, markup=False)
+            self._console.print(text if "\n" in text else wrap_text(text), style=style, markup=False)
 
     def warn(self, text: str) -> None:
         """Write a warning to the log file and to the terminal, also when quiet."""
@@ -189,6 +190,15 @@ def wrap_line(parts: Sequence[str]) -> str:
         else:
             lines[-1] = joined
     return FOLD.join(lines)
+
+
+def wrap_text(text: str) -> str:
+    """Fold a line between words where it exceeds the width of a terminal, and indent the following ones.
+
+    >>> wrap_text("to be " * 14).splitlines()
+    ['to be to be to be to be to be to be to be to be to be to be to be to be to be', '  to be']
+    """
+    return textwrap.fill(text, MAX_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _format_interval(record: EvalRecord, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from fivetune.config.layers import parse_names
 from fivetune.plugins import Options
 
 if TYPE_CHECKING:
@@ -24,14 +25,9 @@ __all__ = ["AdapterOptions", "LowRankOptions", "TargetNames", "VirtualTokenOptio
 TASK_TYPE = "SEQ_2_SEQ_LM"
 
 
-def _list_names(value: object) -> object:
-    """Put one name into a tuple, as a command line gives it."""
-    return (value,) if isinstance(value, str) else value
-
-
 TargetNames = Annotated[
     tuple[str, ...],
-    BeforeValidator(_list_names),
+    BeforeValidator(parse_names),
     Field(
         description="matrices that are adapted, by parts of their names as in model.freeze: q, v, EncDecAttention, "
         "encoder.block.0-3; default: those of the paper's method"

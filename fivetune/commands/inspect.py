@@ -79,7 +79,7 @@ def _collect_facts(args: argparse.Namespace, settings: dict[str, Any], on_progre
     task, data = config.task, config.data
     for source in (*args.data, *args.against):
         check_source(source)
-    tokenizer = load_tokenizer(args.tokenizer, Path())
+    tokenizer = load_tokenizer(args.tokenizer, Path(), key="--tokenizer")
     sets = {
         "train": read_dataset(
             args.data, task, data.columns, max_records=data.max_train_examples, on_progress=on_progress

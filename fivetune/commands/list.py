@@ -1,4 +1,4 @@
-"""List tasks, metrics, optimizers, schedules, strategies, sinks, launchers, recipes or models, with a line of help."""
+"""List tasks, metrics, optimizers, adapters and other plugins, recipes or models, with a line of help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fivetune.commands import print_json
 
-KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "sinks", "launchers", "recipes", "models")
+PLUGINS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers")
+KINDS = (*PLUGINS, "recipes", "models")
 PIPED = (120, 24)  # columns and lines if the output is not a terminal
 NARROWEST = 20  # characters of help beside the name; with fewer the help is below it
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fivetune.commands import add_strategy, format_settings, print_json, print_scores
+
+if TYPE_CHECKING:
+    from fivetune.types import Adapter
 
 TAKES_SETTINGS = True
 
@@ -66,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         counts = done.data.eval.label_counts if done.data.eval else {}
         if words := describe_majority(record.scores, record.rates, counts):
             print(words)
-    print(f"model   {config.run.dir}/model")
-    print(f"report  {page}")
+    adapter = config.model.adapter
+    _print_results(config.run.dir, page, adapter)
     if args.json:
         result = {
             "run": config.run.dir,
@@ -75,11 +79,20 @@ def run(args: argparse.Namespace) -> int:
             "best": asdict(done.status.best) if done.status.best else None,
             "scores": record.scores if record else {},
             "report": str(page),
+            "adapter": f"{config.run.dir}/adapter" if adapter else None,
         }
         print_json(result)
     if done.status.incomplete:
         raise IncompleteError(done.status.incomplete)
     return 0
+
+
+def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
+    """Print the folders and files of a run that its user opens."""
+    print(f"model   {folder}/model{' (the unchanged base)' if adapter and adapter.is_virtual else ''}")
+    if adapter:
+        print(f"adapter {folder}/adapter{' (the virtual tokens)' if adapter.is_virtual else ''}")
+    print(f"report  {page}")
 
 
 def _write_report(folder: str) -> Path:

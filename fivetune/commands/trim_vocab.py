@@ -84,10 +84,10 @@ def _trim(args: argparse.Namespace, staging: Path, on_progress: Callable[..., No
 
     reader = _build_reader(args)
     folder = find_folder(args.model)
-    tokenizer = load_tokenizer(args.tokenizer, folder)
+    tokenizer = load_tokenizer(args.tokenizer, folder, key="--tokenizer")
     trim.refuse_untrimmable(read_model_config(folder), tokenizer, args.model)
     generation = trim.read_generation_settings(folder)  # before transformers does, which raises errors of its own
-    loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer)
+    loaded = load_model_and_tokenizer(args.model, tokenizer=args.tokenizer, tokenizer_key="--tokenizer")
     model, tokenizer = loaded.model, loaded.tokenizer
     counts, characters, pairs = _count_ids(reader, args.text, tokenizer, model.config.vocab_size, on_progress)
     settings: Any = model.config
@@ -237,7 +237,7 @@ def _list_warnings(reader: TextReader, proof: TrimProof, unknown: Sequence[str],
     if proof.num_dropped:
         found.append(
             f"{proof.num_dropped} of {proof.num_pairs} answers of the whole model contain a piece that is dropped, "
-            "because the data do not have it. A larger --margin keeps more pieces."
+            "because the data do not have it: usual before the model is trained. A larger --margin keeps more pieces."
         )
     if num_ties := proof.num_pairs - proof.num_restricted:
         found.append(
@@ -261,8 +261,9 @@ def _print_facts(facts: dict[str, Any], output: Path) -> None:
         f"        the same scores of all kept pieces on {sample['num_pairs']} examples; largest difference "
         f"{sample['logit_error']:.1g} of the largest score"
     )
-    print(
-        f"        {sample['num_equal']} of {sample['num_pairs']} greedy answers are the same; "
-        f"{sample['num_restricted']} where the whole model does without the dropped pieces"
-    )
+    num, dropped = sample["num_pairs"], sample["num_dropped"]
+    equal = f"{sample['num_restricted']} of {num} greedy answers"
+    print(f"        {equal} are those of the whole model without the dropped pieces")
+    why = f"; {dropped} of its answers contain a dropped piece" if dropped else ""
+    print(f"answers {sample['num_equal']} of {num} are those of the whole model with all its pieces{why}")
     print(f"model   {output}")

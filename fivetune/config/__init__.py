@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from fivetune import plugins
 from fivetune.config.aliases import ALIASES
-from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, Layers, read_file
+from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, Layers, format_value, read_file
 from fivetune.config.recipes import find_recipe, is_run_directory
 from fivetune.config.search import SearchDimension
 from fivetune.config.sections import RunConfig
@@ -93,14 +93,16 @@ def describe_error(error: Any, layers: Layers) -> str:
         near = _suggest_settings(path[0], layers) if len(path) == 1 else ""
         return f"{where}: {key} is not a setting. {near or suggest_names(path[-1], _list_field_names(path, layers))}"
     message = error["msg"].removeprefix("Value error, ")
-    if not path:  # a rule between sections: its message begins with the key
-        return f"{layers.find_origin(tuple(message.partition(' ')[0].split('.')))}: {message.rstrip('.')}."
-    if where not in (key, f"--{key}"):
+    if error["type"] == "value_error" and len(path) <= 1:  # a rule between settings, which its message names
+        where = layers.find_rule_origin(message, path)
+    if not path:
+        return f"{where}: {message.rstrip('.')}."
+    if where != key and not f"{where}.".startswith(f"--{key}."):
         where = f"{where}: {key}"
     if error["type"] == "string_pattern_mismatch" and key in RunConfig.model_fields:
         return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
-    given = "" if error["type"] in ("missing", "value_error") else f", not {error['input']!r}"
+    given = "" if error["type"] in ("missing", "value_error") else f", not {format_value(error['input'])}"
     if given and error["input"] is None:
         given = ", not null (an empty value). Leave the setting out for its default"
     return f"{where}: {message.rstrip('.')}{given}."
@@ -128,7 +130,8 @@ def _list_field_names(path: tuple[str, ...], layers: Layers) -> list[str]:
         return list(RunConfig.model_fields)
     section = path[0]
     if kind := NESTED_PLUGINS.get(".".join(path[:2])):
-        name = layers.to_dict()[section][path[1]].get("name")
+        given = layers.to_dict()[section][path[1]]
+        name = given.get("name") or ("saved" if "path" in given else None)
         return ["name", *(plugins.load_plugin(kind, name).model_fields if name else ())]
     if path[:2] == ("search", "over"):
         return list(SearchDimension.model_fields)

@@ -108,6 +108,15 @@ def parse_sources(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def parse_names(value: object) -> object:
+    """Put one name into a tuple, as a command line gives it.
+
+    >>> parse_names("decoder"), parse_names(["shared", "encoder"])
+    (('decoder',), ['shared', 'encoder'])
+    """
+    return (value,) if isinstance(value, str) else value
+
+
 def parse_table(value: object) -> object:
     """Parse a text of the command line that holds a table; other values are returned unchanged.
 
@@ -149,6 +158,21 @@ def as_yaml(table: Mapping[str, object]) -> str:
     "lr: 1.0e-05\\nanswer: 'no'\\nrevision: '1e3'\\n"
     """
     return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def format_value(value: object) -> str:
+    """Format a value for a message, as a recipe has it; texts are quoted.
+
+    >>> format_value({"name": "lora", "alpha": 32.0, "path": None}), format_value([]), format_value("a")
+    ('{name: lora, alpha: 32.0, path: null}', '[]', "'a'")
+    """
+    if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return repr(value)
+    try:
+        text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1e9)
+    except yaml.YAMLError:  # an object of Python, given by a program
+        return repr(value)
+    return text.removesuffix("\n...\n").rstrip("\n")
 
 
 def read_file(path: Path) -> list[list[Setting]]:
@@ -263,18 +287,16 @@ class Layers:
 
     def add_table(self, table: Mapping[str, JsonValue], *, where: str) -> None:
         """Add a nested dict as the topmost layer."""
-        flat: list[Setting] = []
-        for section, value in table.items():
-            if isinstance(value, Mapping):
-                flat.append(Setting((section,), {}, where))
-                flat.extend(Setting((section, key), item, where) for key, item in value.items())
-            else:
-                flat.append(Setting((section,), value, where))
-        self.add(flat)
+        self.add([one for section, value in table.items() for one in _flatten_section(section, value, where)])
 
     def add_overrides(self, overrides: Mapping[str, object]) -> None:
         """Add dotted overrides as the topmost layer."""
-        self.add([Setting(tuple(key.split(".")), value, f"--{key}") for key, value in overrides.items()])
+        flat: list[Setting] = []
+        for key, value in overrides.items():
+            path, where = tuple(key.split(".")), f"--{key}"
+            is_section = len(path) == 1 and not is_known(key.replace("-", "_"))
+            flat += _flatten_section(key, parse_table(value), where) if is_section else [Setting(path, value, where)]
+        self.add(flat)
 
     def to_dict(self) -> JsonTable:
         """All settings as a nested dict."""
@@ -296,10 +318,30 @@ class Layers:
         for length in range(len(path), 0, -1):
             if path[:length] in self._settings:
                 return self._settings[path[:length]].where
+            if length > 1 and (inner := self._list_origins(path[:length])):  # model.adapter: of its options
+                return next((origin for origin in inner if origin.startswith("--")), inner[0])
         if path and path[0] in self._headers:
             return self._headers[path[0]]
         wheres = [*self._headers.values(), *(s.where for s in self._settings.values())]
         return wheres[-1].rpartition(":")[0] or wheres[-1] if wheres else "config"
+
+    def find_rule_origin(self, message: str, section: tuple[str, ...]) -> str:
+        """The origin of a broken rule between settings: a flag that is named in its first sentence, else its first key.
+
+        Args:
+            section: of a rule inside a section, whose settings it names without the section; () for the other rules.
+        """
+        fault = message.partition(". ")[0]
+        first = fault.partition(" ")[0].rstrip(":,")
+        named = re.findall(r"[a-z]\w*(?:\.\w+)+", fault) + (re.findall(r"[a-z]\w*", fault) if section else [])
+        keys = [tuple(name.split(".")) for name in (first, *named)]
+        paths = [path for key in keys for path in ((*section, *key), key) if len(path) > 1 or not section]
+        flags = [origin for path in paths for origin in self._list_origins(path) if origin.startswith("--")]
+        return flags[0] if flags else self.find_origin(section or keys[0])
+
+    def _list_origins(self, path: tuple[str, ...]) -> list[str]:
+        """The origins of a setting and of those inside it."""
+        return [one.where for own, one in self._settings.items() if own[: len(path)] == path]
 
     def _put(self, setting: Setting) -> None:
         path = setting.path
@@ -338,12 +380,23 @@ class Layers:
             self._settings.pop(path[:2], None)
 
 
+def _flatten_section(section: str, value: object, where: str) -> Iterator[Setting]:
+    """Divide the table of a section into its settings."""
+    if not isinstance(value, Mapping):
+        yield Setting((section,), value, where)
+        return
+    yield Setting((section,), {}, where)
+    for key, item in cast("Mapping[str, object]", value).items():
+        yield Setting((section, key), item, where)
+
+
 def _flatten_plugin(original: Setting, setting: Setting) -> Iterator[tuple[Setting, Setting]]:
     """Divide `model.adapter: {name: lora, r: 8}` or `lora` into its options, which later layers override one by one."""
     path, value = setting.path, setting.value
     if ".".join(path) not in NESTED_PLUGINS or value is None:
         yield original, setting
         return
+    value = parse_table(value)
     options = cast("Mapping[str, object]", value if isinstance(value, Mapping) else {"name": value})
     for key, option in options.items():
         inner = Setting((*path, str(key)), option, setting.where)

@@ -6,11 +6,12 @@ In: nested plain values. Out: checked settings. A field's description is its doc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from fivetune.config.layers import parse_table
+from fivetune.config.layers import format_value, parse_table
 from fivetune.types import Task
 
 
@@ -19,6 +20,11 @@ def _check_class_weights(value: object) -> object:
     table = parse_table(value)
     if isinstance(table, Mapping):
         weights = cast("Mapping[object, object]", table)
+        for label, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < inf:
+                raise ValueError(
+                    f"the weight of {label} is {format_value(weight)}. Allowed is a number above 0, such as 3"
+                )
         return {str(label).lower() if isinstance(label, bool) else str(label): weights[label] for label in weights}
     if table != "balanced":
         raise ValueError(f"there is no {table!r}. Allowed: balanced, or a table such as {{rare: 3, frequent: 1}}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
 from fivetune import plugins
-from fivetune.config.layers import parse_table
+from fivetune.config.layers import parse_names, parse_table
 from fivetune.errors import suggest_names
 from fivetune.plugins import Options
 from fivetune.types import Adapter, JsonTable
@@ -28,7 +28,8 @@ def parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[
     name = table.pop("name", default)
     if not isinstance(name, str):
         given = f", has {', '.join(table)}" if table else ""
-        raise ValueError(f"needs a name{given}. {suggest_names('', plugins.list_plugins(kind))}")
+        saved = " Or give the path of one that was saved." if kind == "adapters" else ""
+        raise ValueError(f"needs a name{given}. {suggest_names('', plugins.list_plugins(kind))}{saved}")
     return plugins.load_plugin(kind, name).model_validate(table)
 
 
@@ -64,7 +65,7 @@ class ModelSection(BaseModel):
         description="also accept sequence-to-sequence models of other families (Bart, Pegasus), computed by "
         "transformers alone, at your own risk: docs/models.md",
     )
-    freeze: tuple[str, ...] = Field(
+    freeze: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = Field(
         default=(),
         description="weights that are not trained, by parts of their names: shared, encoder, encoder.block.0-3, "
         "relative_attention_bias, decoder.block.*.layer.1",

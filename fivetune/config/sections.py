@@ -24,7 +24,7 @@ from pydantic import (
 from fivetune import plugins
 from fivetune.config.data import DataSection
 from fivetune.config.distill import DistillSection, explain_unsupported_distillation
-from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_table
+from fivetune.config.layers import PLUGIN_SECTIONS, as_yaml, parse_names, parse_table
 from fivetune.config.loss import LossSection, explain_unsupported_loss
 from fivetune.config.model import ModelSection, parse_plugin
 from fivetune.config.search import SearchSection
@@ -48,6 +48,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 
 
 Table = BeforeValidator(parse_table)
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 
 
 class RunSection(_Section):
@@ -166,7 +167,7 @@ class ReportSection(_Section):
     """The report and the trackers."""
 
     title: str | None = Field(default=None, description="title of report.html; default: the run's name")
-    beside: tuple[str, ...] = Field(default=(), description="run directories whose scores are baselines")
+    beside: Names = Field(default=(), description="run directories whose scores are baselines")
     expected: Annotated[dict[str, float], Table] = Field(
         default={}, description="published scores, compared with the run's: {f1: 92.08}"
     )
@@ -177,9 +178,7 @@ class ReportSection(_Section):
         default=None,
         description="number of examples of the published scores; compared only with an evaluation of as many",
     )
-    sinks: tuple[str, ...] = Field(
-        default=(), description="trackers that receive every record: tensorboard, wandb, mlflow"
-    )
+    sinks: Names = Field(default=(), description="trackers that receive every record: tensorboard, wandb, mlflow")
 
     @model_validator(mode="after")
     def _check_sinks(self) -> ReportSection:

@@ -5,11 +5,12 @@ In: nested plain values. Out: checked settings. A field's description is its doc
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from fivetune.config.layers import parse_table
+from fivetune.config.layers import format_value, parse_table
 
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -48,11 +49,24 @@ class EarlyStopping(BaseModel):
 
 
 def _parse_early_stopping(value: object) -> object:
-    """Convert a patience to a table, and a table of the command line."""
+    """Convert a patience to a table, and a table of the command line; refuse true, which names no patience."""
     value = parse_table(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, bool | str):
+        raise ValueError(
+            f"{format_value(value)} is not a number of evaluations. Give one, such as 3, or a table such as "
+            "{patience: 3, min_delta: 0.5}; null is off"
+        )
+    if isinstance(value, int | float):
         return {"patience": value}
     return value
+
+
+def _list_groups(value: object) -> object:
+    """Put one group into a list, and convert groups of the command line to tables."""
+    value = parse_table(value)
+    if isinstance(value, Mapping):
+        return (cast("Mapping[str, object]", value),)
+    return [parse_table(one) for one in cast("Sequence[object]", value)] if isinstance(value, list | tuple) else value
 
 
 EARLY_STOPPING_SCHEMA = {
@@ -99,7 +113,7 @@ class TrainSection(BaseModel):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="clip the gradient norm; null: no clipping"
     )
-    param_groups: tuple[ParamGroup, ...] = Field(
+    param_groups: Annotated[tuple[ParamGroup, ...], BeforeValidator(_list_groups)] = Field(
         default=(),
         description="other rates or weight decay for some weights; the first match counts: "
         "[{match: encoder, lr: 0.1}, {match: shared, weight_decay: 0.0}]",

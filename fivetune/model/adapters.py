@@ -25,10 +25,20 @@ from torch import Tensor, nn
 
 from fivetune.adapters import has_virtual_tokens
 from fivetune.distributed.sharding import iter_held
-from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError, suggest_names
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError
 from fivetune.model import virtual_tokens
-from fivetune.model.freeze import is_matched
+from fivetune.model.freeze import select_names
 from fivetune.model.save import apply_umask, replace_folder
+from fivetune.model.saved_adapter import (
+    BASE,
+    CONFIG,
+    SPAN_HEAD,
+    BaseModel,
+    list_saved_targets,
+    read_base,
+    refuse_other_base,
+    refuse_unsupported,
+)
 from fivetune.rundir import write_json
 
 if TYPE_CHECKING:
@@ -38,20 +48,11 @@ if TYPE_CHECKING:
     from fivetune.types import Adapter
 
 ATTACHED = "attached_adapter"  # attribute of a model
-FOLDER, CONFIG, WEIGHTS = "adapter", "adapter_config.json", "adapter_model.safetensors"
+FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
+UNFIT = "the adapter was trained on another model, or by an option of peft that is not supported"
 PREFIX = "base_model.model."  # of the names in peft's files
 IN_BLOCK = re.compile(r"\b(?:block|layers)\.\d+\.")
 FOREIGN_PARTS = ("vision_tower", "multi_modal_projector")
-SPAN_HEAD = "qa_outputs"
-BASE = "base.json"  # beside CONFIG, a BaseModel; adapters that peft wrote have none
-
-
-@dataclass(frozen=True, slots=True)
-class BaseModel:
-    """The model that an adapter belongs to: its name, and a checksum of its weights as hexadecimal digits."""
-
-    name: str
-    checksum: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +99,27 @@ def attach_adapter(model: T5Model, options: Adapter, *, base: str, device: str =
             f"model.adapter.path: {saved_in} holds no {CONFIG}. Give adapter/ of a run, or one of peft's."
         )
     targets = [] if saved_in or not hasattr(options, "target_modules") else list_targets(model, options)
-    config = options.build_config(shorten_names(model, targets))
+    config, bits = options.build_config(shorten_names(model, targets)), options.base_bits
     if saved_in:
         config.inference_mode = False
+        refuse_unsupported(config, saved_in, model)
         refuse_other_base(config, saved_in, base)
+        targets = list_saved_targets(model, config, saved_in, _list_matrices(model))
+        if not config.is_prompt_learning:  # a span head is in the model already, and peft would wrap it
+            config.modules_to_save = None  # type: ignore[attr-defined]
+        before = read_base(Path(saved_in))
+        bits = before.bits if before else bits
+    else:
+        refuse_high_rank(model, targets, getattr(options, "r", 1))
     config.base_model_name_or_path = base
-    identity = BaseModel(base, compute_base_checksum(model))
+    identity = BaseModel(base, compute_base_checksum(model), bits)
     if hasattr(model, SPAN_HEAD) and config.is_prompt_learning:
         raise ConfigError(
             f"model.adapter.name {options.plugin_name()}: task.head extractive counts positions of the input, which "
             "virtual tokens shift. Use lora, or task.head: generate."
         )
     model.requires_grad_(False)
-    note = convert_to_nf4(model, targets, device) if options.base_bits == 4 else ""
+    note = convert_to_nf4(model, targets, device) if bits == 4 else ""
     put = virtual_tokens.attach_tokens if config.is_prompt_learning else _insert_modules
     names = put(model, config)
     if hasattr(model, SPAN_HEAD):  # it is new, so it belongs to the adapter
@@ -165,14 +174,20 @@ def list_targets(model: T5Model, options: Adapter) -> list[str]:
     names = list(_list_matrices(model))
     if not options.target_names:
         return [name for name in names if not options.usual or name.rpartition(".")[2] in options.usual]
-    for pattern in options.target_names:
-        if not any(is_matched(pattern, name) for name in names):
-            parts = dict.fromkeys(part for name in names for part in name.split(".") if not part.isdecimal())
+    key = "model.adapter.target_modules"
+    found = {name for one in options.target_names for name in select_names(names, one, setting=key, what="matrix")}
+    return [name for name in names if name in found]
+
+
+def refuse_high_rank(model: nn.Module, targets: Iterable[str], rank: int) -> None:
+    """Raise ConfigError for a rank that a product of two matrices of these sizes cannot have."""
+    for name, linear in _list_matrices(model).items():
+        size = min(linear.in_features, linear.out_features)
+        if rank > size and name in targets:
             raise ConfigError(
-                f"model.adapter.target_modules: {pattern!r} matches no matrix of the model. "
-                f"{suggest_names(pattern, parts)}"
+                f"model.adapter.r: {rank} exceeds the highest rank of {name} ({linear.out_features} x "
+                f"{linear.in_features}), {size}. Lower it, or leave such matrices out by target_modules."
             )
-    return [name for name in names if any(is_matched(pattern, name) for pattern in options.target_names)]
 
 
 def _list_matrices(model: nn.Module) -> dict[str, nn.Linear]:
@@ -190,20 +205,6 @@ def shorten_names(model: nn.Module, targets: Sequence[str]) -> list[str]:
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     meant = {name for name in linear if name.rpartition(".")[2] in short}
     return short if meant == set(targets) else sorted(targets)
-
-
-def refuse_other_base(config: PeftConfig, folder: str, base: str) -> None:
-    """Raise ConfigError if an adapter was trained on another model: the last part of its name is another one.
-
-    Of model/ of a run, it is the name of the run.
-    """
-    before = config.base_model_name_or_path
-    own, other = (Path(name.removesuffix("/model")).name.lower() for name in (base, before or base))
-    if own != other:
-        raise ConfigError(
-            f"model.adapter.path: {folder} was trained on {before}, and model.path is {base}. Set model.path to its "
-            f"base; if both are the same model, correct base_model_name_or_path in {CONFIG}."
-        )
 
 
 def _insert_modules(model: T5Model, config: PeftConfig) -> set[str]:
@@ -229,7 +230,7 @@ def convert_to_nf4(model: nn.Module, targets: Sequence[str], device: str) -> str
             library: Any = import_module("bitsandbytes.nn")  # its types are not those of torch
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "model.adapter.name qlora: bitsandbytes is not installed. Install it with: pip install "
+            "model.adapter with a base in 4 bits (qlora): bitsandbytes is not installed. Install it with: pip install "
             "'fivetune[adapters]'."
         ) from None
     squares = errors = 0.0
@@ -372,23 +373,26 @@ def load_adapter_weights(model: nn.Module, folder: Path, base: BaseModel) -> Non
         )
     found = load_file(path)
     has_own_head = not hasattr(model, SPAN_HEAD) or any(f".{SPAN_HEAD}." in name for name in found)
-    described = folder / BASE
-    trained_on = json.loads(described.read_text(encoding="utf-8"))["checksum"] if described.is_file() else None
-    if has_own_head and trained_on not in (None, base.checksum):  # the other head has no weights of lm_head
+    trained_on = read_base(folder)
+    if has_own_head and trained_on and trained_on.checksum != base.checksum:  # the other head has no lm_head
         raise ConfigError(
-            f"{folder}: was trained on a base with weights {trained_on}, and {base.name} has weights {base.checksum}: "
-            "it is another model, or its files have changed. Restore the base that the adapter was trained on."
+            f"{folder}: was trained on a base with weights {trained_on.checksum}, and {base.name} has weights "
+            f"{base.checksum}: it is another model, or its files have changed. Restore the base that the adapter was "
+            "trained on."
         )
+    has_prompt = virtual_tokens.find_prompt(model) is not None
     for name, weight in select_own_weights(model):
         value = found.pop(_name_in_file(name), None)
+        if has_prompt and value is not None and len(value) == 2 * len(weight):
+            value = value[: len(weight)]  # peft's default has as many for the decoder, which its forward never reads
         if value is None and name.startswith(SPAN_HEAD):
             continue  # of an adapter for generation: the head stays new
         if value is None or value.shape != weight.shape:
             shape = "is not there" if value is None else f"has shape {list(value.shape)}, not {list(weight.shape)}"
-            raise ConfigError(f"{path}: {_name_in_file(name)} {shape}: the adapter was trained on another model.")
+            raise ConfigError(f"{path}: {_name_in_file(name)} {shape}: {UNFIT}.")
         weight.copy_(value)
     if found:
-        raise ConfigError(f"{path}: the model has no place for {min(found)}: it was trained on another model.")
+        raise ConfigError(f"{path}: the model has no place for {min(found)}: {UNFIT}.")
 
 
 def refuse_lost_tokens(folder: Path, key: str, advice: str) -> None:

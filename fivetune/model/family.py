@@ -121,8 +121,11 @@ class ModelConfig(Protocol):
     get_text_config: Callable[..., object]
 
 
-def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool = False) -> Family:
+def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool | None = False) -> Family:
     """The family that config.json names; with `any_seq2seq` also that of another sequence-to-sequence model.
+
+    Args:
+        any_seq2seq: the setting model.any_seq2seq; None where it has no effect.
 
     Raises ModelError for any other model.
     """
@@ -133,7 +136,7 @@ def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool = False)
     if kind in others and any_seq2seq:
         return Family(str(kind), others[str(kind)])
     allowed = f"Allowed: {', '.join(FAMILIES)}."
-    if kind in others:
+    if kind in others and any_seq2seq is not None:
         raise ModelError(
             f"{where}: model_type {kind!r} is not of the T5 family. {allowed} model.any_seq2seq: true trains "
             "it with transformers' own forward, at your own risk."

@@ -72,7 +72,7 @@ def _fetch_snapshot(name: str, revision: str | None) -> Path:
         raise FiveTuneEnvironmentError(
             f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
             f"({type(error).__name__}).{_suggest_name(Path(name))} "
-            "Download it where there is a network and give the folder as model.path; "
+            "Download it where there is a network and give the folder in place of the name; "
             "HF_HOME sets the cache folder, HF_HUB_OFFLINE=1 disables the hub."
         ) from None
 

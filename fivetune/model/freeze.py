@@ -8,7 +8,7 @@ tied head has no name of its own: it is `shared`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
 def is_matched(pattern: str, name: str) -> bool:
     """Return whether the parts of a pattern match neighbouring parts of a weight's name.
 
@@ -25,36 +28,84 @@ def is_matched(pattern: str, name: str) -> bool:
     >>> [is_matched(one, name) for one in ("encoder", "encoder.block.0-3", "block.*.layer.0", "block.1")]
     [True, True, True, False]
     """
+    return next(_iter_matches(pattern, name), None) is not None
+
+
+def _iter_matches(pattern: str, name: str) -> Iterator[list[str]]:
+    """Yield the neighbouring parts of a name that a pattern matches."""
     wanted, parts = pattern.split("."), name.split(".")
-    starts = range(len(parts) - len(wanted) + 1)
-    return any(all(map(_is_part_matched, wanted, parts[start:])) for start in starts)
+    for start in range(len(parts) - len(wanted) + 1):
+        found = parts[start : start + len(wanted)]
+        if all(map(_is_part_matched, wanted, found)):
+            yield found
 
 
 def _is_part_matched(wanted: str, part: str) -> bool:
-    numbers = re.fullmatch(r"(\d+)-(\d+)", wanted)
-    if numbers and part.isdecimal():
+    numbers = NUMBERS.fullmatch(wanted)
+    if numbers and numbers[2] and part.isdecimal():
         return int(numbers[1]) <= int(part) <= int(numbers[2])
     return fnmatchcase(part, wanted)
 
 
-def select_names(names: Iterable[str], pattern: str, *, setting: str) -> list[str]:
-    """Return the names that a pattern matches. Raises ConfigError with the nearest parts of names if there is none."""
+def select_names(names: Iterable[str], pattern: str, *, setting: str, what: str = "weight") -> list[str]:
+    """Return the names that a pattern matches.
+
+    Raises ConfigError with the nearest parts of names if there is none, or if a number exceeds those of the model.
+    """
     names = list(names)
+    _refuse_high_numbers(names, pattern, setting=setting)
     found = [name for name in names if is_matched(pattern, name)]
     if not found:
         parts = dict.fromkeys(part for name in names for part in name.split(".") if not part.isdecimal())
-        raise ConfigError(f"{setting}: {pattern!r} matches no weight of the model. {suggest_names(pattern, parts)}")
+        raise ConfigError(f"{setting}: {pattern!r} matches no {what} of the model. {suggest_names(pattern, parts)}")
     return found
 
 
-def freeze_weights(model: nn.Module, patterns: Iterable[str], *, setting: str = "model.freeze") -> None:
-    """Freeze the weights that at least one pattern matches. Raises ConfigError for a pattern that matches nothing."""
+def _refuse_high_numbers(names: Sequence[str], pattern: str, *, setting: str) -> None:
+    """Raise ConfigError for a number, or the end of a range of numbers, above the highest one at its place."""
+    wanted = pattern.split(".")
+    for place, part in enumerate(wanted):
+        numbers = NUMBERS.fullmatch(part)
+        if not numbers:
+            continue
+        any_number = ".".join([*wanted[:place], "*", *wanted[place + 1 :]])
+        matches = (parts[place] for name in names for parts in _iter_matches(any_number, name))
+        present = {int(found) for found in matches if found.isdecimal()}
+        if present and int(numbers[2] or numbers[1]) > max(present):
+            owner = ".".join(wanted[:place]) or "they"
+            raise ConfigError(
+                f"{setting}: {pattern!r} asks for number {numbers[2] or numbers[1]}, and those of {owner} end at "
+                f"{max(present)} ({len(present)} in all, from {min(present)}). Lower it, or write * for all."
+            )
+
+
+def freeze_weights(
+    model: nn.Module,
+    patterns: Iterable[str],
+    *,
+    until: Mapping[str, int] | None = None,
+) -> None:
+    """Freeze the weights that at least one pattern matches.
+
+    Args:
+        until: model.unfreeze, by which `Unfreezing` freezes further weights until a step.
+
+    Raises ConfigError for a pattern that matches nothing, and if no weight is left that the first step trains.
+    """
     weights = dict(model.named_parameters())
     for pattern in patterns:
-        for name in select_names(weights, pattern, setting=setting):
+        for name in select_names(weights, pattern, setting="model.freeze"):
             weights[name].requires_grad_(False)
-    if not any(weight.requires_grad for weight in weights.values()):
-        raise ConfigError(f"{setting}: all weights are frozen, so there is nothing to train. Remove a pattern.")
+    trained = {name for name, weight in weights.items() if weight.requires_grad}
+    if not trained:
+        raise ConfigError("model.freeze: all weights are frozen, so there is nothing to train. Remove a pattern.")
+    late = until or {}
+    if not trained.difference(*(select_names(weights, one, setting="model.unfreeze") for one in late)):
+        raise ConfigError(
+            f"model.unfreeze: all weights are frozen until step {min(late.values())} "
+            f"({', '.join(f'{one}: {step}' for one, step in late.items())}), so the first steps have nothing to train. "
+            f"Remove the pattern that shall be trained first, such as {min(late, key=late.__getitem__)}."
+        )
 
 
 class Unfreezing:

@@ -19,7 +19,7 @@ from fivetune.model.adapters import find_adapter
 from fivetune.model.family import Family, find_family, get_family, has_own_head, has_span_head
 from fivetune.model.files import find_folder, find_weight_files, read_model_config
 from fivetune.model.shards import find_tensors, is_untied
-from fivetune.model.tokenizer import load_tokenizer, refuse_other_vocabulary, suppress_output
+from fivetune.model.tokenizer import KEY, load_tokenizer, refuse_other_vocabulary, suppress_output
 from fivetune.rundir.checksums import MANIFEST, verify_checksums
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def load_model_and_tokenizer(
     dropout: float | None = None,
     head: str = "generate",
     on_meta: bool = False,
-    any_seq2seq: bool = False,
+    any_seq2seq: bool | None = False,
+    tokenizer_key: str | None = KEY,
 ) -> LoadedModel:
     """Load a pre-trained model, or build one from a config with random weights (torch's global generator).
 
@@ -63,11 +64,10 @@ def load_model_and_tokenizer(
         head: "generate"; "extractive" adds a new span head to a generative model, or loads an existing one.
         on_meta: leave the weights of a pre-trained generative model of T5's blocks in their files, unless its
             vocabulary must grow.
-        any_seq2seq: load other sequence-to-sequence models of transformers too.
+        any_seq2seq: also load other models of transformers; None: no setting allows that. tokenizer_key: for messages.
 
-    Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError if the folder is
-    damaged, belongs to another family, has another vocabulary than `tokenizer`, or if the loaded weights differ from
-    the files.
+    Raises RunDirError if a file differs from the checksums that FiveTune wrote beside it; ModelError for a damaged one,
+    another family, another vocabulary than that of `tokenizer`, and loaded weights that differ from the files.
     """
     source = find_source(path, config=config, init=init, revision=revision)
     if source.is_dir():
@@ -75,14 +75,14 @@ def load_model_and_tokenizer(
     raw = read_model_config(source)
     family = find_family(raw, source, any_seq2seq=any_seq2seq)
     settings = _load_settings(source, dropout, family)
-    words = load_tokenizer(tokenizer, source)
-    _refuse_other_ids(words, settings, source)
+    words = load_tokenizer(tokenizer, source, key=tokenizer_key)
+    _refuse_other_ids(words, settings, source, tokenizer_key)
     if isinstance(settings.eos_token_id, list):  # instruction-tuned models have several; answers end with the first
         settings.eos_token_id = cast("int", words.eos_token_id)
     if head == "extractive" and not family.span_class:
         raise ModelError(f"{source}: model_type {family.model_type!r} has no span head. Set task.head: generate.")
     if init == "pretrained" and tokenizer:
-        refuse_other_vocabulary(words, tokenizer, source)
+        refuse_other_vocabulary(words, tokenizer, source, key=tokenizer_key)
     if init == "pretrained" and has_span_head(raw):
         span_head.refuse_other_head(head, source)
         return LoadedModel(span_head.load_span_model(source, settings), words)
@@ -99,7 +99,7 @@ def load_model_and_tokenizer(
         loaded = LoadedModel(_load_pretrained(source, settings, raw), words)
     else:
         loaded = LoadedModel(_build_random(settings, raw), words)
-    _fit_vocabulary(loaded, source)
+    _fit_vocabulary(loaded, source, tokenizer_key)
     if head == "extractive":
         loaded.model = span_head.attach_span_head(loaded.model)
     return loaded
@@ -120,7 +120,7 @@ def _advise_restoring(folder: Path) -> str:
     return f"Copy its files again. If the change is yours, delete {folder / MANIFEST}."
 
 
-def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path) -> None:
+def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, source: Path, key: str | None) -> None:
     """Raise ModelError if config.json and the tokenizer have different end or pad ids: generation would not stop."""
     for name in ("eos_token_id", "pad_token_id"):
         configured = getattr(settings, name, None)
@@ -128,7 +128,7 @@ def _refuse_other_ids(tokenizer: PreTrainedTokenizerBase, settings: T5Settings, 
         if configured is not None and getattr(tokenizer, name) not in allowed:
             raise ModelError(
                 f"{source}: {name} is {configured} in config.json, {getattr(tokenizer, name)} in the tokenizer. "
-                "Use the tokenizer that belongs to the model (model.tokenizer), or correct config.json."
+                f"Use the tokenizer that belongs to the model{f' ({key})' if key else ''}, or correct config.json."
             )
 
 
@@ -254,7 +254,7 @@ def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
+def _fit_vocabulary(loaded: LoadedModel, source: Path, key: str | None) -> None:
     """Grow the embedding to a multiple of 128 rows if the tokenizer has more ids than it has rows; never shrink it."""
     rows = loaded.model.get_input_embeddings().weight.shape[0]
     needed = count_ids(loaded.tokenizer)
@@ -263,7 +263,7 @@ def _fit_vocabulary(loaded: LoadedModel, source: Path) -> None:
     if not get_family(loaded.model.config).t5_tables:
         raise ModelError(
             f"{source}: the tokenizer has {needed} pieces, the embedding {rows} rows. Use the tokenizer that belongs "
-            "to the model (model.tokenizer)."
+            f"to the model{f' ({key})' if key else ''}."
         )
     grown = -(-needed // 128) * 128
     head = loaded.model.lm_head.weight.detach().clone()

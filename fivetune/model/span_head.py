@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fivetune.data.batch import PaddedBatch
 from fivetune.errors import ModelError
 from fivetune.model.family import FAMILIES
+from fivetune.model.tokenizer import suppress_output
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model, T5Settings
@@ -50,9 +51,10 @@ def load_span_model(folder: Path, settings: T5Settings) -> T5Model:
     import transformers
 
     kind = getattr(transformers, str(FAMILIES[settings.model_type].span_class))
-    model, told = kind.from_pretrained(
-        folder, config=settings, dtype=torch.float32, use_safetensors=True, output_loading_info=True
-    )
+    with suppress_output():
+        model, told = kind.from_pretrained(
+            folder, config=settings, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
     if told["missing_keys"] or told["mismatched_keys"]:
         missing = sorted(map(str, [*told["missing_keys"], *told["mismatched_keys"]]))
         raise ModelError(

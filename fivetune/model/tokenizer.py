@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fivetune.types import JsonTable
 
+KEY = "model.tokenizer"
 TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG = "tokenizer.json", "spiece.model", "tokenizer_config.json"
 BYTE_CLASSES = ("ByT5Tokenizer", "MyT5Tokenizer")
 OTHER_VOCABULARIES = (("vocab.json", "merges.txt"), ("sentencepiece.bpe.model",), ("tokenizer.model",))
@@ -30,8 +31,11 @@ OTHER_VOCABULARIES = (("vocab.json", "merges.txt"), ("sentencepiece.bpe.model",)
 WORD_START = "\u2581"  # SentencePiece's mark of a space, which is not a piece of text by itself
 
 
-def load_tokenizer(tokenizer: str | None, source: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY) -> PreTrainedTokenizerBase:
     """Load the tokenizer of `tokenizer` (folder, hub name, t5-nano), or of the model folder `source`.
+
+    Args:
+        key: setting or flag that names another tokenizer, for messages; None if there is none.
 
     Raises ModelError if the folder has no tokenizer, no vocabulary, or an unreadable one.
     """
@@ -40,13 +44,13 @@ def load_tokenizer(tokenizer: str | None, source: Path) -> PreTrainedTokenizerBa
         if (folder / name).is_file():
             refuse_pointer(folder / name)
     settings = _read_object(folder / TOKENIZER_CONFIG)
-    _refuse_lost_vocabulary(folder, settings)
+    _refuse_lost_vocabulary(folder, settings, key)
     with suppress_output(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # MyT5Tokenizer leaves its file open
         try:
             loaded = _load_from_folder(folder, settings)
         except Exception as error:  # transformers raises many kinds for a broken tokenizer file
-            raise ModelError(_explain_failure(folder, error)) from None
+            raise ModelError(_explain_failure(folder, error, key)) from None
     if loaded.eos_token_id is None or loaded.pad_token_id is None:
         raise ModelError(f"{folder}: the tokenizer has no end or no pad token, which every T5 tokenizer has.")
     if not list_pieces(loaded):
@@ -83,7 +87,9 @@ def list_sentinel_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return sorted(number for piece, number in tokenizer.get_vocab().items() if piece.startswith(SENTINEL))
 
 
-def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, source: Path) -> None:
+def refuse_other_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, name: str, source: Path, *, key: str | None = KEY
+) -> None:
     """Raise ModelError if pieces of the model's own tokenizer have other ids in `tokenizer`, loaded from `name`.
 
     Pre-trained embeddings belong to the pieces that they were trained with. A tokenizer that only adds pieces is
@@ -91,7 +97,7 @@ def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, sourc
     """
     if not has_tokenizer(source):
         return
-    own = list_pieces(load_tokenizer(None, source))
+    own = list_pieces(load_tokenizer(None, source, key=key))
     given = tokenizer.get_vocab()
     other = [piece for piece, number in own.items() if given.get(piece) != number]
     if not other:
@@ -99,23 +105,24 @@ def refuse_other_vocabulary(tokenizer: PreTrainedTokenizerBase, name: str, sourc
     first = min(other, key=own.__getitem__)
     here = next((repr(piece) for piece, number in given.items() if number == own[first]), "no piece")
     raise ModelError(
-        f"model.tokenizer: {name}: is not the vocabulary of the pre-trained weights: {len(other):,} of {len(own):,} "
-        f"pieces of {source}'s own tokenizer differ (id {own[first]} is {first!r} there, {here} here). Leave "
-        "model.tokenizer out, or train from random weights with model.init: random."
+        f"{key}: {name}: is not the vocabulary of the pre-trained weights: {len(other):,} of {len(own):,} "
+        f"pieces of {source}'s own tokenizer differ (id {own[first]} is {first!r} there, {here} here). Leave {key} out"
+        f"{', or train from random weights with model.init: random' if key == KEY else ''}."
     )
 
 
-def _refuse_lost_vocabulary(folder: Path, settings: JsonTable) -> None:
+def _refuse_lost_vocabulary(folder: Path, settings: JsonTable, key: str | None) -> None:
     """Raise ModelError for a folder without a tokenizer, or with a tokenizer config but without a vocabulary."""
     if any((folder / name).is_file() for name in (TOKENIZER, SENTENCEPIECE)) or _is_byte_level(settings):
         return
     if any(all((folder / name).is_file() for name in names) for names in OTHER_VOCABULARIES):
         return
     if not settings:
-        raise ModelError(f"{folder}: has no tokenizer. Give model.tokenizer (a folder, a hub name, or t5-nano).")
+        advice = f"Give {key} (a folder, a hub name, or t5-nano)" if key else "Copy that of the model into the folder"
+        raise ModelError(f"{folder}: has no tokenizer. {advice}.")
     raise ModelError(
         f"{folder}: has {TOKENIZER_CONFIG} but no vocabulary: {TOKENIZER} and {SENTENCEPIECE} are missing. Copy one of "
-        "them from the same model into the folder, or give model.tokenizer."
+        f"them from the same model into the folder{f', or give {key}' if key else ''}."
     )
 
 
@@ -152,16 +159,17 @@ def _infer_special_tokens(folder: Path, settings: JsonTable) -> dict[str, str]:
     return {key: token for key, token in names.items() if key not in settings and token in added}
 
 
-def _explain_failure(folder: Path, error: Exception) -> str:
+def _explain_failure(folder: Path, error: Exception, key: str | None) -> str:
     """Explain why the tokenizer did not load, with the remedy: another copy of a damaged file, else another format."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (folder / name).is_file() and (problem := _find_json_problem(folder / name)):
             return f"{folder}: the tokenizer cannot be loaded: {name} is damaged: {problem}. Copy the file again."
     if (folder / TOKENIZER).is_file():
+        advice = f"Give {key} another folder with" if key else "Copy into the folder"
         return (
             f"{folder}: the tokenizer cannot be loaded: {reason}. Its files are whole, but this version of "
-            f"transformers cannot read them. Give model.tokenizer another folder with a {TOKENIZER} or {SENTENCEPIECE}."
+            f"transformers cannot read them. {advice} a {TOKENIZER} or {SENTENCEPIECE} that it reads."
         )
     if problem := _find_sentencepiece_problem(folder / SENTENCEPIECE):
         return f"{folder}: the tokenizer cannot be loaded: {problem}"

@@ -48,7 +48,7 @@ def refuse_untrimmable(raw: JsonTable, tokenizer: PreTrainedTokenizerBase, where
     Args:
         raw: content of config.json.
     """
-    family = find_family(raw, where)
+    family = find_family(raw, where, any_seq2seq=None)
     if not family.t5_tables:
         raise ModelError(
             f"{where}: model_type {family.model_type!r} has other tables than T5's, which trim-vocab does not divide. "

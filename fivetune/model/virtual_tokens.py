@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fivetune.errors import ConfigError
 from fivetune.model.family import get_family
+from fivetune.model.saved_adapter import get_method
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -51,25 +52,23 @@ class Prefix(nn.Module):
 def attach_tokens(model: T5Model, config: PeftConfig) -> set[str]:
     """Put virtual tokens as peft's configuration says into a model; returns the names of the new weights.
 
-    Raises ConfigError for a family without T5's blocks, or another method of peft.
+    Raises ConfigError for a family without T5's blocks.
     """
-    kind, settings = str(getattr(config.peft_type, "value", config.peft_type)), model.config
+    is_prompt, settings = get_method(config) == "PROMPT_TUNING", model.config
     if not get_family(settings).t5_blocks:
         raise ConfigError(
             f"model.adapter: virtual tokens are for T5, mT5 and umT5, and the model is a {settings.model_type}. "
             "Use lora."
         )
     shape = {"num_layers": settings.num_decoder_layers, "num_attention_heads": settings.num_heads}
-    if kind == "PROMPT_TUNING":
+    if is_prompt:
         shape |= {"token_dim": settings.d_model, "num_transformer_submodules": 1}
-    elif kind == "PREFIX_TUNING" and not getattr(config, "prefix_projection", False):
-        shape |= {"token_dim": settings.num_heads * settings.d_kv, "num_transformer_submodules": 2}
     else:
-        raise ConfigError(f"model.adapter: {kind} of peft, or its projection, is not supported. Use prompt or prefix.")
+        shape |= {"token_dim": settings.num_heads * settings.d_kv, "num_transformer_submodules": 2}
     for name, value in shape.items():
         setattr(config, name, value)
     num: int = config.num_virtual_tokens  # type: ignore[attr-defined]
-    if kind == "PROMPT_TUNING":
+    if is_prompt:
         words = model.encoder.embed_tokens
         rows = torch.randint(words.num_embeddings, (num,))
         model.encoder.embed_tokens = PromptEmbedding(words, words.weight.detach()[rows].clone())  # type: ignore[assignment]

@@ -6,7 +6,8 @@ In: a RunConfig, the model's tokenizer. Out: a store with the teacher's targets;
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import blake2b
@@ -52,13 +53,20 @@ def find_teacher(config: RunConfig) -> Path | None:
     is_run = is_run_directory(name)
     if is_run and not (Path(name) / "model").is_dir():
         raise ModelError(f"{KEY}: {name}: the run has no model/. Let it finish, or name another run or model.")
-    try:
+    with _name_setting():
         folder = Path(name) / "model" if is_run else find_folder(name)
-    except ModelError as error:
-        raise ModelError(f"{KEY}: {error}") from None
     advice = "Use a teacher that was trained whole, or with an adapter whose weights are merged (lora)."
     refuse_lost_tokens(folder, KEY, advice)
     return folder
+
+
+@contextmanager
+def _name_setting() -> Iterator[None]:
+    """Begin the errors of loading a model with the setting that names the teacher."""
+    try:
+        yield
+    except FiveTuneEnvironmentError as error:
+        raise type(error)(f"{KEY}: {error}") from None
 
 
 def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -66,7 +74,8 @@ def refuse_other_teacher(config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
     folder = find_teacher(config)
     if folder is None:
         return
-    teacher = load_tokenizer(None, folder)
+    with _name_setting():
+        teacher = load_tokenizer(None, folder, key=None)
     own, theirs = list_pieces(tokenizer), list_pieces(teacher)
     for name in ("pad_token_id", "eos_token_id"):
         own[name], theirs[name] = getattr(tokenizer, name), getattr(teacher, name)
@@ -94,7 +103,8 @@ def load_teacher(config: RunConfig, compute: ComputeConfig) -> Teacher | None:
 
 def _load_frozen_model(folder: Path, compute: ComputeConfig) -> T5Model:
     with torch.random.fork_rng(devices=[]), translate_oom_errors():
-        model = load_model_and_tokenizer(str(folder)).model
+        with _name_setting():
+            model = load_model_and_tokenizer(str(folder), tokenizer_key=None, any_seq2seq=None).model
         return model.requires_grad_(False).eval().to(compute.device)
 
 
@@ -126,7 +136,8 @@ def replace_targets(
         phrase_ids=(),
         score_targets=False,
     )
-    key = _compute_key(folder, store, decoding, compute)
+    with _name_setting():
+        key = _compute_key(folder, store, decoding, compute)
     cache = get_cache_folder(config.data.cache_dir) / f"distilled-{key}"
     found = world.gather(list_missing_parts(cache, len(store)))  # each node may have a cache of its own
     if missing := sorted({*chain.from_iterable(found)}, key=lambda rows: rows.start):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from fivetune import rundir
 from fivetune.config import RunConfig
+from fivetune.config.layers import format_value
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.evaluation.evaluator import Evaluator, select_subset
 from fivetune.model.adapters import find_adapter
@@ -166,7 +167,7 @@ def refuse_changes(folder: Path, config: RunConfig) -> None:
 
 
 def _list_changes(changed: dict[str, tuple[Any, Any]]) -> str:
-    return "; ".join(f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed.items())
+    return "; ".join(f"{key} was {format_value(old)}, is {format_value(new)}" for key, (old, new) in changed.items())
 
 
 def _describe_other_data(folder: Path) -> str:

@@ -361,7 +361,7 @@ def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = Fal
     )
     if adapter := resolve_adapter(section.adapter, config.run.dir):
         attach_adapter(loaded.model, adapter, base=str(path), device=device)
-    freeze_weights(loaded.model, section.freeze)
+    freeze_weights(loaded.model, section.freeze, until=section.unfreeze)
     return loaded
 
 

@@ -125,7 +125,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path, model_folder, monkey
         train(build_recipe("stopped"), preflight=False, quiet=True)
     other = {**build_recipe("stopped"), "model": {"path": str(model_folder), "adapter": {"name": "ia3"}}}
     with pytest.raises(
-        ConfigError, match=rf"other settings: model.adapter was .*'name': '{name}'.*, is .*'name': 'ia3'"
+        ConfigError,
+        match=rf"other settings: model.adapter was {{name: {name}, .*}}, is {{name: ia3, target_modules: \[\]}}\.",
     ):
         train(other, resume=True, quiet=True)
     train(build_recipe("stopped"), resume=True, quiet=True)
@@ -204,6 +205,11 @@ def test_an_extractive_head_is_trained_with_the_adapter(tmp_path, model_folder):
     assert config["modules_to_save"] == ["qa_outputs"]
     assert run.steps[-1].loss < run.steps[0].loss
     assert len(open_run(tmp_path / "run").predict_file(tmp_path / "dev.json")) == 12
+    again = {**options, "model__adapter": {"path": str(tmp_path / "run" / "adapter")}}
+    head = kit.ready(tmp_path, model_folder, **again).learner.model.qa_outputs
+    assert torch.equal(head.weight, weights["base_model.model.qa_outputs.weight"])
+    with pytest.raises(ConfigError, match=r"adapter: holds a span head, of task.head extractive. Set task.head"):
+        kit.ready(tmp_path, model_folder, **{**again, "task__head": "generate"})
     with pytest.raises(
         ConfigError, match=r"task.head extractive counts positions of the input, which virtual tokens shift"
     ):
@@ -238,7 +244,11 @@ def test_fp16_trains_an_adapter(tmp_path, model_folder):
         ),
         ({"model__adapter": "lroa"}, r"adapters: there is no 'lroa'. Did you mean lora"),
         ({"model__adapter": {"name": "lora", "rr": 1}}, r"model.adapter.rr is not a setting. Did you mean r\?"),
-        ({"model__adapter": {"r": 4}}, r"model.adapter: needs a name, has r. Allowed: dora, ia3, lora"),
+        (
+            {"model__adapter": {"r": 4}},
+            r"model.adapter: needs a name, has r. Allowed: dora, ia3, lora.* Or give the path of one that was saved",
+        ),
+        ({"model__adapter": {"path": "p", "r": 4}}, r"model.adapter.r is not a setting. Allowed: name, path"),
         (
             {"model__adapter": "lora", "model__init": "random"},
             r"init: random has none that are worth keeping. Give model.path",
@@ -340,3 +350,16 @@ def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder):
         alone, shared = (load_file(tmp_path / f"{name}-{count}/model/model.safetensors") for count in (1, 2))
         for key, weight in alone.items():
             torch.testing.assert_close(shared[key], weight, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lora", "prompt"])
+def test_the_command_names_the_folder_of_the_adapter(tmp_path, model_folder, capsys, name):
+    recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1)
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe))
+    flags = ["--model.adapter", f"{{name: {name}}}", "--quiet", "--no-preflight", "--json"]
+    assert main(["train", str(tmp_path / "r.yaml"), *flags]) == 0
+    *lines, result = capsys.readouterr().out.splitlines()
+    of_base, of_tokens = (" (the unchanged base)", " (the virtual tokens)") if name == "prompt" else ("", "")
+    run = tmp_path / "run"
+    assert lines[:2] == [f"model   {run}/model{of_base}", f"adapter {run}/adapter{of_tokens}"]
+    assert json.loads(result)["adapter"] == f"{run}/adapter"

@@ -27,12 +27,12 @@ from fivetune.model.adapters import (
     find_adapter,
     iter_merged,
     merge_linear,
-    refuse_other_base,
     save_adapter,
 )
 from fivetune.model.forward import compute_padded_losses, shift_right
 from fivetune.model.load import count_parameters, describe_parameters, load_model_and_tokenizer
 from fivetune.model.save import save_model
+from fivetune.model.saved_adapter import read_base, refuse_other_base
 from fivetune.model.tokenizer import suppress_output
 from fivetune.training.setup import load_configured_model
 
@@ -127,8 +127,9 @@ def test_a_saved_model_or_adapter_computes_the_same(trained, model_folder, tmp_p
     saved = build_options("saved", path=str(tmp_path / "adapter"))
     again = attach(model_folder, saved)
     assert saved.is_virtual == options.is_virtual
-    if options.base_bits == 32:
-        assert torch.equal(compute_padded_losses(again.model.eval(), BATCH), expected)
+    assert torch.equal(compute_padded_losses(again.model.eval(), BATCH), expected)  # qlora: beside 4 bits again
+    save_adapter(again.model, tmp_path / "third")
+    assert [read_base(tmp_path / name).bits for name in ("adapter", "third")] == [options.base_bits] * 2
 
 
 def test_a_new_adapter_leaves_the_model_as_it_is(model_folder):
@@ -276,3 +277,60 @@ def test_an_adapter_that_does_not_fit_is_refused(model_folder, tmp_path):
         ConfigError, match=r"model.adapter.path: .* holds no adapter_config.json. Give adapter/ of a run"
     ):
         attach_adapter(other, build_options("saved", path=str(tmp_path)), base=str(model_folder))
+
+
+def save_by_peft(base: Path, folder: Path, kind: str, **options: Any) -> AdapterOptions:
+    """The options of an adapter that peft made and saved, with random weights."""
+    import peft
+
+    with suppress_output():
+        model = T5ForConditionalGeneration.from_pretrained(base)
+        torch.manual_seed(2)
+        peft.get_peft_model(model, getattr(peft, kind)(**options)).save_pretrained(folder)
+    return build_options("saved", path=str(folder))
+
+
+def test_peft_s_default_prompt_is_continued(model_folder, tmp_path):
+    """It has vectors of the decoder too, which peft's forward never reads."""
+    options = {"task_type": "SEQ_2_SEQ_LM", "num_virtual_tokens": 3}
+    saved = save_by_peft(model_folder, tmp_path / "theirs", "PromptTuningConfig", **options)
+    assert load_file(tmp_path / "theirs/adapter_model.safetensors")["prompt_embeddings"].shape[0] == 6
+    losses = compute_padded_losses(attach(model_folder, saved).model.eval(), BATCH)
+    expected = compute_losses_by_peft(model_folder, tmp_path / "theirs")
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings:UserWarning", "ignore:Setting .save_embedding")
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("LoHaConfig", {"target_modules": ["q"]}, "is of peft's method LOHA, which is not supported. Supported: LORA"),
+        (
+            "LoraConfig",
+            {"modules_to_save": ["lm_head"]},
+            r"holds whole modules beside the adapter \(modules_to_save: lm_head",
+        ),
+        ("LoraConfig", {"target_modules": ["q", "shared"]}, "adapts shared, and only matrices of attention"),
+        (
+            "LoraConfig",
+            {"trainable_token_indices": {"shared": [1]}},
+            "uses peft's option trainable_token_indices, which is not",
+        ),
+    ],
+)
+def test_what_is_not_supported_of_peft_is_named(model_folder, tmp_path, kind, options, message):
+    saved = save_by_peft(model_folder, tmp_path / "theirs", kind, **{"r": 2, "target_modules": ["q"], **options})
+    with pytest.raises(ConfigError, match=rf"^model.adapter.path: .*theirs: {message}"):
+        attach(model_folder, saved)
+
+
+def test_a_damaged_description_of_the_base_is_named(model_folder, tmp_path):
+    save_adapter(attach(model_folder, build_options("lora", r=2)).model, tmp_path / "adapter")
+    (tmp_path / "adapter" / "base.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter.base.json: damaged. Copy the adapter's folder again"):
+        attach(model_folder, build_options("saved", path=str(tmp_path / "adapter")))
+
+
+def test_a_rank_above_those_of_a_matrix_is_refused(model_folder):
+    with pytest.raises(ConfigError, match=r"model.adapter.r: 5000 exceeds the highest rank of encoder.* \(\d+ x \d+\)"):
+        attach(model_folder, build_options("lora", r=5000))

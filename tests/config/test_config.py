@@ -130,7 +130,7 @@ def test_rivals_in_one_layer_are_refused(tmp_path):
     both = "num_steps and num_epochs are both given. Keep one of them."
     assert refusal(tmp_path, MINIMAL + "train: {num_steps: 3, num_epochs: 2}\n") == f"r.yaml:3: train: {both}"
     by_hand = {"train.num_steps": 3, "train.num_epochs": 2}
-    assert refusal(tmp_path, MINIMAL, by_hand) == f"--train.num_epochs: train: {both}"
+    assert refusal(tmp_path, MINIMAL, by_hand) == f"--train.num_steps: {both}"
     assert "schedule: warmup_steps and warmup_fraction are both given. Keep one of them." in refusal(
         tmp_path, MINIMAL + "schedule: {warmup_steps: 1, warmup_fraction: 0.1}\n"
     )
@@ -739,3 +739,50 @@ def test_a_share_is_refused_where_all_parts_of_a_mixture_have_evaluation_files()
     assert load_config(table, {"data.eval_share": None}).data.eval_share is None
     parts["b"].pop("eval")
     assert load_config(table).data.eval_share == 0.1
+
+
+def test_tables_and_single_names_are_values_of_flags():
+    flags = {
+        "--model.adapter": "{name: lora, r: 8}",
+        "--optimizer": "{name: adamw, lr: 1e-3}",
+        "--train.param_groups": "{match: encoder, lr: 0.1}",
+        "--model.freeze": "decoder",
+        "--report.sinks": "tensorboard",
+    }
+    config = load_config(BASIC, parse_overrides([word for pair in flags.items() for word in pair])).as_dict()
+    assert config["model"]["adapter"].items() >= {"name": "lora", "r": 8}.items()
+    assert config["optimizer"].items() >= {"name": "adamw", "lr": 1e-3}.items()
+    assert config["train"]["param_groups"] == [{"match": "encoder", "lr": 0.1, "weight_decay": None}]
+    assert (config["model"]["freeze"], config["report"]["sinks"]) == (["decoder"], ["tensorboard"])
+    two = parse_overrides(["--train.param_groups", "{match: encoder}", "{match: shared, lr: 0.2}"])
+    assert [group.match for group in load_config(BASIC, two).train.param_groups] == ["encoder", "shared"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model.adapter.r": 8}, "--model.adapter.r: needs a name, has r."),
+        ({"model.adapter": "lora", "model.unfreeze": "{encoder: 2}"}, "--model.unfreeze: unfreeze (encoder): adapter"),
+        ({"model.adapter": "lora", "model.init": "random"}, "--model.adapter: adapter lora is trained beside frozen"),
+        ({"train.batch_size": "auto"}, "--train.batch_size: batch_size auto needs global_batch_size,"),
+        ({"data.eval_share": 0.1}, "--data.eval_share: data.eval_share (0.1) and data.eval (dev.json) are both given"),
+        ({"model.unfreeze": "{encoder: 9}"}, "--model.unfreeze: model.unfreeze encoder at step 9 has no effect"),
+        ({"train.num_steps": 3}, "--train.num_steps: model.unfreeze shared at step 5 has no effect"),
+        (
+            {"train.early_stopping": True},
+            "--train.early_stopping: true is not a number of evaluations. Give one, such as 3, or a table such as "
+            "{patience: 3, min_delta: 0.5}; null is off.",
+        ),
+        (
+            {"loss.class_weights": "{good: -1, bad: x}"},
+            "--loss.class_weights: the weight of good is -1. Allowed is a number above 0, such as 3.",
+        ),
+        ({"data.columns": [1]}, "--data.columns: Input should be a table, not [1]."),
+    ],
+)
+def test_errors_of_flags_name_the_flag(tmp_path, flags, message):
+    recipe = MINIMAL + "data: {eval: dev.json}\ntrain: {num_steps: 8}\n"
+    if "train.num_steps" in flags:
+        recipe = recipe.replace("model: {", "model: {unfreeze: {shared: 5}, ")
+    found = refusal(tmp_path, recipe, flags)
+    assert found.startswith(message) and "\n" not in found

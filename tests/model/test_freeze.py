@@ -137,3 +137,24 @@ def test_a_resumed_run_unfreezes_at_the_same_step(tmp_path: Path, model_folder, 
     given = load_file(model_folder / "model.safetensors")
     assert torch.equal(given["shared.weight"], early["shared.weight"])
     assert not torch.equal(early["shared.weight"], late["shared.weight"])
+
+
+@pytest.mark.parametrize(
+    ("freeze", "unfreeze"), [([], {"encoder": 4, "decoder": 2, "shared": 3}), (["encoder", "shared"], {"decoder": 2})]
+)
+def test_a_run_whose_first_step_has_nothing_to_train_is_refused(tmp_path, model_folder, freeze, unfreeze):
+    with pytest.raises(ConfigError, match=r"^model.unfreeze: all weights are frozen until step 2 .* such as decoder\."):
+        kit.ready(tmp_path, model_folder, model__freeze=freeze, model__unfreeze=unfreeze)
+    del unfreeze["decoder"]
+    kit.ready(tmp_path, model_folder, model__freeze=freeze, model__unfreeze=unfreeze)
+
+
+def test_numbers_of_blocks_above_the_last_one_are_refused(model_folder):
+    """The tiny model has two blocks in the encoder and three layers in each block of the decoder."""
+    model = load_model_and_tokenizer(str(model_folder)).model
+    for pattern, end in (("encoder.block.0-30", "30, .*encoder.block end at 1 .2 in all, from 0.. Lower"),
+                         ("encoder.block.2", "2, .*encoder.block end at 1 "), ("block.9-12.layer.0", "12, .*block end"),
+                         ("decoder.block.*.layer.0-3", r"3, .*decoder.block.\*.layer end at 2 .3 in all")):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"model.freeze: '.*' asks for number {end}"):
+            freeze_weights(model, [pattern])
+    freeze_weights(model, ["encoder.block.0-1", "decoder.block.0.layer.1-2"])

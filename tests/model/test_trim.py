@@ -17,6 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import fivetune
 from fivetune.cli import main
+from fivetune.commands import trim_vocab
 from fivetune.data.texts import TextReader
 from fivetune.errors import ModelError
 from fivetune.evaluation.trimmed import compare_samples, compute_sample
@@ -239,7 +240,7 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
         (2, "--task.inputs: not a setting of trim-vocab", [model_folder, "--data", data, *out, "--task.inputs", "{a}"]),
         (3, "no such file or folder", [model_folder, "--data", tmp_path / "nope.jsonl", *out]),
         (3, "empty", [model_folder, "--data", tmp_path / "empty.jsonl", *out]),
-        (4, "has no tokenizer", [bare, "--data", data, *out]),
+        (4, "has no tokenizer. Give --tokenizer (", [bare, "--data", data, *out]),
     ):
         found, text = refused(capsys, *words)
         assert (found, message in text) == (code, True), text
@@ -260,6 +261,16 @@ def test_unknown_characters_are_counted(model_folder, tmp_path, capsys) -> None:
     (tmp_path / "one.jsonl").write_text('{"a": "Ann \u4e2d\u56fd Ж"}\n')
     facts = trim(capsys, model_folder, "--data", tmp_path / "one.jsonl", "--output", tmp_path / "out", "--margin", 0)
     assert "the tokenizer does not know 3 characters of the data: Ж 中 国 (" in facts["warnings"][0]
+
+
+def test_what_is_printed_tells_the_proof_from_the_answers(model_folder, data, tmp_path, capsys) -> None:
+    facts = trim(capsys, model_folder, "--data", data, "--output", tmp_path / "out", "--margin", 0)
+    facts["sample"] |= {"num_equal": 0, "num_dropped": 4}  # random weights answer with any piece
+    trim_vocab._print_facts(facts, tmp_path / "out")
+    proof, answers = capsys.readouterr().out.splitlines()[-3:-1]
+    assert proof.strip() == "4 of 4 greedy answers are those of the whole model without the dropped pieces"
+    whole = "answers 0 of 4 are those of the whole model with all its pieces"
+    assert answers == f"{whole}; 4 of its answers contain a dropped piece"
 
 
 def test_a_vocabulary_that_is_used_whole(model_folder, data, tmp_path, capsys) -> None:

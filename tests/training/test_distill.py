@@ -325,3 +325,25 @@ def test_another_teacher_is_other_data_for_a_resume(tmp_path, model_folder, teac
 def test_what_distillation_does_not_support_is_named(tmp_path, model_folder, changes, message):
     with pytest.raises(ConfigError, match=message):
         load_config(kit.recipe(tmp_path, model_folder, **changes))
+
+
+def test_errors_of_loading_the_teacher_name_its_setting(tmp_path, model_folder, teacher_run):
+    """They advise nothing that belongs to the model."""
+    bare, foreign, damaged = (tmp_path / name for name in ("bare", "foreign", "damaged"))
+    shutil.copytree(teacher_run / "model", bare, ignore=shutil.ignore_patterns("tokenizer*", "manifest.json"))
+    for folder in (foreign, damaged):
+        shutil.copytree(teacher_run / "model", folder, ignore=shutil.ignore_patterns("manifest.json"))
+    (foreign / "config.json").write_text('{"model_type": "bart"}')
+    (damaged / "model.safetensors").write_bytes(b"1234567890")
+    for folder, kind, reason in (
+        (bare, "sequence", "has no tokenizer. Copy that of the model into the folder"),
+        (
+            foreign,
+            "logits",
+            "model_type 'bart' is not of the T5 family. Allowed: t5, mt5, umt5, longt5, t5gemma, t5gemma2.$",
+        ),
+        (damaged, "logits", "damaged: its header cannot be read"),
+        (damaged, "sequence", "damaged: its header cannot be read"),
+    ):
+        with pytest.raises(ModelError, match=rf"^distill.teacher: {folder}.*: {reason}"):
+            set_up(load_config(distilling(tmp_path, model_folder, folder, kind=kind)))

@@ -114,7 +114,7 @@ def test_r_drop_is_in_the_padded_forward_too(tmp_path, model_folder):
         ({"loss.class_weights": "balanced"}, "--loss.class_weights: loss.class_weights weighs the labels of a label "
          "task, and the answers of task squad_v2 are free text. Remove it, or use task.name classification."),
         ({"loss.class_weights": "even"}, "there is no 'even'. Allowed: balanced, or a table such as {rare: 3"),
-        ({"loss.class_weights": {"late": 0}}, "Input should be greater than 0, not 0."),
+        ({"loss.class_weights": {"late": 0}}, "the weight of late is 0. Allowed is a number above 0, such as 3."),
         ({"loss.label_smoothing": 1}, "Input should be less than 1, not 1."),
         ({"loss.z_loss": -1}, "Input should be greater than or equal to 0, not -1."),
         ({"loss.smoothing": 1}, "loss.smoothing is not a setting. Did you mean label_smoothing?"),
@@ -129,7 +129,7 @@ def test_r_drop_is_in_the_padded_forward_too(tmp_path, model_folder):
          "score of task squad_v2 nor loss. Did you mean f1? Allowed: "),
         ({"train.early_stopping": {"min_delta": 2}}, "train.early_stopping.patience: Field required"),
         ({"train.early_stopping": 0}, "train.early_stopping.patience: Input should be greater than or equal to 1"),
-        ({"train.early_stopping": "soon"}, "train.early_stopping: Input should be a table"),
+        ({"train.early_stopping": "soon"}, "--train.early_stopping: 'soon' is not a number of evaluations. Give one"),
     ],
 )  # fmt: skip
 def test_what_is_refused_before_a_model_is_loaded(tmp_path, changes, message):

@@ -238,7 +238,7 @@ def test_a_run_killed_in_its_first_milliseconds_can_be_resumed(tmp_path, model_f
         ({"eval.metric": "exact"}, "eval.metric was f1, is exact."),
         ({"data.eval": "train.json"}, "the evaluation data differ."),
         ({"eval.num_beams": 2}, "eval.num_beams was 1, is 2."),
-        ({"eval.max_examples": 4}, "eval.max_examples was None, is 4."),
+        ({"eval.max_examples": 4}, "eval.max_examples was null, is 4."),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
