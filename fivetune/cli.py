@@ -85,7 +85,7 @@ def _dispatch(words: list[str], *, show_traceback: bool) -> int:
         parser.refuse_early_settings(words[1:], args)
     else:
         args = parser.parse_args(words[1:])
-    args.traceback = show_traceback  # a command that starts processes passes it on
+    args.traceback, args.words = show_traceback, words  # a command that starts processes passes them on
     return command.run(args)
 
 

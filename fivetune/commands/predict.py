@@ -8,19 +8,23 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivetune.commands import print_json
 
 if TYPE_CHECKING:
-    from fivetune.evaluation.output import PredictedRow
+    from fivetune.distributed.world import World
+    from fivetune.evaluation.output import Predicted
+    from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
     from fivetune.progress import Progress
     from fivetune.training.inference import TrainedRun
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
+TIMEOUT_MINUTES = 120.0  # that a rank waits for the others, whose share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
 )
@@ -41,11 +45,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="file to write; .csv or .tsv: the input's columns with prediction and confidence; .json: an array; .jsonl "
-        "or no suffix: JSON lines; default, or -: standard output",
+        help="file to write; .csv, .tsv, .parquet: the input's columns with prediction and confidence; .json: an "
+        "array; .jsonl or no suffix: JSON lines; default, or -: standard output. Answers stay in FILE.partial until "
+        "the file is whole: the same command goes on after it was stopped",
     )
     parser.add_argument(
-        "--format", choices=("bioasq",), help="bioasq: the official submission, factoid and yes/no questions together"
+        "--format",
+        choices=("bioasq", "squad", "kaggle"),
+        help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
+        "of id and answer",
+    )
+    parser.add_argument(
+        "--launch.nproc",
+        dest="nproc",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the records, each with a GPU of its own if there are GPUs; needs --output",
     )
     parser.add_argument(
         "--json",
@@ -56,51 +72,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune import launch
     from fivetune.config.layers import parse_overrides
+    from fivetune.distributed.world import World
     from fivetune.errors import DataError
-    from fivetune.evaluation import output
+    from fivetune.evaluation.output import Predicted, escape_invisible
+    from fivetune.evaluation.predicted_file import MergedParts, PredictionCounts
     from fivetune.progress import Progress
     from fivetune.training.inference import open_run
 
     record = _build_record(args)
     target = Path(args.output) if args.output and args.output != STDOUT else None
-    if target:
-        _refuse_output(target, args.input, args.format)
-    with tempfile.TemporaryDirectory(prefix="fivetune-stdin-") as folder:
-        progress = Progress()
+    world = World.from_environment()
+    with world.report_errors_once():
+        if target:
+            _refuse_output(target, args.input, args.format)
+        _refuse_shared_work(args.nproc, args.input, target)
+        settings = parse_overrides(args.settings)
+    if launch.is_needed(args.nproc):
+        return launch.start_processes(args.words, nproc=args.nproc, timeout_minutes=TIMEOUT_MINUTES)
+    with (
+        tempfile.TemporaryDirectory(prefix="fivetune-predict-") as temporary,
+        _connect(world) as world,
+        world.report_errors_once(),
+        _keep_answers(target) if target else nullcontext(Path(temporary)) as folder,
+    ):
+        progress = Progress(silent=not world.is_first)
         progress.start()
         try:
-            source = _find_source(args.input, Path(folder))
-            settings = parse_overrides(args.settings)
-            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn)
+            source = _find_source(args.input, Path(temporary))
+            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn, world=world)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
-            found = {name: _predict(part, source, args.inputs, record, progress) for name, part in parts.items()}
-            predicted = _merge_parts(list(found.values()))
-            _refuse_unanswered(predicted)
+            found = {
+                name: _predict(part, source, args.inputs, record, folder / name, progress, world)
+                for name, part in parts.items()
+            }
+            rows = MergedParts(tuple(found.values()))
+            counts = PredictionCounts.count(rows) if world.is_first else PredictionCounts()
+            if world.is_first:
+                _refuse_unanswered(counts)
         except DataError as error:  # names standard input as stdin, not by its copy
-            raise DataError(str(error).replace(f"{folder}/", "")) from None
+            raise DataError(str(error).replace(f"{temporary}/", "")) from None
         finally:
             progress.close()
-    if args.format == "bioasq":
-        text = output.format_bioasq(found)
-    elif target and (delimiter := output.choose_delimiter(target)):
-        text = output.format_table(predicted, delimiter=delimiter)
-    elif target and target.suffix.lower() == ".json":
-        text = output.format_array(predicted)
-    else:
-        text = output.format_lines(predicted)
-    summary = output.summarise(predicted).replace(f"{folder}/", "")
-    print(output.escape_invisible(summary), file=sys.stderr)
-    if target:
-        _write(target, text)
-        if args.json:
-            print_json(_build_counts(predicted, args.output, trained.step))
-    elif args.json and args.format is None:
-        lines = [output.build_line(one.prediction) for one in predicted]
-        print(output.escape_invisible(json.dumps(lines, ensure_ascii=False)), flush=True)
-    else:
-        sys.stdout.write(output.escape_invisible(text))
+        if not world.is_first:
+            return 0
+        print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
+        predicted = Predicted(rows, counts, found, trained.config.data.columns)
+        _write(target, args.format, predicted, as_array=args.json)
+        if target and args.json:
+            print_json(_build_counts(counts, args.output, trained.step))
     return 0
+
+
+def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:
+    """Raise ConfigError for several processes without a file that they can share."""
+    from fivetune.errors import ConfigError
+
+    if nproc < 1:
+        raise ConfigError(f"--launch.nproc {nproc}: allowed are whole numbers from 1. Correct it.")
+    if nproc > 1 and (target is None or source in (None, STDIN)):
+        raise ConfigError(
+            f"--launch.nproc {nproc}: several processes share a file. Give --input FILE and --output FILE."
+        )
+
+
+@contextmanager
+def _connect(world: World) -> Generator[World]:
+    """Connect the ranks. Raises ConfigError if there are more than CUDA devices."""
+    if world.size == 1:
+        yield world
+        return
+    import torch
+
+    from fivetune.distributed.world import refuse_shared_devices
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        refuse_shared_devices(torch.cuda.device_count())
+    with world.connect(cuda=cuda, timeout_minutes=TIMEOUT_MINUTES) as connected:
+        yield connected
+
+
+@contextmanager
+def _keep_answers(target: Path) -> Generator[Path]:
+    """Create the folder of the answers beside the output; it stays if the block ends early and has answered some.
+
+    Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
+    """
+    from fivetune.distributed.world import World
+    from fivetune.errors import FiveTuneEnvironmentError
+    from fivetune.evaluation.answer_log import PATTERN
+    from fivetune.rundir.files import lock_file
+    from fivetune.training.signals import interrupt_on_signals
+
+    folder = target.with_name(f"{target.name}.partial")
+    message = f"stopped by {{name}}; the answers so far are kept in {folder}. Run the same command again to go on"
+    is_first = World.from_environment().is_first
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise FiveTuneEnvironmentError(
+            f"{folder}: cannot be written: {error.strerror}. Choose another --output."
+        ) from None
+    with lock, interrupt_on_signals(message):
+        if is_first and not lock_file(lock):
+            raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
+        try:
+            yield folder
+        except BaseException:
+            if is_first and not any(folder.rglob(PATTERN)):
+                shutil.rmtree(folder)
+            raise
+    if is_first:
+        shutil.rmtree(folder)
 
 
 def _build_record(args: argparse.Namespace) -> dict[str, str]:
@@ -128,10 +214,10 @@ def _refuse_output(path: Path, source: str | None, format: str | None) -> None:
     """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
     from fivetune.data.source_files import list_local_files
     from fivetune.errors import ConfigError
-    from fivetune.evaluation.output import SUFFIXES_WRITTEN
+    from fivetune.evaluation.output import FORMATS, SUFFIXES
 
     where = f"--output {path}"
-    allowed = (".json",) if format else SUFFIXES_WRITTEN
+    allowed = FORMATS[format].suffixes if format else tuple(SUFFIXES)
     if path.suffix and path.suffix.lower() not in allowed:
         what = f" with --format {format}" if format else ""
         raise ConfigError(f"{where}: {path.suffix} is not written{what}. Allowed: {', '.join(allowed)}, or no suffix.")
@@ -162,62 +248,78 @@ def _find_source(given: str | None, folder: Path) -> str | None:
 
 
 def _predict(
-    trained: TrainedRun, source: str | None, texts: Sequence[str] | None, record: dict[str, str], progress: Progress
-) -> list[PredictedRow]:
+    trained: TrainedRun,
+    source: str | None,
+    texts: Sequence[str] | None,
+    record: dict[str, str],
+    folder: Path,
+    progress: Progress,
+    world: World,
+) -> Iterable[PredictedRow]:
     from fivetune.evaluation.inputs import InputRow
-    from fivetune.evaluation.output import PredictedRow
+    from fivetune.evaluation.predicted_file import PredictedRow
 
     if source is not None:
-        return trained.predict_file(source, on_progress=progress.update)
+        folder.mkdir(exist_ok=True)
+        return trained.predict_file(
+            source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world
+        )
     given = list(texts) if texts else [record]
     predictions = trained.predict(given, on_progress=progress.update)
     rows = [InputRow(f"input {number}", one.id, record) for number, one in enumerate(predictions, start=1)]
     return [PredictedRow(*pair) for pair in zip(rows, predictions, strict=True)]
 
 
-def _merge_parts(parts: Sequence[Sequence[PredictedRow]]) -> list[PredictedRow]:
-    """Merge the rows of a mixture's parts: for each record the part with a prediction, else the first part's reason."""
-    return [next((one for one in rows if not one.prediction.skipped), rows[0]) for rows in zip(*parts, strict=True)]
-
-
-def _refuse_unanswered(predicted: Sequence[PredictedRow]) -> None:
+def _refuse_unanswered(counts: PredictionCounts) -> None:
     """Raise DataError if no record is answered: then the columns do not fit, and there is nothing to write."""
     from fivetune.errors import DataError
 
-    if any(not one.prediction.skipped for one in predicted):
+    if counts.num_answered or counts.first is None:
         return
-    first = predicted[0]
-    found = f"{first.row.where}: {(first.prediction.skipped or '').rstrip('.')}."
-    if len(predicted) > 1:
+    row, prediction = counts.first
+    found = f"{row.where}: {(prediction.skipped or '').rstrip('.')}."
+    if counts.num_records > 1:
         found = (
-            f"{first.row.where.rpartition(':')[0] or 'predict'}: none of {len(predicted):,} records can be answered. "
+            f"{row.where.rpartition(':')[0] or 'predict'}: none of {counts.num_records:,} records can be answered. "
             f"The first: {found} Check task.name and data.columns."
         )
     raise DataError(found)
 
 
-def _build_counts(predicted: Sequence[PredictedRow], path: str, step: int) -> dict[str, Any]:
-    skipped = [one for one in predicted if one.prediction.skipped]
-    num_foreign = sum(one.row.is_foreign for one in skipped)
+def _build_counts(counts: PredictionCounts, path: str, step: int) -> dict[str, Any]:
     return {
         "output": path,
-        "num_records": len(predicted),
-        "num_answers": len(predicted) - len(skipped),
-        "num_skipped": len(skipped) - num_foreign,
-        "num_other_types": num_foreign,
+        "num_records": counts.num_records,
+        "num_answers": counts.num_answered,
+        "num_skipped": counts.num_skipped - counts.num_foreign,
+        "num_other_types": counts.num_foreign,
         "step": step,
     }
 
 
-def _write(path: Path, text: str) -> None:
-    """Write the output whole or not at all."""
+def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
+    """Write the predictions to a file, whole or not at all, or to standard output."""
     from fivetune.errors import FiveTuneEnvironmentError
+    from fivetune.evaluation.output import (
+        FORMATS,
+        EscapedOutput,
+        build_line,
+        choose_format,
+        escape_invisible,
+        write_predictions,
+    )
     from fivetune.rundir import replace_file
 
-    try:
-        with replace_file(path) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise FiveTuneEnvironmentError(
-            f"{path}: cannot be written: {error.strerror}. Choose another --output."
-        ) from None
+    if target:
+        try:
+            with replace_file(target) as file:
+                write_predictions(file, format or choose_format(target), predicted)
+        except OSError as error:
+            raise FiveTuneEnvironmentError(
+                f"{target}: cannot be written: {error.strerror}. Choose another --output."
+            ) from None
+    elif as_array and format is None:
+        lines = [build_line(one.prediction) for one in predicted.rows]
+        print(escape_invisible(json.dumps(lines, ensure_ascii=False)), flush=True)
+    else:
+        FORMATS[format or "jsonl"].write(EscapedOutput(sys.stdout), predicted)

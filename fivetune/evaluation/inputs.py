@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -49,28 +49,30 @@ class InputRow:
     key: str = ""
 
 
-def read_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> list[InputRow]:
-    """Read one row per record of `source`. Raises DataError for an unreadable file."""
-    records = _read_all(source, columns)
-    originals = _read_all(source, {})
-    numbered = number_duplicate_ids(record for record in records if isinstance(record, RawRecord))
-    rows: list[InputRow] = []
-    for record, original in zip(records, originals, strict=True):
+def iter_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> Iterator[InputRow]:
+    """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
+    repeated: list[RawRecord] = []
+    numbered = number_duplicate_ids(iter(repeated.pop, None))
+    for record, original in zip(_iter_all(source, columns), _iter_all(source, {}), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
         row = _build_row(record, fields, task)
-        unique = next(numbered) if isinstance(record, RawRecord) else record
-        rows.append(replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id))
-    return rows
+        unique = record
+        if isinstance(record, RawRecord):
+            repeated.append(record)
+            unique = next(numbered)
+        yield replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id)
 
 
-def _read_all(source: str, columns: Mapping[str, str]) -> list[RawRecord | BadRecord]:
-    """Read every record of a source in order, bad ones included."""
-    found: list[RawRecord | BadRecord] = []
-    for record in read_records(source, columns=columns, require_columns=False, on_bad=found.append):
-        found.append(record)  # not list.extend: bad records are appended in between
-    return found
+def _iter_all(source: str, columns: Mapping[str, str]) -> Iterator[RawRecord | BadRecord]:
+    """Yield every record of a source in order, bad ones included."""
+    bad: list[BadRecord] = []
+    for record in read_records(source, columns=columns, require_columns=False, on_bad=bad.append):
+        yield from bad
+        bad.clear()
+        yield record
+    yield from bad
 
 
 def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task: Task) -> InputRow:

@@ -1,7 +1,7 @@
-"""Output formats of predictions: JSON lines, a table joined to the input's columns, or BioASQ's submission format.
+"""Output formats of predictions: JSON lines, a table joined to the input's columns, and submission formats.
 
-In: input rows with their predictions, in the input's order. Out: text. A record without a prediction has a line with
-null, or a row with empty cells.
+In: the records of an input with their predictions, in the input's order, which are iterated as often as a format needs.
+Out: an open file. A record without a prediction has a line with null, or a row with empty cells.
 """
 
 from __future__ import annotations
@@ -11,27 +11,48 @@ import io
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, Protocol
 
-from fivetune.errors import ConfigError
-from fivetune.evaluation.inputs import InputRow
+from fivetune.errors import ConfigError, DataError
+from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.metrics.bioasq import NUM_RANKS
 from fivetune.rundir.records import Prediction
 
 PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap", "skipped")
 BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
-TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES_WRITTEN = (*TABLE_DELIMITERS, ".json", ".jsonl", ".ndjson")
+ID_NAMES = ("id", "Id", "ID")
+TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, direction marks, surrogates, private use, line separators
+ROWS_PER_GROUP = 1024  # of a Parquet file that is written
 
 
-class PredictedRow(NamedTuple):
-    """A record of the input and its prediction; `prediction.skipped` is the reason if there is none."""
+class TextFile(Protocol):
+    """What takes the text of an output."""
 
-    row: InputRow
-    prediction: Prediction
+    def write(self, text: str, /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The predictions of a source, as a format writes them.
+
+    Args:
+        rows: of all records in order; iterated once or more.
+        counts: of these rows.
+        parts: rows by the name of the task; for a mixture, an entry per part.
+        columns: data.columns of the run.
+    """
+
+    rows: Iterable[PredictedRow]
+    counts: PredictionCounts
+    parts: Mapping[str, Iterable[PredictedRow]]
+    columns: Mapping[str, str]
 
 
 def build_line(prediction: Prediction) -> dict[str, object]:
@@ -40,42 +61,53 @@ def build_line(prediction: Prediction) -> dict[str, object]:
     return {**line, "prediction": None} if prediction.skipped else line
 
 
-def format_array(predicted: Sequence[PredictedRow]) -> str:
-    """Format predictions as one JSON array, an element per line."""
-    lines = [json.dumps(build_line(one.prediction), ensure_ascii=False) for one in predicted]
-    return "[\n" + ",\n".join(lines) + "\n]\n"
+def write_lines(file: TextFile, predicted: Predicted) -> None:
+    """Write predictions as JSON lines."""
+    for one in predicted.rows:
+        file.write(json.dumps(build_line(one.prediction), ensure_ascii=False) + "\n")
 
 
-def format_lines(predicted: Sequence[PredictedRow]) -> str:
-    """Format predictions as JSON lines."""
-    return "".join(json.dumps(build_line(one.prediction), ensure_ascii=False) + "\n" for one in predicted)
+def write_array(file: TextFile, predicted: Predicted) -> None:
+    """Write predictions as one JSON array, an element per line."""
+    for number, one in enumerate(predicted.rows):
+        file.write(("[\n" if number == 0 else ",\n") + json.dumps(build_line(one.prediction), ensure_ascii=False))
+    file.write("\n]\n")
 
 
-def format_table(predicted: Sequence[PredictedRow], *, delimiter: str = ",") -> str:
-    """Format a table of the input's columns, prediction and confidence, one row per record of the input.
+def write_table(file: TextFile, predicted: Predicted, *, delimiter: str = ",") -> None:
+    """Write a table of the input's columns, prediction and confidence, one row per record of the input.
 
     If a record was skipped, the column `skipped` has the reasons.
 
+    >>> import sys
+    >>> from fivetune.evaluation.inputs import InputRow
     >>> row = InputRow("a.csv:2", "a-1", {"ticket": "17", "text": "no screen, help"})
-    >>> print(format_table([PredictedRow(row, Prediction(id="a-1", prediction="hardware", confidence=0.5))]), end="")
+    >>> rows = [PredictedRow(row, Prediction(id="a-1", prediction="hardware", confidence=0.5))]
+    >>> write_table(sys.stdout, Predicted(rows, PredictionCounts.count(rows), {}, {}))
     ticket,text,prediction,confidence
     17,"no screen, help",hardware,0.5
     """
-    columns = list(dict.fromkeys(key for one in predicted for key in one.row.fields))
-    has_skips = any(one.prediction.skipped for one in predicted)
-    names = ("prediction", "confidence", "skipped") if has_skips else ("prediction", "confidence")
-    added = [_choose_free_name(name, columns) for name in names]
-    file = io.StringIO()
     table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-    table.writerow([*columns, *added])
-    for row, prediction in predicted:
-        cells = [_format_cell(row.fields.get(name)) for name in columns]
-        answer = ["", ""] if prediction.skipped else [prediction.prediction, _format_cell(prediction.confidence)]
-        table.writerow([*cells, *answer, prediction.skipped or ""][: len(columns) + len(added)])
-    return file.getvalue()
+    names = _list_table_columns(predicted.counts)
+    table.writerow(names)
+    for cells in _iter_table_rows(predicted, names):
+        table.writerow([_format_cell(value) for value in cells])
 
 
-def _choose_free_name(name: str, taken: Sequence[str]) -> str:
+def _list_table_columns(counts: PredictionCounts) -> list[str]:
+    added = ("prediction", "confidence", "skipped") if counts.num_skipped else ("prediction", "confidence")
+    return [*counts.columns, *(_choose_free_name(name, counts.columns) for name in added)]
+
+
+def _iter_table_rows(predicted: Predicted, names: Sequence[str]) -> Iterator[list[object]]:
+    """Yield the values of each record in the order of the columns; None where there is none."""
+    for row, one in predicted.rows:
+        values = [row.fields.get(name) for name in predicted.counts.columns]
+        answer = [None, None] if one.skipped else [one.prediction, one.confidence]
+        yield [*values, *answer, one.skipped][: len(names)]
+
+
+def _choose_free_name(name: str, taken: Iterable[str]) -> str:
     while name in taken:
         name = f"{name}_2"
     return name
@@ -87,17 +119,79 @@ def _format_cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def format_bioasq(predicted: Mapping[str, Sequence[PredictedRow]]) -> str:
-    """Format BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}.
+def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
+    """Write the table of `write_table` as Parquet; a column whose values have no common type is text."""
+    pyarrow = import_module("pyarrow")
+    parquet = import_module("pyarrow.parquet")
+    names = _list_table_columns(predicted.counts)
+    kinds = _infer_types(predicted, names)
+    schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in zip(names, kinds, strict=True)])
+    with parquet.ParquetWriter(file, schema) as writer:
+        for columns in _iter_column_groups(predicted, names):
+            arrays = [
+                pyarrow.array(
+                    values if kind else [None if value is None else _format_cell(value) for value in values],
+                    type=field.type,
+                )
+                for values, kind, field in zip(columns, kinds, schema, strict=True)
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
-    Args:
-        predicted: rows by task name, one entry per part of a mixture.
+
+def _iter_column_groups(predicted: Predicted, names: Sequence[str]) -> Iterator[list[tuple[object, ...]]]:
+    """Yield the values of each column, ROWS_PER_GROUP records at a time."""
+    rows = _iter_table_rows(predicted, names)
+    while group := list(islice(rows, ROWS_PER_GROUP)):
+        yield list(zip(*group, strict=True))
+
+
+def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
+    """Infer the type of each column over all rows; None for one whose values have no common type, or none at all."""
+    pyarrow = import_module("pyarrow")
+    kinds: list[Any] = [pyarrow.null() for _ in names]
+    for columns in _iter_column_groups(predicted, names):
+        for place, (values, before) in enumerate(zip(columns, kinds, strict=True)):
+            if before is None:
+                continue
+            try:
+                schemas = [pyarrow.schema([("", kind)]) for kind in (before, pyarrow.array(values).type)]
+                kinds[place] = pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+            except (pyarrow.ArrowException, OverflowError):
+                kinds[place] = None
+    return [None if kind is not None and pyarrow.types.is_null(kind) else kind for kind in kinds]
+
+
+def write_squad(file: TextFile, predicted: Predicted) -> None:
+    """Write SQuAD's prediction file, {id: answer}; "" for no answer. Raises DataError for an id of two questions."""
+    written: set[str] = set()
+    for row, one in predicted.rows:
+        if one.skipped:
+            continue
+        if one.id in written:
+            raise DataError(f"{row.where}: the id {one.id!r} is used twice; --format squad has one answer per id.")
+        file.write(("{\n" if not written else ",\n") + f"{json.dumps(one.id)}: {json.dumps(one.prediction)}")
+        written.add(one.id)
+    file.write("\n}\n")
+
+
+def write_kaggle(file: TextFile, predicted: Predicted) -> None:
+    """Write a submission of two columns, id and answer, named as in the run's data; empty for a skipped record."""
+    of_id = predicted.columns.get("id") or next((name for name in ID_NAMES if name in predicted.counts.columns), "id")
+    target = next((predicted.columns[name] for name in TARGET_NAMES if name in predicted.columns), "prediction")
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([of_id, target])
+    for _, one in predicted.rows:
+        table.writerow([one.id, one.prediction])
+
+
+def write_bioasq(file: TextFile, predicted: Predicted) -> None:
+    """Write BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}.
 
     A factoid answer is a list of at most five lists of one synonym; a yes/no answer is a text.
     Raises ConfigError for other tasks.
     """
     questions: dict[str, dict[str, object]] = {}
-    for task, rows in predicted.items():
+    for task, rows in predicted.parts.items():
         if task not in BIOASQ_TYPES:
             raise ConfigError(
                 f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
@@ -109,29 +203,63 @@ def format_bioasq(predicted: Mapping[str, Sequence[PredictedRow]]) -> str:
             ranked = [[text] for text in texts[:NUM_RANKS] if text]
             answer = ranked if BIOASQ_TYPES[task] == "factoid" else prediction.prediction
             questions[prediction.id] = {"id": prediction.id, "type": BIOASQ_TYPES[task], "exact_answer": answer}
-    return json.dumps({"questions": list(questions.values())}, ensure_ascii=False, indent=1) + "\n"
+    json.dump({"questions": list(questions.values())}, file, ensure_ascii=False, indent=1)
+    file.write("\n")
 
 
-def summarise(predicted: Sequence[PredictedRow]) -> str:
-    """Summarise how many records have a prediction, and why the others have none.
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A format of predictions: the suffixes of its files, the first of which chooses it, and what writes it."""
 
-    >>> summarise([PredictedRow(InputRow("a:1"), Prediction(id="1", prediction="yes"))])
-    '1 record: 1 answered'
+    suffixes: tuple[str, ...]
+    write: Callable[[Any, Predicted], None]
+    is_text: bool = True
+    is_chosen_by_suffix: bool = True
+
+
+FORMATS = {
+    "csv": OutputFormat((".csv",), write_table),
+    "tsv": OutputFormat((".tsv",), partial(write_table, delimiter="\t")),
+    "json": OutputFormat((".json",), write_array),
+    "jsonl": OutputFormat((".jsonl", ".ndjson"), write_lines),
+    "parquet": OutputFormat((".parquet",), write_parquet, is_text=False),
+    "bioasq": OutputFormat((".json",), write_bioasq, is_chosen_by_suffix=False),
+    "squad": OutputFormat((".json",), write_squad, is_chosen_by_suffix=False),
+    "kaggle": OutputFormat((".csv",), write_kaggle, is_chosen_by_suffix=False),
+}
+SUFFIXES = {suffix: name for name, one in FORMATS.items() if one.is_chosen_by_suffix for suffix in one.suffixes}
+
+
+def choose_format(path: Path | None) -> str:
+    """The name of the format by the suffix of the file; JSON lines without one and on standard output.
+
+    >>> choose_format(Path("a.CSV")), choose_format(Path("a")), choose_format(None)
+    ('csv', 'jsonl', 'jsonl')
     """
-    skipped = [one for one in predicted if one.prediction.skipped]
-    faulty = [one for one in skipped if not one.row.is_foreign]
-    total, num_foreign = len(predicted), len(skipped) - len(faulty)
-    parts = [f"{total - len(skipped):,} answered"]
-    if num_foreign:
-        parts.append(f"{num_foreign:,} of other types")
-    if faulty:
-        parts.append(f"{len(faulty):,} skipped (first: {faulty[0].row.where}: {faulty[0].prediction.skipped})")
-    return f"{total:,} record{'s' if total != 1 else ''}: {', '.join(parts)}"
+    return SUFFIXES.get(path.suffix.lower(), "jsonl") if path else "jsonl"
 
 
-def choose_delimiter(path: Path) -> str | None:
-    """The delimiter of a table by the suffix of its file; None for other files."""
-    return TABLE_DELIMITERS.get(path.suffix.lower())
+def write_predictions(file: IO[bytes], name: str, predicted: Predicted) -> None:
+    """Write predictions in a format to a binary file, which stays open."""
+    chosen = FORMATS[name]
+    if not chosen.is_text:
+        chosen.write(file, predicted)
+        return
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        chosen.write(text, predicted)
+    finally:
+        text.detach()
+
+
+class EscapedOutput:
+    """A text file whose writes are escaped by `escape_invisible`."""
+
+    def __init__(self, file: TextFile) -> None:
+        self._file = file
+
+    def write(self, text: str, /) -> object:
+        return self._file.write(escape_invisible(text))
 
 
 def escape_invisible(text: str) -> str:

@@ -8,14 +8,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
@@ -25,14 +29,18 @@ from fivetune.config.paths import resolve_adapter
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
+from fivetune.evaluation.answer_log import PATTERN as ANSWERS
+from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import InputRow, name_inputs, read_input_rows, write_records, write_texts
-from fivetune.evaluation.output import PredictedRow
+from fivetune.evaluation.inputs import iter_input_rows, name_inputs, write_records, write_texts
+from fivetune.evaluation.predicted_file import PredictedFile
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST, read_owner
+from fivetune.rundir.files import replace_file
 from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
 from fivetune.tasks import head_of
 from fivetune.tasks.jsonl import JSONL
@@ -115,11 +123,12 @@ class TrainedRun:
             with name_inputs(path):
                 if texts:
                     written = write_texts(path, texts)
-                    rows = self._predict_source(str(path), JSONL(), {}, on_progress)
+                    rows = self._answer(str(path), JSONL(), {}, Path(folder), on_progress)
                 else:
                     written = write_records(path, records, self.config.data.columns)
-                    rows = self.predict_file(path, on_progress=on_progress)
-        found = [row.prediction for row in rows]
+                    columns = self.config.data.columns
+                    rows = self._answer(str(path), self.config.task, columns, Path(folder), on_progress)
+                found = [row.prediction for row in rows]
         # A record that cannot be read from the file has no id there.
         return [
             replace(one, id=one.id or own, skipped=wrong or one.skipped)
@@ -127,14 +136,34 @@ class TrainedRun:
         ]
 
     def predict_file(
-        self, source: str | Path, *, on_progress: ProgressCallback = ignore_progress
-    ) -> list[PredictedRow]:
-        """Predict for every record of a file; returns rows in order, each with the record's columns and position.
+        self,
+        source: str | Path,
+        *,
+        folder: Path | None = None,
+        on_progress: ProgressCallback = ignore_progress,
+        on_note: Callable[[str], object] = warnings.warn,
+        world: World = SINGLE_PROCESS,
+    ) -> PredictedFile:
+        """Predict for every record of a file; iterating the result yields rows in order, read from the disk.
+
+        Args:
+            folder: holds the answers while they are computed and after that; a call that was killed goes on from
+                there if weights, settings and data are the same. Default: a temporary one.
+            on_note: called with a sentence about answers that an earlier call has left in the folder.
+            world: the ranks that share the questions; each needs the same folder.
 
         A record that cannot be used has the reason in `prediction.skipped`, also where none can be used.
         """
-        require_single_part(self.config)
-        return self._predict_source(str(source), self.config.task, self.config.data.columns, on_progress)
+        is_temporary = folder is None
+        folder = Path(tempfile.mkdtemp(prefix="fivetune-predict-")) if folder is None else folder
+        try:
+            task, columns = self.config.task, self.config.data.columns
+            found = self._answer(str(source), task, columns, folder, on_progress, on_note, world)
+        except BaseException:
+            if is_temporary:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return replace(found, temporary=is_temporary)
 
     def list_parts(self) -> dict[str, TrainedRun]:
         """The run by the name of its task; for a mixture, one run per part, by the name of the part's task."""
@@ -143,13 +172,21 @@ class TrainedRun:
         parts = build_part_configs(self.config).values()
         return {part.task.plugin_name(): replace(self, config=part) for part in parts}
 
-    def _predict_source(
-        self, source: str, task: Task, columns: Mapping[str, str], on_progress: ProgressCallback
-    ) -> list[PredictedRow]:
+    def _answer(
+        self,
+        source: str,
+        task: Task,
+        columns: Mapping[str, str],
+        folder: Path,
+        on_progress: ProgressCallback,
+        on_note: Callable[[str], object] = warnings.warn,
+        world: World = SINGLE_PROCESS,
+    ) -> PredictedFile:
+        """Answer the questions of a source that the folder has no answer to."""
         require_single_part(self.config)
-        rows = read_input_rows(source, task, columns)
-        if all(row.skipped for row in rows):
-            return [PredictedRow(row, _choose_prediction(row, {})) for row in rows]
+        found = PredictedFile(source, task, dict(columns), folder)
+        if all(row.skipped for row in iter_input_rows(source, task, columns)):
+            return found
         described = Source(
             paths=(source,),
             task=task,
@@ -158,14 +195,42 @@ class TrainedRun:
             on_bad_record="skip",
             labelled=False,
         )
-        found: dict[str, Prediction] = {}
-        with tempfile.TemporaryDirectory(prefix="fivetune-predict-") as folder, translate_oom_errors():
-            store = load_or_build_store(described, self.tokenizer, cache=Path(folder), on_progress=on_progress)
+        with translate_oom_errors():
+            with world.run_rank_zero_first(f"answers in {folder}"):
+                store = load_or_build_store(described, self.tokenizer, cache=folder / "data", on_progress=on_progress)
+                if world.is_first:
+                    self._discard_other_answers(folder, store, on_note)
             evaluator = self._make_evaluator(store)
             evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
-            for _, prediction in evaluator.predict(self.model, on_progress=partial(on_progress, "answering")):
-                found[prediction.id] = prediction
-        return [PredictedRow(row, _choose_prediction(row, found)) for row in rows]
+            with AnswerLog(folder) as answers:
+                missing = np.setdiff1d(np.arange(store.num_groups), answers.questions).tolist()
+            world.barrier()  # no rank reads what another already writes
+            before, total = store.num_groups - len(missing), store.num_groups
+            if before and world.is_first:
+                on_note(f"{before:,} of {total:,} questions are answered already in {folder}.")
+            with AnswerWriter(folder, world.rank) as writer:
+                answered = evaluator.predict(self.model, questions=missing, world=world)
+                for number, (question, prediction) in enumerate(answered, start=1):
+                    writer.append(question, prediction)
+                    on_progress("answering", min(before + number * world.size, total), total)
+            world.barrier()
+        return found
+
+    def _discard_other_answers(self, folder: Path, store: TokenStore, on_note: Callable[[str], object]) -> None:
+        """Remove the answers of other weights, settings or data; writes what the next ones belong to."""
+        settings = {name: getattr(self.config, name).model_dump(mode="json") for name in ("task", "eval")}
+        settings |= {"data": store.fingerprint, "precision": self.compute.precision}
+        settings["weights"] = sha256((self.folder / "model" / MANIFEST).read_bytes()).hexdigest()
+        path = folder / "answers.json"
+        old = path.read_text(encoding="utf-8") if path.is_file() else None
+        if old == (new := json.dumps(settings, sort_keys=True)):
+            return
+        for answers in (stale := sorted(folder.glob(ANSWERS))):
+            answers.unlink()
+        if stale:
+            on_note(f"{folder}: its answers are of other weights, settings or data, and are computed again.")
+        with replace_file(path) as file:
+            file.write(new.encode())
 
     def _make_evaluator(self, store: TokenStore) -> Evaluator:
         return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, chips=self.chips)
@@ -195,17 +260,13 @@ def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[s
     return given
 
 
-def _choose_prediction(row: InputRow, found: Mapping[str, Prediction]) -> Prediction:
-    """The prediction of a record; for a skipped record, one with the reason."""
-    return Prediction(id=row.id, skipped=row.skipped) if row.skipped else replace(found[row.key], id=row.id)
-
-
 def open_run(
     folder: str | Path,
     overrides: Mapping[str, object] | None = None,
     *,
     unsupported: Mapping[str, str] = NO_REASONS,
     on_damage: Callable[[str], object] = warnings.warn,
+    world: World = SINGLE_PROCESS,
 ) -> TrainedRun:
     """Load model/ of a run directory.
 
@@ -214,6 +275,7 @@ def open_run(
         unsupported: settings without effect for the caller, each with the reason; settings of training are always
             refused.
         on_damage: called with a sentence for each damaged file that prediction does not need.
+        world: the ranks that predict together; each loads the model on its own device.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
     without effect.
@@ -235,7 +297,7 @@ def open_run(
     if "data.eval" in (overrides or ()):
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
     config = _with_exported_cap(config, folder / "model")
-    compute = adopt_trained_precision(choose_compute(config), config.train.precision, machine.precision)
+    compute = adopt_trained_precision(choose_compute(config, world), config.train.precision, machine.precision)
     loaded = load_model_and_tokenizer(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )

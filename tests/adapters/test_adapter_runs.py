@@ -204,7 +204,7 @@ def test_an_extractive_head_is_trained_with_the_adapter(tmp_path, model_folder):
     config = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
     assert config["modules_to_save"] == ["qa_outputs"]
     assert run.steps[-1].loss < run.steps[0].loss
-    assert len(open_run(tmp_path / "run").predict_file(tmp_path / "dev.json")) == 12
+    assert len(list(open_run(tmp_path / "run").predict_file(tmp_path / "dev.json"))) == 12
     again = {**options, "model__adapter": {"path": str(tmp_path / "run" / "adapter")}}
     head = kit.ready(tmp_path, model_folder, **again).learner.model.qa_outputs
     assert torch.equal(head.weight, weights["base_model.model.qa_outputs.weight"])

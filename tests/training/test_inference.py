@@ -433,7 +433,7 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     source.write_text(ROWS)
     for name, message in (
         ("new.csv", "is the file of --input, which would be overwritten"),
-        ("x.parquet", ".parquet is not written. Allowed: .csv, .tsv, .json, .jsonl, .ndjson, or no suffix"),
+        ("x.xls", ".xls is not written. Allowed: .csv, .tsv, .json, .jsonl, .ndjson, .parquet, or no suffix"),
         ("none/x.csv", f"there is no folder {tmp_path / 'none'}. Create it"),
         ("", "is a folder"),
     ):

@@ -1,0 +1,107 @@
+"""The answers to a file's questions while they are computed: JSON lines in a folder, one file per rank.
+
+In: numbers and Predictions of questions, in any order. Out: the numbers that are answered, also after a kill, and the
+Prediction of a question by its id. Memory holds 32 bytes per question, the texts stay on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import numpy as np
+
+from fivetune.errors import DataError
+from fivetune.rundir.lines import JsonlFile
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.records import Prediction
+
+PATTERN = "answers-*.jsonl"
+DAMAGED = "damaged. Delete the folder {folder}, and answer the file again."
+
+
+class AnswerWriter:
+    """Appends the answers of a rank; a partial last line of a killed process is removed first."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self._file = JsonlFile(folder / PATTERN.replace("*", str(rank)))
+
+    def __enter__(self) -> AnswerWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._file.close()
+
+    def append(self, question: int, prediction: Prediction) -> None:
+        """Append an answer. Raises OSError where it cannot be written."""
+        self._file.append({"question": question, **prediction.as_dict()})
+
+
+class AnswerLog:
+    """The answers in a folder, of all ranks, read in a `with` block; a partial last line is left out.
+
+    `questions` holds their numbers, [n] int64. Raises DataError for a damaged line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[IO[bytes]] = []
+        self._opened = ExitStack()
+        self._hashes = self._files_of = self._offsets = self.questions = np.empty(0, np.int64)
+
+    def __enter__(self) -> AnswerLog:
+        hashes, files, offsets, questions = array("Q"), array("q"), array("q"), array("q")
+        with ExitStack() as stack:
+            for path in sorted(self._folder.glob(PATTERN)):
+                file = stack.enter_context(path.open("rb"))
+                for offset, question, own in self._iter_places(file):
+                    hashes.append(_hash(own))
+                    files.append(len(self._files))
+                    offsets.append(offset)
+                    questions.append(question)
+                self._files.append(file)
+            self._opened = stack.pop_all()
+        self.questions = np.asarray(questions, np.int64)
+        order = np.argsort(np.asarray(hashes, np.uint64), kind="stable")
+        self._hashes = np.asarray(hashes, np.uint64)[order]
+        self._files_of, self._offsets = np.asarray(files)[order], np.asarray(offsets)[order]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._opened.close()
+
+    def find(self, own_id: str) -> Prediction:
+        """Return the answer to a question. Raises DataError if there is none."""
+        wanted = np.uint64(_hash(own_id))
+        for place in range(int(np.searchsorted(self._hashes, wanted)), len(self._hashes)):
+            if self._hashes[place] != wanted:
+                break
+            file = self._files[int(self._files_of[place])]
+            file.seek(int(self._offsets[place]))
+            found = parse_record(Prediction, json.loads(file.readline()))
+            if found and found.id == own_id:
+                return found
+        raise DataError(f"{self._folder}: no answer to {own_id!r}: {DAMAGED.format(folder=self._folder)}")
+
+    def _iter_places(self, file: IO[bytes]) -> Iterator[tuple[int, int, str]]:
+        """Yield offset of the line, number and id of each answered question."""
+        offset = 0
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                table = json.loads(line)
+                yield offset, int(table["question"]), str(table["id"])
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}") from None
+            offset += len(line)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())

@@ -1,0 +1,111 @@
+"""The records of a file with their predictions, read one at a time from the file and from the answers in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fivetune.evaluation.answer_log import AnswerLog
+from fivetune.evaluation.inputs import InputRow, iter_input_rows
+from fivetune.rundir.records import Prediction
+from fivetune.types import Task
+
+
+class PredictedRow(NamedTuple):
+    """A record of the input and its prediction; `prediction.skipped` is the reason if there is none."""
+
+    row: InputRow
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class PredictedFile:
+    """Yields a PredictedRow for every record of a source, in its order, as often as it is iterated.
+
+    Args:
+        folder: holds the answers (`AnswerLog`).
+        temporary: delete the folder with this object.
+    """
+
+    source: str
+    task: Task
+    columns: Mapping[str, str]
+    folder: Path
+    temporary: bool = False
+
+    def __post_init__(self) -> None:
+        if self.temporary:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def __iter__(self) -> Iterator[PredictedRow]:
+        with AnswerLog(self.folder) as answers:
+            for row in iter_input_rows(self.source, self.task, self.columns):
+                if row.skipped:
+                    yield PredictedRow(row, Prediction(id=row.id, skipped=row.skipped))
+                else:
+                    yield PredictedRow(row, replace(answers.find(row.key), id=row.id))
+
+
+@dataclass(frozen=True, slots=True)
+class MergedParts:
+    """The rows of a mixture's parts: for each record the part with a prediction, else the first part's reason."""
+
+    parts: tuple[Iterable[PredictedRow], ...]
+
+    def __iter__(self) -> Iterator[PredictedRow]:
+        for rows in zip(*self.parts, strict=True):
+            yield next((one for one in rows if not one.prediction.skipped), rows[0])
+
+
+@dataclass(slots=True)
+class PredictionCounts:
+    """How many records have a prediction, the first that has none, and the columns of the input.
+
+    Args:
+        num_foreign: valid records that are not for the task.
+        first_faulty: the first skipped record that is not foreign.
+    """
+
+    num_records: int = 0
+    num_skipped: int = 0
+    num_foreign: int = 0
+    first: PredictedRow | None = None
+    first_faulty: PredictedRow | None = None
+    columns: dict[str, None] = field(default_factory=dict[str, None])
+
+    @classmethod
+    def count(cls, rows: Iterable[PredictedRow]) -> PredictionCounts:
+        """Count the records of a source and collect their columns, in order of first appearance."""
+        found = cls()
+        for one in rows:
+            found.num_records += 1
+            found.first = found.first or one
+            found.columns.update(dict.fromkeys(one.row.fields))
+            if one.prediction.skipped:
+                found.num_skipped += 1
+                found.num_foreign += one.row.is_foreign
+                if not one.row.is_foreign:
+                    found.first_faulty = found.first_faulty or one
+        return found
+
+    @property
+    def num_answered(self) -> int:
+        return self.num_records - self.num_skipped
+
+    def describe(self) -> str:
+        """Describe how many records have a prediction, and why the others have none.
+
+        >>> PredictionCounts.count([PredictedRow(InputRow("a:1"), Prediction(id="1", prediction="yes"))]).describe()
+        '1 record: 1 answered'
+        """
+        parts = [f"{self.num_answered:,} answered"]
+        if self.num_foreign:
+            parts.append(f"{self.num_foreign:,} of other types")
+        if self.first_faulty:
+            row, prediction = self.first_faulty
+            parts.append(f"{self.num_skipped - self.num_foreign:,} skipped (first: {row.where}: {prediction.skipped})")
+        return f"{self.num_records:,} record{'s' if self.num_records != 1 else ''}: {', '.join(parts)}"

@@ -1,0 +1,212 @@
+"""`fivetune predict` from file to file: streamed, resumed after a kill, shared by processes, in every format."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import kit
+import pytest
+
+import fivetune
+from fivetune.cli import main
+from fivetune.errors import DataError
+from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
+from fivetune.rundir.records import Candidate, Prediction
+from fivetune.training.inference import TrainedRun
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def expected(run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    return predict(run, tmp_path_factory.mktemp("expected") / "out.jsonl")
+
+
+def predict(run: Path, target: Path, *words: str) -> list[dict[str, object]]:
+    assert main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(target), *words]) == 0
+    return [json.loads(line) for line in target.read_text().splitlines()]
+
+
+def stop_after(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction ends as if killed, after some answers and half a line."""
+    append = AnswerWriter.append
+
+    def die(writer: AnswerWriter, question: int, prediction: Prediction) -> None:
+        nonlocal num
+        if num == 0:
+            with open(next(iter(PLACES)), "ab") as file:
+                file.write(b'{"question": 3, "id": "q1')
+            raise KeyboardInterrupt
+        num -= 1
+        append(writer, question, prediction)
+
+    PLACES: list[Path] = []
+    init = AnswerWriter.__init__
+
+    def note(writer: AnswerWriter, folder: Path, rank: int = 0) -> None:
+        PLACES.append(folder / f"answers-{rank}.jsonl")
+        init(writer, folder, rank)
+
+    monkeypatch.setattr(AnswerWriter, "__init__", note)
+    monkeypatch.setattr(AnswerWriter, "append", die)
+
+
+def test_a_stopped_prediction_goes_on_where_it_was(
+    run: Path, tmp_path: Path, expected: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(5, patch)
+        assert main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(target)]) == 130
+    assert not target.exists() and (tmp_path / "out.jsonl.partial").is_dir()
+    capsys.readouterr()
+    found = predict(run, target)
+    assert "5 of 12 questions are answered already in " in " ".join(capsys.readouterr().err.split())
+    assert [(one["id"], one["prediction"]) for one in found] == [(one["id"], one["prediction"]) for one in expected]
+    assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_answers_of_other_settings_are_computed_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(5, patch)
+        main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(target)])
+    capsys.readouterr()
+    found = predict(run, target, "--eval.num_beams", "2")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "its answers are of other weights, settings or data, and are computed again" in told
+    assert "answered already" not in told and len(found) == 12
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_continued_by_two(run: Path, tmp_path: Path) -> None:
+    kit.squad_file(tmp_path / "many.json", num_questions=3000)
+    target, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
+    command = [sys.executable, "-m", "fivetune", "predict", str(run), "--input", str(tmp_path / "many.json")]
+    command += ["--output", str(target), "--device", "cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        while not any(path.stat().st_size > 10_000 for path in partial.glob("answers-*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    command += ["--launch.nproc", "2", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "of 3,000 questions are answered already" in " ".join(done.stderr.split())
+    assert json.loads(done.stdout.splitlines()[-1])["num_answers"] == 3000
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [f"q{number}" for number in range(3000)] and not partial.exists()
+
+
+def test_a_folder_of_another_process_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(tmp_path / "out.csv")]
+    codes: list[int] = []
+    monkeypatch.setattr(TrainedRun, "predict_file", lambda *_, **__: codes.append(main(words)) or [])
+    main(words)
+    assert codes == [4] and "out.csv.partial: another process answers into it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--launch.nproc", "0"), "--launch.nproc 0: allowed are whole numbers from 1"),
+        (("--launch.nproc", "2"), "several processes share a file. Give --input FILE and --output FILE"),
+    ],
+)
+def test_processes_need_a_file_to_share(
+    run: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(run), "--inputs", "a", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_refused_prediction_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    assert main(["predict", str(run), "--input", str(tmp_path / "bad.csv"), "--output", str(tmp_path / "o.csv")]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+# --- formats ---
+
+
+def test_parquet_keeps_the_types_of_the_columns(run: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    question = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    records = [{"id": str(n), **question, "n": n, "x": 0.5, "mixed": "a", "none": None} for n in range(3)]
+    records[1] |= {"mixed": 7, "x": 3, "question": ""}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    words = ["predict", str(run), "--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.parquet")]
+    assert main(words) == 0
+    table = parquet.read_table(tmp_path / "out.parquet")
+    types = {field.name: str(field.type) for field in table.schema}
+    assert types["n"] == "int64" and types["x"] == types["confidence"] == "double"
+    assert types["mixed"] == types["none"] == types["prediction"] == types["skipped"] == "string"
+    assert table["mixed"].to_pylist() == ["a", "7", "a"] and table["x"].to_pylist() == [0.5, 3.0, 0.5]
+    assert table["prediction"].to_pylist()[1] is None and "question" in table["skipped"].to_pylist()[1]
+
+
+def test_squad_and_kaggle_are_what_their_scorers_read(
+    run: Path, tmp_path: Path, expected: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(run.parent / "dev.json")
+    for name, target in (("squad", "out.json"), ("kaggle", "out.csv")):
+        words = ["predict", str(run), "--input", source, "--format", name, "--output", str(tmp_path / target)]
+        assert main(words) == 0
+    answers = {str(one["id"]): one["prediction"] for one in expected}
+    assert json.loads((tmp_path / "out.json").read_text()) == answers
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["id", "prediction"], *([key, text] for key, text in answers.items())]
+    assert main(["score", "squad_v2", source, str(tmp_path / "out.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]["total"] == 12
+    twice = tmp_path / "twice.csv"
+    twice.write_text("id,question,context\na,What has Ann?,Ann.\na,What has Bob?,Bob.\n")
+    assert main(["predict", str(run), "--input", str(twice), "--format", "squad"]) == 3
+    assert "twice.csv:3: the id 'a' is used twice; --format squad has one answer per id" in capsys.readouterr().err
+
+
+def test_a_kaggle_submission_has_the_names_of_the_data(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "test.csv"
+    source.write_text("Id,Frage,Text\n7,What has Ann?,Ann has a hat.\n8,,Bob.\n")
+    columns = ["--data.columns", '{"id": "Id", "question": "Frage", "context": "Text", "answers": "Y"}']
+    assert main(["predict", str(run), "--input", str(source), "--format", "kaggle", *columns]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Id,Y" and lines[1].startswith("7,") and lines[2] == "8,"
+
+
+# --- the answers on disk ---
+
+
+def test_answers_are_found_by_id_and_a_damaged_line_is_named(tmp_path: Path) -> None:
+    first = Prediction(id="aé", prediction="x", confidence=0.25, candidates=(Candidate("x", 0.25),))
+    with AnswerWriter(tmp_path, 0) as one, AnswerWriter(tmp_path, 1) as other:
+        one.append(4, first)
+        other.append(2, Prediction(id="b"))
+    with AnswerLog(tmp_path) as log:
+        assert log.find("aé") == first and sorted(log.questions.tolist()) == [2, 4]
+        with pytest.raises(DataError, match="no answer to 'c'"):
+            log.find("c")
+    with (tmp_path / "answers-1.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"), AnswerLog(tmp_path):
+        pass
