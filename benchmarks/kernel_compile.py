@@ -27,7 +27,9 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FP32 = {"lse", "delta", "parts", "factors", "master", "mean", "square", "lr", "grad_bias", "bias", "total"}
 INT64 = {"seed", "cu_q", "cu_k", "ids", "order"}
 FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
-COUNTS = {"q_stride", "k_stride", "v_stride", "num_rows", "width", "groups", "rate", "tiles_q", "tiles_k", "size"} | {
+COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width", "groups", "rate", "tiles_q"} | {
+    "tiles_k",
+    "size",
     "num_sequences",
     "num_parts",
     "rows",

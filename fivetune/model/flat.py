@@ -37,6 +37,7 @@ from fivetune.model.layers import (
     apply_relu_dropout_,
     has_hooks,
     is_plain_linear,
+    normalize_branch,
     rms_norm,
 )
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
@@ -321,9 +322,8 @@ def apply_self_attention(
 ) -> Tensor:
     """x + dropout(o(attention(q, k, v of norm(x))))."""
     module = layer.SelfAttention
-    normed = _apply_norm(layer.layer_norm, x, fused=bounds.fused)
-    merged = apply_projections(normed, (module.q, module.k, module.v))
-    q, k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
+    x, normed = _begin_branch(layer.layer_norm, x, fused=bounds.fused)
+    q, k, v = _split_heads(apply_projections(normed, (module.q, module.k, module.v)), module, 3)
     with draw_own_masks(module):
         out = attend(q, k, v, bounds, bounds, table=table, causal=causal, dropout=_get_attention_rate(module))
     out = apply_projections(out.flatten(1), (module.o,))
@@ -335,13 +335,12 @@ def apply_cross_attention(
 ) -> Tensor:
     """x + dropout(o(attention(q of norm(x), k and v of the encoder's output)))."""
     module = layer.EncDecAttention
-    normed = _apply_norm(layer.layer_norm, x, fused=bounds.fused)
-    q = _split_heads(apply_projections(normed, (module.q,)), module)
+    x, normed = _begin_branch(layer.layer_norm, x, fused=bounds.fused)
+    (q,) = _split_heads(apply_projections(normed, (module.q,)), module, 1)
     if not needs_attention_kernel(x) and should_attend_memory(module, bounds, source):
         out = _attend_memory(module, q, memory, bounds, source)
     else:
-        merged = apply_projections(memory, (module.k, module.v))
-        k, v = (_split_heads(part, module) for part in merged.split(module.inner_dim, -1))
+        k, v = _split_heads(apply_projections(memory, (module.k, module.v)), module, 2)
         with draw_own_masks(module):
             out = attend(q, k, v, bounds, source, dropout=_get_attention_rate(module))
     out = apply_projections(out.flatten(1), (module.o,))
@@ -379,7 +378,8 @@ def _attend_memory(
 
 def apply_feed_forward(layer: T5Layer, x: Tensor, act: str, *, fused: bool = False) -> Tensor:
     """x + dropout(wo(dropout(act(wi(norm(x)))))); gated models have wi_0 and wi_1."""
-    dense, normed = layer.DenseReluDense, _apply_norm(layer.layer_norm, x, fused=fused)
+    dense = layer.DenseReluDense
+    x, normed = _begin_branch(layer.layer_norm, x, fused=fused)
     rate = _get_dropout_rate(dense.dropout)
     with draw_own_masks(dense):
         if is_gated(dense):
@@ -400,8 +400,37 @@ def _apply_norm(module: T5Norm, x: Tensor, *, fused: bool) -> Tensor:
     return rms_norm(x, module.weight, module.variance_epsilon, fused=fused)
 
 
-def _split_heads(x: Tensor, module: T5Attention) -> Tensor:
-    return x.view(len(x), module.n_heads, module.key_value_proj_dim)
+def _begin_branch(module: T5Norm, x: Tensor, *, fused: bool) -> tuple[Tensor, Tensor]:
+    return normalize_branch(x, module.weight, module.variance_epsilon, fused=fused)
+
+
+def _split_heads(merged: Tensor, module: T5Attention, count: int) -> tuple[Tensor, ...]:
+    """Split the outputs of `count` projections into theirs, by head: [N, count * H * D] -> count times [N, H, D]."""
+    parts = merged.view(len(merged), count, module.n_heads, module.key_value_proj_dim)
+    return SplitProjections.apply(parts) if needs_attention_kernel(merged) else parts.unbind(1)
+
+
+class SplitProjections(torch.autograd.Function):
+    """unbind(1), whose gradient is not joined if the kernel has written its parts beside each other."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor) -> tuple[Tensor, ...]:
+        return parts.unbind(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        first, count = grads[0], len(grads)
+        shape = (len(first), count, *first.shape[1:])
+        size = first[0].numel()
+        beside = all(
+            grad.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and grad.storage_offset() == first.storage_offset() + i * size
+            and grad.stride() == (count * size, first.shape[2], 1)
+            for i, grad in enumerate(grads)
+        )
+        if beside:
+            return first.as_strided(shape, (count * size, size, first.shape[2], 1))
+        return torch.stack(grads, 1)
 
 
 def _get_dropout_rate(dropout: nn.Dropout) -> float:

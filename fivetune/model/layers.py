@@ -19,6 +19,7 @@ from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear, copy_to_group
 from fivetune.model.cuda.dispatch import supports_fused
 from fivetune.model.dropout import compute_keep_scale, draw_dropout, zero_dropped_
+from fivetune.model.kept import KeptLinear, find_kept
 from fivetune.model.low_rank import LowRankPair, apply_low_rank, find_pair
 from fivetune.model.precision import cast_weights, get_matmul_dtype
 
@@ -49,7 +50,10 @@ def apply_projections(x: Tensor, modules: Sequence[nn.Linear]) -> Tensor:
         if all(pairs):
             return apply_low_rank(x, [pair for pair in pairs if pair])
         return torch.cat([module(x) for module in modules], -1)
-    return F.linear(x, cast_weights(*[get_local(module.weight) for module in modules]))
+    weights = [get_local(module.weight) for module in modules]
+    if all(find_kept(weight) for weight in weights):
+        return KeptLinear.apply(x, *weights)
+    return F.linear(x, cast_weights(*weights))
 
 
 def _build_empty_pair(module: nn.Module) -> LowRankPair | None:
@@ -82,8 +86,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> T
     if fused and x.dtype == weight.dtype and supports_fused(x, weight):
         from fivetune.model.cuda import norm
 
-        return norm.compute_rms_norm(x, weight, eps)
+        return norm.compute_rms_norm(x, weight, eps, get_matmul_dtype(x.device))
     return RmsNorm.apply(x, weight, eps, get_matmul_dtype(x.device))
+
+
+def normalize_branch(x: Tensor, weight: Tensor, eps: float, *, fused: bool = False) -> tuple[Tensor, Tensor]:
+    """The residual stream and its `rms_norm`, which begins a branch; a kernel adds the gradients of both."""
+    if fused and x.dtype == weight.dtype and supports_fused(x, weight):
+        from fivetune.model.cuda import norm
+
+        return norm.compute_branch_norm(x, weight, eps, get_matmul_dtype(x.device))
+    return x, rms_norm(x, weight, eps)
 
 
 class RmsNorm(torch.autograd.Function):

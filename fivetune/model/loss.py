@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.kept import add_product_, get_kept_grad
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 
@@ -66,7 +67,8 @@ class Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _EmbedContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (ids,) = ctx.saved_tensors
-        total, ctx.tied_gradient.grad = ctx.tied_gradient.grad, None
+        place = get_kept_grad(ctx.parameter)
+        total, ctx.tied_gradient.grad = ctx.tied_gradient.grad if place is None else place, None
         if total is None and (parts := _get_table_grad(ctx.parameter)) is not None:
             parts.add_rows(ids, grad)
             return None, None, None
@@ -75,8 +77,10 @@ class Embed(torch.autograd.Function):
         if needs_attention_kernel(grad):
             from fivetune.model.cuda.rows import add_rows_
 
-            return add_rows_(total, ids, grad), None, None
-        return total.index_add_(0, ids, grad), None, None
+            add_rows_(total, ids, grad)
+        else:
+            total.index_add_(0, ids, grad)
+        return None if place is not None else total, None, None
 
 
 def _get_table_grad(parameter: Tensor) -> _TableGrad | None:
@@ -145,7 +149,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _HeadContext, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, head, labels, norms, *kept = ctx.saved_tensors
-        of_hidden, of_head = torch.empty_like(hidden), None
+        place = get_kept_grad(ctx.parameter)
+        of_hidden, of_head = torch.empty_like(hidden), place
         factored = ctx.needs_input_grad[1] and len(hidden) * THIN <= hidden.shape[1]
         table_grad = _get_table_grad(ctx.parameter) if factored else None
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
@@ -160,7 +165,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 table_grad.add_product(share, part)
             elif ctx.needs_input_grad[1]:
                 of_head = _add_product(of_head, share.t(), part, ctx.table_dtype)
-        if ctx.tied_gradient is not None and of_head is not None:
+        if place is not None:
+            of_head = None
+        elif ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
         return of_hidden, of_head, None, None, None, None
 
@@ -185,6 +192,4 @@ def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """total + a b in `dtype`, in place."""
-    if total is None:
-        return (a @ b).to(dtype)
-    return total.addmm_(a, b) if a.dtype == dtype else total.add_(a @ b)
+    return (a @ b).to(dtype) if total is None else add_product_(total, a, b)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fivetune.model.kept import find_kept, join_rows
+
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
 
@@ -69,8 +71,11 @@ def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
     """Weights below each other in a dtype, without a gradient.
 
     The copy of parameters on a CPU is kept until one of them changes in place, which torch counts. On other devices
-    kernels and graphs change weights without torch's knowledge, and autocast keeps copies of its own.
+    kernels and graphs change weights without torch's knowledge: there `KeptWeights` says how long copies hold.
     """
+    places = [each.value for weight in weights if (each := find_kept(weight)) is not None and each.value.dtype == kind]
+    if len(places) == len(weights):
+        return join_rows(places)
     kept = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
     if not kept or all(weight.dtype == kind for weight in weights):
         return _join([weight.to(kind) for weight in weights])

@@ -124,17 +124,19 @@ class _Attention(torch.autograd.Function):
         q, k, v, bias, seed, cu_q, cu_k, out, lse = ctx.saved_tensors
         call: _CallOptions = ctx.call
         grad = grads[0].contiguous()
-        grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        grad_q, grad_k, grad_v = _allocate_gradients(q, k, v)
         delta = torch.empty_like(lse)
         heads, head_size = q.shape[1:]
         inputs = (q, k, v, bias, seed, cu_q, cu_k, grad, lse, delta)
         numbers = _build_kernel_arguments(inputs, call)
         tile = choose_attention_tile("grad_q", head_size, num_bytes=q.element_size())
         grid = (triton.cdiv(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
-        launch(kernels.grad_q, grid, *inputs, out, grad_q, tile=tile, **numbers, M=tile.rows, N=tile.cols)
+        stride = {"grad_stride": grad_q.stride(0)}
+        launch(kernels.grad_q, grid, *inputs, out, grad_q, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
         tile = choose_attention_tile("grad_kv", head_size, num_bytes=q.element_size())
         grid = (triton.cdiv(call.max_seqlen_k, tile.cols), heads, len(cu_k) - 1)
-        launch(kernels.grad_kv, grid, *inputs, grad_k, grad_v, tile=tile, **numbers, M=tile.rows, N=tile.cols)
+        stride = {"grad_stride": grad_k.stride(0)}
+        launch(kernels.grad_kv, grid, *inputs, grad_k, grad_v, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
         grad_bias = _compute_bias_grad(inputs, call) if ctx.needs_input_grad[3] else None
         return grad_q, grad_k, grad_v, grad_bias, None, None, None, None
 
@@ -183,6 +185,18 @@ def _make_rows_contiguous(x: Tensor) -> Tensor:
     """x with contiguous heads in each row; a slice of a merged projection has them and is not copied."""
     heads, head_size = x.shape[1:]
     return x if x.stride(2) == 1 and (heads == 1 or x.stride(1) == head_size) else x.contiguous()
+
+
+def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Memory of the gradients: beside each other, as q, k and v are if they are slices of one projection's rows."""
+    row = q.shape[1] * q.shape[2]
+    for first, beside in ((0, (q, k, v)), (1, (k, v))):
+        if all(x.stride(0) == len(beside) * row and len(x) == len(beside[0]) for x in beside):
+            shape = (len(k), len(beside), *k.shape[1:])
+            merged = torch.empty(shape, dtype=k.dtype, device=k.device).unbind(1)
+            return (torch.empty(q.shape, dtype=q.dtype, device=q.device), *merged) if first else merged
+    q_, k_, v_ = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return q_, k_, v_
 
 
 def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict[str, float | str]:

@@ -186,6 +186,7 @@ def grad_q(
     delta,
     out,
     grad_q,
+    grad_stride,
     q_stride,
     k_stride,
     v_stride,
@@ -237,7 +238,7 @@ def grad_q(
             scores, v_tile, grad_tile, row_lse, row_delta, seed, row_places, start, rate, N, PRODUCTS
         )
         sums = _dot(grad_scores.to(k_tile.dtype), k_tile, sums, PRODUCTS)
-    _store(grad_q + own, sums * scale, rows, num_q, stride, D)
+    _store(grad_q + first_q * grad_stride + head * D, sums * scale, rows, num_q, grad_stride, D)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -254,6 +255,7 @@ def grad_kv(
     delta,
     grad_k,
     grad_v,
+    grad_stride,
     q_stride,
     k_stride,
     v_stride,
@@ -307,9 +309,9 @@ def grad_kv(
         )
         v_sums = _dot(tl.trans(met).to(grad_tile.dtype), grad_tile, v_sums, PRODUCTS)
         k_sums = _dot(tl.trans(grad_scores).to(q_tile.dtype), q_tile, k_sums, PRODUCTS)
-    own = first_k * stride + head * D
-    _store(grad_k + own, k_sums * scale, cols, num_k, stride, D)
-    _store(grad_v + own, v_sums, cols, num_k, stride, D)
+    own = first_k * grad_stride + head * D
+    _store(grad_k + own, k_sums * scale, cols, num_k, grad_stride, D)
+    _store(grad_v + own, v_sums, cols, num_k, grad_stride, D)
 
 
 @triton.jit(do_not_specialize=COUNTS)

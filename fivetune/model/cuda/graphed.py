@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from fivetune.model.cuda.buckets import Buckets
 from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS, FlatAdamW
+from fivetune.model.cuda.random import draw_seeds_together
 from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
+from fivetune.model.kept import KeptWeights
 from fivetune.model.objective import PLAIN, Objective
+from fivetune.model.precision import get_matmul_dtype
 from fivetune.types import Autocast, Batch, TorchState
 
 if TYPE_CHECKING:
@@ -141,19 +144,23 @@ class GraphedUpdate:
         objective: Objective = PLAIN,
     ) -> None:
         self.model, self.gradients, self.training, self.device = model, gradients, training, device
+        with autocast():
+            self.kept = KeptWeights(model, get_matmul_dtype(gradients.device))
         # Without a reference to this object, whose memory would then wait for Python's cycle collector.
-        step = partial(_add_gradients, model, autocast, fused, objective)
+        step = partial(_add_gradients, model, self.kept, autocast, fused, objective)
         self.steps = CapturedStep(step, buckets, start_id=model.config.decoder_start_token_id, device=device)
 
     def record(self, record: GraphRecorder) -> None:
         """Record the graphs of the planned buckets."""
         self.model.train(self.training)
+        self.kept.update()
         self.steps.record(record)
         self.clear_gradients()
 
     def accumulate_gradients(self, group: Sequence[Batch], *, num_scored_tokens: int) -> Tensor:
         """Add the gradients of micro-batches. Returns: [2], sums of loss and of computed positions."""
         self.model.train(self.training)
+        self.kept.update()
         found = [self.steps.run(batch, weight=0 if batch.is_filler else 1 / num_scored_tokens) for batch in group]
         loss = torch.stack([loss for loss, _ in found]).sum()
         return torch.stack([loss, torch.full_like(loss, sum(num for _, num in found))])
@@ -164,11 +171,12 @@ class GraphedUpdate:
 
 
 def _add_gradients(
-    model: T5Model, autocast: Autocast, fused: bool, objective: Objective, static: StaticBatch
+    model: T5Model, kept: KeptWeights, autocast: Autocast, fused: bool, objective: Objective, static: StaticBatch
 ) -> Tensor:
     """Forward and backward of a static batch. Returns: the weighted loss, [] fp32, detached."""
-    with autocast():
-        nats = compute_static_losses(model, static, fused=fused, objective=objective)
-    loss = (nats * static.weights).sum()
-    loss.backward()
+    with kept.attach():
+        with autocast(), draw_seeds_together():
+            nats = compute_static_losses(model, static, fused=fused, objective=objective)
+        loss = (nats * static.weights).sum()
+        loss.backward()
     return loss.detach().float()

@@ -7,12 +7,18 @@ one generator call serves 8 elements, and forward, backward and all tile sizes u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 STEPS = 65536  # values of 16 bits
+NUM_SEEDS = 512  # that one kernel draws for the calls of a step
+
+_seeds: list[Tensor] | None = None
 
 
 def round_dropout_rate(probability: float) -> int:
@@ -32,7 +38,28 @@ def choose_seed(x: Tensor, rate: int, seed: Tensor | None) -> Tensor | None:
     """
     if rate == 0 or seed is not None:
         return None if rate == 0 else seed
-    return torch.randint(2**62, (1,), device=x.device)
+    if _seeds is None:
+        return torch.randint(2**62, (1,), device=x.device)
+    if not _seeds:
+        pairs = torch.randint(2**62, (NUM_SEEDS, 2), device=x.device)  # of which one is read: 16 bytes are aligned
+        _seeds.extend(pairs.unbind())
+    return _seeds.pop()
+
+
+@contextmanager
+def draw_seeds_together() -> Iterator[None]:
+    """Draw the seeds of all calls inside the block by one kernel.
+
+    For a forward pass that a graph captures. A pass that is recomputed draws each seed again, from the random state at
+    the begin of its block.
+    """
+    global _seeds
+    assert _seeds is None
+    _seeds = []
+    try:
+        yield
+    finally:
+        _seeds = None
 
 
 @triton.jit

@@ -53,7 +53,7 @@ TILES = {
     ("grad_bias", "bf16, 64"): Tile(64, 64, 4),
     ("grad_bias", "bf16, 128"): Tile(64, 64, 8),
     ("grad_bias", "fp32"): Tile(32, 32, 8),
-    ("norm", ""): Tile(256, 0, 4),
+    ("norm", ""): Tile(1024, 0, 4),
     ("pointwise", ""): Tile(0, 1024, 4),
     ("optimizer", ""): Tile(1024, 2048, 4),
     ("rows", ""): Tile(32, 128, 4),

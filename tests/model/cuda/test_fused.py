@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 
-from fivetune.model import flat
+from fivetune.model import flat, kept
 from fivetune.model.attention import compute_relative_buckets, get_relative_buckets
-from fivetune.model.cuda import attention, dispatch, norm, pointwise
+from fivetune.model.cuda import attention, dispatch, norm, pointwise, rows
 from fivetune.model.cuda.buckets import Buckets
+from fivetune.model.cuda.graphed import GraphedUpdate, attach_flat_gradients
 from fivetune.model.cuda.static_step import StaticBatch, compute_static_losses, fill_block
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.layers import (
@@ -96,21 +98,113 @@ def test_static_buffers_give_the_same_loss_and_gradients(monkeypatch, family):
         assert (found[name] - grad).abs().max() <= 1e-6 * max(grad.abs().max(), 1), name
 
 
-def test_static_buffers_need_nothing_from_the_host(monkeypatch):
-    seen = []
+class Operators(TorchDispatchMode):
+    """Notes what is dispatched; adds a product of 16-bit factors, which CPUs do not, as CUDA does."""
 
-    class Seen(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
+    def __init__(self, noted: list[str]) -> None:
+        super().__init__()
+        self.noted = noted
 
-    model, static = make_model("mt5", dropout=0.1, num_heads=2), static_of(make_batch(SHORT))
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.noted.append(str(func))
+        if func is torch.ops.aten.addmm.dtype_out:
+            return kwargs["out"].add_(args[1].float() @ args[2].float())
+        return func(*args, **(kwargs or {}))
+
+
+def build_update(model, *, kind: torch.dtype = torch.bfloat16) -> GraphedUpdate:
+    gradients = attach_flat_gradients(model.parameters())
+
+    def autocast():
+        return torch.autocast("cpu", kind, enabled=kind != torch.float32)
+
+    return GraphedUpdate(
+        model, gradients, Buckets(3, 36, 9, input_grain=16, target_grain=4), device="cpu", autocast=autocast, fused=True
+    )
+
+
+VIEWS = re.compile(
+    r"aten\.(_unsafe_)?(view|t|transpose|permute|split|split_with_sizes|unbind|as_strided|expand|slice|select|detach|"
+    r"alias|squeeze|unsqueeze|empty|new_empty|empty_like|empty_strided)\."
+)
+
+
+def list_kernels(monkeypatch, model) -> list[str]:
+    """The operators and kernels of a static forward and backward in bf16; what the kernels compute does not matter."""
+    noted: list[str] = []
+    for module in (attention, norm, pointwise, rows):
+        monkeypatch.setattr(module, "launch", lambda kernel, *args, **named: noted.append(f"triton.{kernel.__name__}"))
+    monkeypatch.setattr(kept, "has_mixed_products", lambda x: True)
+    update, static = build_update(model), static_of(make_batch(SHORT))
+    with Operators(noted):
+        update.steps.step(static)  # fills the caches
+        noted.clear()
+        update.steps.step(static)
+    return [name for name in noted if not VIEWS.match(name)]
+
+
+@pytest.mark.parametrize("family", ["t5", "v1_1"])
+def test_a_layer_of_encoder_and_decoder_is_85_kernels(monkeypatch, family):
+    """Casts, gradient adds, seeds and joined projections made it 147 and 151."""
     use_kernels(monkeypatch)
-    for module in (attention, norm, pointwise):  # what the kernels compute does not matter here
-        monkeypatch.setattr(module, "launch", lambda *args, **named: None)
-    (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()  # fills the caches
-    with Seen():
-        (compute_static_losses(model, static, fused=True) * static.weights).sum().backward()
+    one, two = (
+        list_kernels(
+            monkeypatch, make_model(family, dropout=0.1, num_heads=2, d_kv=16, num_layers=n, num_decoder_layers=n)
+        )
+        for n in (1, 2)
+    )
+    pair = {name: two.count(name) - one.count(name) for name in set(two)}
+    found = {name.split(".")[1]: count for name, count in pair.items() if count and not name.startswith("triton")}
+    # 11 products forward, 22 backward; the norms' weights; tables of the bias, and gradients of the encoder's output
+    assert found == {"mm": 22, "addmm": 11, "sum": 5, "add_": 5, "zeros": 2, "add": 3} and len(two) - len(one) == 85
+
+
+@pytest.mark.parametrize("family", ["t5", "mt5"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_gradients_added_in_place_are_the_gradients(monkeypatch, family, kind):
+    model, batch = make_model(family, num_heads=2, num_layers=1), make_batch(SHORT)
+    expected = gradients(model, compute_flat_losses(model, batch), torch.ones(batch.num_target_tokens))
+    use_kernels(monkeypatch)
+    monkeypatch.setattr(kept, "has_mixed_products", lambda x: True)
+    update = build_update(model, kind=kind)
+    with Operators([]):
+        for weight in (0.25, 0.75):  # of two micro-batches
+            update.accumulate_gradients([batch], num_scored_tokens=1 / weight)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        error = (parameter.grad - expected[name]).norm() / expected[name].norm()
+        assert error <= (1e-5 if kind == torch.float32 else 1e-1), name  # the interpreter cuts off bits
+    assert not any(hasattr(parameter, kept.KEPT) for parameter in model.parameters())
+
+
+def test_copies_follow_the_weights(monkeypatch):
+    model, batch = make_model("t5", num_heads=2, num_layers=1), make_batch(SHORT)
+    use_kernels(monkeypatch)
+    update = build_update(model)
+    losses = []
+    for _ in range(2):
+        losses.append(float(update.accumulate_gradients([batch], num_scored_tokens=1)[0]))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+    assert abs(losses[0] - losses[1]) > 0.01 * losses[0]
+    again = build_update(model)
+    for parameter in model.parameters():
+        parameter.data /= 0.9
+    assert float(again.accumulate_gradients([batch], num_scored_tokens=1)[0]) == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_matrices_below_each_other_are_one_without_a_copy():
+    buffer = torch.arange(24.0)
+    parts = [buffer[:8].view(2, 4), buffer[8:12].view(1, 4), buffer[12:].view(3, 4)]
+    joined = kept.join_rows(parts)
+    assert joined.shape == (6, 4) and joined.data_ptr() == buffer.data_ptr()
+    for others in ([parts[0], parts[2]], [parts[0], parts[1].clone()], parts[::-1]):
+        assert torch.equal(kept.join_rows(others), torch.cat(others))
+
+
+def test_static_buffers_need_nothing_from_the_host(monkeypatch):
+    use_kernels(monkeypatch)
+    seen = list(list_kernels(monkeypatch, make_model("mt5", dropout=0.1, num_heads=2)))
     unordered = ("index_add", "index_put", "scatter_add", "embedding_dense")  # atomics, but for labels of distinct rows
     assert [name for name in seen if any(word in name for word in unordered)] == ["aten.scatter_add_.default"]
     host = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_copy_from", "lift_fresh", "aten.arange")

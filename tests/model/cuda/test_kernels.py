@@ -20,11 +20,12 @@ import triton
 from fivetune.errors import ModelError
 from fivetune.model.cuda import attention, tiles
 from fivetune.model.cuda.attention import compute_attention
-from fivetune.model.cuda.norm import compute_rms_norm
+from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
 from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
-from fivetune.model.cuda.random import round_dropout_rate
+from fivetune.model.cuda.random import choose_seed, draw_seeds_together, round_dropout_rate
 from fivetune.model.cuda.rows import add_rows_
+from fivetune.model.flat import SplitProjections
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +184,21 @@ def test_a_merged_projection_is_read_in_place_and_heads_of_8_columns_are_filled_
     compare(ours, eager(*doubles[0].unbind(1), None, cu, cu), [merged], doubles, CLOSE[torch.float32])
 
 
+def test_gradients_of_a_merged_projection_are_written_beside_each_other():
+    torch.manual_seed(0)
+    merged, memory = torch.randn(5, 3, HEADS, HEAD_SIZE), torch.randn(7, 2, HEADS, HEAD_SIZE)
+    for parts, count in (([merged], 3), ([merged[:, 0].contiguous(), memory], 2)):
+        leaves = [part.requires_grad_() for part in parts]
+        q, k, v = leaves[-1].unbind(1) if count == 3 else (leaves[0], *leaves[1].unbind(1))
+        cu_k = starts([2, 3]) if count == 3 else starts([3, 4])
+        out = compute_attention(q, k, v, starts([2, 3]), cu_k, 3, 4)
+        grads = torch.autograd.grad(out, [q, k, v], torch.randn(out.shape))[-count:]
+        assert len({grad.untyped_storage().data_ptr() for grad in grads}) == 1
+        assert SplitProjections.backward(None, *grads).data_ptr() == grads[0].data_ptr()
+        apart = SplitProjections.backward(None, *[grad.clone() for grad in grads])
+        assert torch.equal(apart, SplitProjections.backward(None, *grads))
+
+
 def test_empty_sequences_and_queries_without_keys():
     cu_q, cu_k = torch.tensor([0, 0, 2, 3]).int(), torch.tensor([0, 2, 2, 4]).int()
     q, k, v, _ = inputs([3], [4], bias=False)
@@ -250,6 +266,36 @@ def test_norm_is_t5s(dtype):
     doubles = double([x, weight])
     reference = doubles[1] * doubles[0] * (doubles[0].pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
     compare(compute_rms_norm(x, weight, 1e-6), reference, [x, weight], doubles, CLOSE[dtype])
+
+
+def test_the_norm_of_an_fp32_stream_is_rounded_once_and_adds_the_gradients_of_both():
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 24, requires_grad=True), torch.randn(24, requires_grad=True)
+    stream, normed = compute_branch_norm(x, weight, 1e-6, torch.bfloat16)
+    assert torch.equal(stream, x) and normed.dtype == torch.bfloat16
+    torch.testing.assert_close(normed.float(), compute_rms_norm(x, weight, 1e-6), rtol=2**-7, atol=0)  # cut off, here
+    of_stream, of_norm = torch.randn(5, 24), torch.randn(5, 24).bfloat16()
+    found = torch.autograd.grad([stream, normed], [x, weight], [of_stream, of_norm])
+    of_x, of_weight = torch.autograd.grad(compute_rms_norm(x, weight, 1e-6), [x, weight], of_norm.float())
+    torch.testing.assert_close(found, (of_stream + of_x, of_weight))
+
+
+def test_the_seeds_of_a_pass_are_drawn_at_once():
+    torch.manual_seed(0)
+    x = torch.zeros(1)
+    for _ in range(2):  # a second pass draws others
+        with draw_seeds_together():
+            seeds = [choose_seed(x, 1, None) for _ in range(600)]
+            assert choose_seed(x, 0, None) is None
+        values = [int(seed[0]) for seed in seeds if seed is not None]
+        assert len(set(values)) == 600 and all(seed.data_ptr() % 16 == 0 for seed in seeds if seed is not None)
+        first, torch_state = values, torch.get_rng_state()
+    torch.manual_seed(0)
+    with draw_seeds_together():
+        assert int(choose_seed(x, 1, None)[0]) not in first  # type: ignore[index]
+    with draw_seeds_together():
+        choose_seed(x, 1, None)
+    assert not torch.equal(torch_state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("dtype", CLOSE)

@@ -1,0 +1,147 @@
+"""Weights in the dtype of matrix products, copied once per update, and gradients that backward passes add in place.
+
+In: a model. Out: while `KeptWeights.attach` is entered, the parameters' copies and gradients at fixed addresses.
+Autocast casts each weight for each product and each gradient back, and adds it to the parameter's. Here a product reads
+the copy and its backward pass adds to the gradient at once. Matrices that lie below each other in memory (q, k and v of
+a layer) are one matrix without being joined, and so are their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fivetune.model.modules import AutogradContext, T5Model
+
+    class _Context(AutogradContext):
+        totals: list[Tensor | None]
+        sizes: list[int]
+        kind: torch.dtype
+
+
+many: Any = torch  # its functions of many tensors have private names
+KEPT = "kept"  # attribute of a parameter
+ALIGNMENT = 64  # elements; every matrix begins at 128 bytes in bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A parameter's value in the dtype of products, and its gradient, to which backward passes add."""
+
+    value: Tensor
+    grad: Tensor | None
+
+
+class KeptWeights:
+    """The copies of a model's matrices: those of linear modules and the table of embeddings.
+
+    Args:
+        kind: dtype of matrix products; in that of the parameters, nothing is copied.
+    """
+
+    def __init__(self, model: T5Model, kind: torch.dtype) -> None:
+        linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+        self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
+        self._weights = list(dict.fromkeys(linear))
+        self._cast = [weight for weight in self._weights if weight.dtype != kind]
+        sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self._cast]
+        buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
+        self._copies = [
+            part[: weight.numel()].view(weight.shape)
+            for weight, part in zip(self._cast, buffer.split(sizes), strict=True)
+        ]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Copy the weights again, which have changed."""
+        if self._cast:
+            many._foreach_copy_(self._copies, self._cast)
+
+    @contextmanager
+    def attach(self) -> Iterator[None]:
+        """Let `copy_weights`, linear modules, the lookup of embeddings and the head use what is kept."""
+        copies = dict(zip(self._cast, self._copies, strict=True))
+        parameters = list(dict.fromkeys([*self._weights, *self._tables]))
+        for parameter in parameters:
+            vars(parameter)[KEPT] = Kept(copies.get(parameter, parameter.detach()), parameter.grad)
+        try:
+            yield
+        finally:
+            for parameter in parameters:
+                del vars(parameter)[KEPT]
+
+
+def find_kept(weight: Tensor) -> Kept | None:
+    """What is kept of a parameter at present."""
+    return vars(weight).get(KEPT) if type(weight) is nn.Parameter else None
+
+
+def get_kept_grad(parameter: Tensor) -> Tensor | None:
+    """The gradient to which a backward pass adds; None if it returns its own."""
+    kept = find_kept(parameter)
+    return kept.grad if kept and parameter.requires_grad else None
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices below each other; without a copy if they lie so in memory."""
+    found = _find_joined(parts)
+    return torch.cat(list(parts)) if found is None else found
+
+
+def _find_joined(parts: Sequence[Tensor]) -> Tensor | None:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    end = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and part.is_contiguous() and part.storage_offset() == end):
+            return None
+        end += part.numel()
+    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total += a b, in place; a and b may be in 16 bits."""
+    if a.dtype == total.dtype:
+        return total.addmm_(a, b)
+    if has_mixed_products(total):
+        return torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    return total.add_(a @ b)
+
+
+def has_mixed_products(x: Tensor) -> bool:
+    """Whether torch adds a product of 16-bit factors to fp32 in one kernel."""
+    return x.device.type == "cuda"
+
+
+class KeptLinear(torch.autograd.Function):
+    """Outputs of linear modules side by side, by their kept weights: [N, d] -> [N, sum of widths]."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, *weights: Tensor) -> Tensor:
+        kept = [each for weight in weights if (each := find_kept(weight)) is not None]
+        value = join_rows([each.value for each in kept])
+        ctx.kind, ctx.totals, ctx.sizes = x.dtype, [get_kept_grad(weight) for weight in weights], [*map(len, weights)]
+        grads = [total for total in ctx.totals if total is not None]
+        if len(grads) == len(weights) and (joined := _find_joined(grads)) is not None:
+            ctx.totals, ctx.sizes = [joined], [len(joined)]
+        x = x.to(value.dtype)
+        ctx.save_for_backward(x, value)
+        return F.linear(x, value)
+
+    @staticmethod
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, value = ctx.saved_tensors
+        needs_x, *needed = ctx.needs_input_grad
+        for total, part in zip(ctx.totals, grad.split(ctx.sizes, -1), strict=True):
+            if total is not None:
+                add_product_(total, part.t(), x)
+        return (grad @ value).to(ctx.kind) if needs_x else None, *[None] * len(needed)
