@@ -81,7 +81,7 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
         yield "adamw", optimizer._update, kind, {**betas, "EPS": 1e-8, "BLOCK": tile.cols}, tile
 
 
-def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile) -> list[str]:
+def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile, target: GPUTarget = HOPPER) -> list[str]:
     """Registers per thread, spilled bytes per thread, shared memory bytes."""
     signature, fixed, aligned = {}, {}, {}
     for place, name in enumerate(kernel.arg_names):
@@ -92,7 +92,7 @@ def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile) -> l
         if signature[name][0] == "*" or name.endswith("stride"):
             aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, fixed, aligned)
-    done = triton.compile(source, HOPPER, {"num_warps": tile.warps, "num_stages": tile.stages})
+    done = triton.compile(source, target, {"num_warps": tile.warps, "num_stages": tile.stages})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(done.asm["cubin"])
         text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout

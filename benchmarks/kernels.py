@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Spread, Work, facts, interleaved, make_parser, publish_result, rates, ratio, table
+from benchmarks.kernel_checks import Sizes, run_checks
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.cuda.attention import compute_attention
 from fivetune.model.cuda.norm import compute_rms_norm
@@ -25,7 +25,6 @@ from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout
 
 DEVICE, HEADS, HEAD_SIZE, WIDTH, DROPOUT = "cuda", 12, 64, 768, 0.1  # t5-base
-ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # largest error relative to the largest value or 1
 NUM_CALLS, NUM_WINDOWS = 50, 6
 
 
@@ -33,18 +32,9 @@ def main() -> None:
     args = make_parser(__doc__).parse_args()
     if not torch.cuda.is_available():
         raise FiveTuneEnvironmentError("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
-    torch.manual_seed(0)
-    errors = [(name, dtype, error) for dtype in ALLOWED for name, error in checks(dtype)]
-    print(
-        table(
-            [
-                ["check", "type", "error", "allowed"],
-                *([n, _kind(d), f"{e:.1e}", f"{ALLOWED[d]:g}"] for n, d, e in errors),
-            ]
-        )
-    )
-    bad = [name for name, dtype, error in errors if not error <= ALLOWED[dtype]]
-    if bad:
+    checks = list(run_checks(Sizes(DEVICE)))
+    print(table([["check", "error", "allowed"], *([c.name, f"{c.error:.1e}", f"{c.allowed:g}"] for c in checks)]))
+    if bad := [check.name for check in checks if not check.is_right]:
         sys.exit(f"wrong: {', '.join(bad)}. Not timed.")
     timed = {name: compared(ours, theirs) for name, ours, theirs in pairs()}
     rows = [
@@ -53,100 +43,8 @@ def main() -> None:
     ]
     print(table([["forward and backward, bf16", "us", "us, torch", "ratio"], *rows]))
     speeds = {name: [each.as_list() for each in both] for name, both in timed.items()}
-    named = [[name, _kind(dtype), error] for name, dtype, error in errors]
-    publish_result(args, "kernels", {"errors": named, "calls_per_second_and_ratio": speeds, **facts(DEVICE)})
-
-
-def _kind(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-# --- right? ---
-
-
-def checks(dtype: torch.dtype) -> Iterator[tuple[str, float]]:
-    """Name and largest error, outputs and gradients alike."""
-    for name, causal, longest in (("encoder", False, 512), ("decoder", True, 200), ("one token", True, 1)):
-        lengths = _lengths(8, longest)
-        yield f"attention, {name}", _attention_error(lengths, lengths, dtype, bias=_bias(longest), causal=causal)
-    yield "attention, cross", _attention_error(_lengths(8, 100), _lengths(8, 300), dtype, bias=None, causal=False)
-    yield "attention, dropout", _dropout_error(dtype)
-    x, weight = _random(4000, WIDTH, dtype=dtype), _random(WIDTH, dtype=dtype)
-    definition = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
-    yield "norm", _error(compute_rms_norm(x, weight, 1e-6), [x, weight], definition)
-    yield "relu", _error(compute_activation_dropout(x, "relu", gated=False), [x], torch.relu)
-    gelu = lambda x: F.gelu(x[:, : WIDTH // 2], approximate="tanh") * x[:, WIDTH // 2 :]  # noqa: E731
-    yield "gated gelu", _error(compute_activation_dropout(x, "gelu_new", gated=True), [x], gelu)
-    yield "adamw", _optimizer_error(dtype)
-
-
-def eager(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, cu_q: Tensor, cu_k: Tensor, causal: bool) -> Tensor:
-    """Attention of one sequence after the other, all scores at hand."""
-    outs = []
-    for (start_q, end_q), (start_k, end_k) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
-        scores = torch.einsum("ihd,jhd->hij", q[start_q:end_q], k[start_k:end_k])
-        rows, cols = (torch.arange(n, device=q.device) for n in (end_q - start_q, end_k - start_k))
-        distance = cols - rows[:, None]
-        if bias is not None:
-            scores = scores + bias[:, distance + bias.shape[1] // 2]
-        weights = (scores.masked_fill(distance > 0, -torch.inf) if causal else scores).softmax(-1)
-        outs.append(torch.einsum("hij,jhd->ihd", weights, v[start_k:end_k]))
-    return torch.cat(outs)
-
-
-def _error(ours: Tensor, leaves: Sequence[Tensor], definition: Callable[..., Tensor]) -> float:
-    """Largest error of output and gradients against the definition in fp64, relative to the largest value or 1."""
-    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    exact = definition(*doubles)
-    grad = torch.randn_like(ours)
-    mine = [ours, *torch.autograd.grad(ours, leaves, grad)]
-    theirs = [exact, *torch.autograd.grad(exact, doubles, grad.double())]
-    errors = [(a.double() - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(mine, theirs, strict=True)]
-    return max(error.item() for error in errors)
-
-
-def _attention_error(
-    lengths: list[int], keys: list[int], dtype: torch.dtype, *, bias: Tensor | None, causal: bool
-) -> float:
-    q, k, v = _qkv(lengths, keys, dtype)
-    cu_q, cu_k = _starts(lengths), _starts(keys)
-    ours = compute_attention(q, k, v, cu_q, cu_k, max(lengths), max(keys), bias, causal)
-
-    def definition(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        return eager(q, k, v, bias, cu_q, cu_k, causal)
-
-    return _error(ours, [q, k, v] if bias is None else [q, k, v, bias], definition)
-
-
-def _dropout_error(dtype: torch.dtype) -> float:
-    """Outputs are linear in v: <grad, f(v)> must be <grad of v, v> if forward and backward drop the same weights."""
-    lengths = _lengths(8, 512)
-    q, k, v = _qkv(lengths, lengths, dtype)
-    cu, seed = _starts(lengths), torch.tensor([7], device=DEVICE)
-    out = compute_attention(q, k, v, cu, cu, 512, 512, dropout=DROPOUT, seed=seed)
-    grad = torch.randn_like(out)
-    (grad_v,) = torch.autograd.grad(out, [v], grad)
-    products = (grad.double() * out.double()), (grad_v.double() * v.double())
-    return ((products[0].sum() - products[1].sum()).abs() / products[0].norm()).item()
-
-
-def _optimizer_error(dtype: torch.dtype) -> float:
-    """Masters after three steps, against torch's AdamW on the same gradients."""
-    ours, theirs = (nn.Parameter(torch.ones(300_000, device=DEVICE)) for _ in range(2))
-    optimizer, reference = (
-        FlatAdamW([ours], [], lr=1e-2, dtype=dtype),
-        torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0),
-    )
-    for _ in range(3):
-        grad = torch.randn_like(theirs).to(dtype)
-        optimizer.grads[: grad.numel()] = grad
-        theirs.grad = grad.float()
-        optimizer.step()
-        reference.step()
-    return (optimizer.master[: theirs.numel()] - theirs).abs().max().item()
-
-
-# --- fast? ---
+    errors = {check.name: check.error for check in checks}
+    publish_result(args, "kernels", {"errors": errors, "calls_per_second_and_ratio": speeds, **facts(DEVICE)})
 
 
 @dataclass(slots=True)
@@ -214,7 +112,10 @@ def _step(forward: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Callable[[
 
 
 def _attention_pair(lengths: list[int], dropout: float) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Ours on flat tokens; torch's on rectangles with a mask that carries the bias, as transformers calls it."""
+    """Ours on flat tokens; torch's on rectangles with a mask that carries the bias, as transformers calls it.
+
+    The mask is made once, as it is once for all layers of a stack; each layer adds to its gradient.
+    """
     longest, cu = max(lengths), _starts(lengths)
     q, k, v = _qkv(lengths, lengths, torch.bfloat16)
     bias = _bias(longest)
@@ -225,11 +126,12 @@ def _attention_pair(lengths: list[int], dropout: float) -> tuple[Callable[[], An
     index = places - places[:, None] + longest - 1
     hidden = (places >= torch.tensor(lengths, device=DEVICE)[:, None])[:, None, None]
 
+    mask = torch.where(hidden, -torch.inf, bias.detach()[:, index]).to(torch.bfloat16).requires_grad_()
+
     def masked() -> Tensor:
-        mask = torch.where(hidden, -torch.inf, bias[:, index]).to(torch.bfloat16)
         return F.scaled_dot_product_attention(*padded, attn_mask=mask, dropout_p=dropout, scale=1.0)
 
-    return ours, _step(masked, [*padded, bias])
+    return ours, _step(masked, [*padded, mask])
 
 
 def _optimizer_pair() -> tuple[Callable[[], Any], Callable[[], Any]]:

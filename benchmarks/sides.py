@@ -30,7 +30,7 @@ from fivetune.training.signals import StopRequest
 from fivetune.training.update import make_nonfinite_flag
 
 
-def own_setup(plan: Plan, **train: str | int) -> Setup:
+def own_setup(plan: Plan, *, dropout: float = 0.1, **train: str | int) -> Setup:
     """The product's own set-up of a plan, with other entries of the section train; only the tokens come from memory."""
     lines = plan.folder / "lines.jsonl"
     lines.write_text(json.dumps({"id": "1", "inputs": "a b c", "targets": "d"}) + "\n")
@@ -38,7 +38,7 @@ def own_setup(plan: Plan, **train: str | int) -> Setup:
         load_config(
             {
                 "run": {"dir": str(plan.folder / "run")},
-                "model": {"path": str(plan.model), "adapter": plan.adapter or None},
+                "model": {"path": str(plan.model), "adapter": plan.adapter or None, "dropout": dropout},
                 "task": {"name": "jsonl"},
                 "data": {"train": str(lines), "cache_dir": str(plan.folder / "cache")},
                 "optimizer": {"name": plan.optimizer, "lr": LR},

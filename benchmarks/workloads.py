@@ -47,7 +47,9 @@ def build_model_config(shape: ModelShape, model_type: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_PUBLISHED = {"t5-small": "t5", "t5-base": "t5", "flan-t5-base": "t5", "mt5-small": "mt5", "umt5-small": "umt5"}
+_PUBLISHED = {
+    "t5-small": "t5", "t5-base": "t5", "t5-large": "t5", "flan-t5-base": "t5", "mt5-small": "mt5", "umt5-small": "umt5",
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "t5-tiny": _TINY,
     **{name: build_model_config(KNOWN_SHAPES[name], kind) for name, kind in _PUBLISHED.items()},
