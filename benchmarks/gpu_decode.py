@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.decode import CAP, Answers, Engine, make_answers_end
+from benchmarks.gpu_checks import Findings
 from benchmarks.harness import facts, interleaved, make_parser, publish_result, rates, ratio, table
 from benchmarks.workloads import MODELS, Examples, make_model, write_examples
 from fivetune.data.batch import collate, pad
@@ -50,6 +51,12 @@ def open_questions(device: str, model: str, num: int) -> Iterator[tuple[Any, Any
         if MODELS[model]["vocab_size"] > 32_000:
             make_answers_end(found, store)  # type: ignore[arg-type]
         yield found.to(device), store
+
+
+def check_decoding(findings: Findings, device: str) -> None:
+    """Answers equal those of `generate`, greedily and with beams; in bf16 nearly all of them."""
+    for name, share, allowed in measure_agreement(device):
+        findings.check(f"{name}: share of other answers", 1 - share, allowed)
 
 
 def measure_agreement(device: str) -> Iterator[tuple[str, float, float]]:

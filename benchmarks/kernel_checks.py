@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -77,25 +78,32 @@ def run_checks(sizes: Sizes) -> Iterator[Check]:
 
 def check_attention(sizes: Sizes, dtype: torch.dtype) -> Iterator[tuple[str, float]]:
     """The parts of T5 for each head size, at once with all lengths; and whether a second run gives the same bits."""
-    edges = [length for length in LENGTHS if length <= sizes.longest]
     for head_size in sizes.head_sizes:
         for part in ("encoder", "decoder", "cross"):
-            keys = edges[::-1] if part == "cross" else edges
-            q, k, v = _draw_qkv(edges, keys, sizes, head_size, dtype)
-            bias = None if part == "cross" else _draw(sizes, sizes.num_heads, 2 * max(edges) - 1, dtype=torch.float32)
-            cu_q, cu_k, causal = _sum_lengths(edges, sizes), _sum_lengths(keys, sizes), part == "decoder"
-            leaves = [q, k, v] if bias is None else [q, k, v, bias]
-
-            def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-                seed = torch.full((1,), 7, dtype=torch.int64, device=q.device)
-                return compute_attention(q, k, v, cu_q, cu_k, max(edges), max(edges), bias, causal, dropout, seed)
-
-            def definition(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-                return attend_eagerly(q, k, v, bias, cu_q, cu_k, causal)
-
-            yield f"attention, {part}, heads of {head_size}", _measure_error(ours, leaves, definition)
-            yield f"attention, {part}, heads of {head_size}, again", _measure_change(lambda *x: ours(*x), leaves)
+            name = f"attention, {part}, heads of {head_size}"
+            error, change = _check_part(sizes, part, head_size, dtype)
+            yield name, error
+            yield f"{name}, again", change
         yield f"attention, dropout, heads of {head_size}", _check_dropout(sizes, head_size, dtype)
+
+
+def _check_part(sizes: Sizes, part: str, head_size: int, dtype: torch.dtype) -> tuple[float, float]:
+    """The error without dropout, and the largest difference of two runs with it."""
+    edges = [length for length in LENGTHS if length <= sizes.longest]
+    keys = edges[::-1] if part == "cross" else edges
+    leaves = _draw_qkv(edges, keys, sizes, head_size, dtype)
+    if part != "cross":
+        leaves.append(_draw(sizes, sizes.num_heads, 2 * max(edges) - 1, dtype=torch.float32))
+    cu_q, cu_k, causal = _sum_lengths(edges, sizes), _sum_lengths(keys, sizes), part == "decoder"
+    seed = torch.full((1,), 7, dtype=torch.int64, device=sizes.device)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+        return compute_attention(q, k, v, cu_q, cu_k, max(edges), max(edges), bias, causal, dropout, seed)
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return attend_eagerly(q, k, v, bias, cu_q, cu_k, causal)
+
+    return _measure_error(ours, leaves, definition), _measure_change(partial(ours, dropout=DROPOUT), leaves)
 
 
 def attend_eagerly(

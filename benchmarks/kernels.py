@@ -62,13 +62,13 @@ class Calls:
 
 def compared(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Spread, Spread, Spread]:
     """Calls per second of both, and the ratio of the medians."""
-    sides = [Calls("ours", _graph(ours)), Calls("torch", _graph(theirs))]
+    sides = [Calls("ours", record_graph(ours)), Calls("torch", record_graph(theirs))]
     windows = interleaved(sides, NUM_CALLS, NUM_WINDOWS, device=DEVICE)
     mine, other = windows["ours"], windows["torch"]
     return rates(mine, "units"), rates(other, "units"), ratio(mine, other, "units")
 
 
-def _graph(call: Callable[[], Any]) -> Callable[[], None]:
+def record_graph(call: Callable[[], Any]) -> Callable[[], None]:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

@@ -1,0 +1,134 @@
+"""What the stages of `benchmarks.gpu_day` share: their findings, clocks, plans, steps, and a CPU that acts as a GPU.
+
+In: the device, cuda or cpu. Out: Findings of a stage as JSON; a Plan of benchmarks/train.py; the steps of a set-up.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.plan import LR, MAX_STEPS, Plan
+from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, make_model, write_examples
+from fivetune.model.cuda import dispatch, tiles
+from fivetune.training.autotune import graphs
+from fivetune.training.setup import Setup
+from fivetune.training.update import Update, make_nonfinite_flag, train_step
+
+SMALL_TILES = {"norm": (2, 0), "pointwise": (0, 64), "optimizer": (4, 4096), "rows": (4, 64)}
+SMALL_MODEL = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 4096}
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a stage found.
+
+    Args:
+        checks: name, what was found, the most that is allowed.
+        facts: figures without a limit.
+    """
+
+    checks: list[tuple[str, float, float]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, name: str, found: float, allowed: float = 0.0) -> None:
+        self.checks.append((name, float(found), allowed))
+
+    def require(self, name: str, holds: bool) -> None:
+        self.check(name, float(not holds))
+
+    def to_json(self) -> dict[str, Any]:
+        """Wrong is what is above its limit, and NaN."""
+        wrong = [
+            f"{name}: {found:.3g}, allowed {allowed:.3g}"
+            for name, found, allowed in self.checks
+            if not found <= allowed
+        ]
+        state = "failed" if wrong else "passed"
+        return {"state": state, "wrong": wrong, "num_checks": len(self.checks), "checks": self.checks, **self.facts}
+
+
+@contextmanager
+def act_as_cuda() -> Iterator[None]:
+    """The CPU counts as a device of kernels and graphs: a graph calls its function; models, texts, tiles are small."""
+    small = {key: tiles.Tile(*SMALL_TILES.get(key[0], (32, 32)), warps=1) for key in tiles.TILES}
+    with (
+        patch.dict(tiles.TILES, small),
+        patch.dict(MODELS, {"t5-tiny": {**MODELS["t5-tiny"], **SMALL_MODEL}}),
+        patch.dict(WORKLOADS, {"translation": (Law(8, 3, 12), Law(4, 1, 6))}),
+        patch.object(dispatch, "DEVICES", ("cuda", "cpu")),
+        patch.object(graphs, "MAX_GRAPHS", 2),
+        patch.object(graphs, "supports_graphs", lambda device: True),
+        patch.object(graphs, "make_graph_recorder", lambda: lambda function: function),
+    ):
+        yield
+
+
+def measure_seconds(run: Callable[[], Any], device: str) -> float:
+    """Seconds of a call; on a GPU until the device has finished."""
+    wait(device)
+    started = time.perf_counter()
+    run()
+    wait(device)
+    return time.perf_counter() - started
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def prepare_plan(device: str, *, model: str = "t5-small", batch_size: int = 16, num_steps: int = 60) -> Iterator[Plan]:
+    """A plan of benchmarks/train.py in a temporary folder; on a CPU of a tiny model and a few short examples."""
+    if device == "cpu":
+        model, batch_size, num_steps = "t5-tiny", 2, 3
+    with tempfile.TemporaryDirectory(prefix="fivetune-gpu-") as name:
+        folder = Path(name)
+        make_model(model, folder)
+        workload = "translation" if device == "cpu" else "squad"
+        write_examples(folder, workload, num_steps * batch_size, vocab_size=MODELS[model]["vocab_size"])
+        yield Plan(folder / model, Examples(folder), workload, batch_size, device, folder)
+
+
+class Steps:
+    """The optimizer steps of a set-up, one after the other."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.flag = setup, make_nonfinite_flag(setup.learner)
+        self.groups = setup.data.stream.iter_micro_batches(0, MAX_STEPS)
+        self.taken = 0
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.groups.close()  # type: ignore[attr-defined]
+
+    def run(self, num: int = 1) -> list[Update]:
+        """The updates of some steps, whose values are valid once the device has finished."""
+        found = []
+        for _ in range(num):
+            self.taken += 1
+            group = next(self.groups)
+            found.append(train_step(self.setup.learner, group, lr=LR, step=self.taken, nonfinite_flag=self.flag))
+        return found
+
+    def finish(self, num: int = 1) -> list[Update]:
+        """Likewise, finished."""
+        found = self.run(num)
+        wait(self.setup.learner.compute.device)
+        return found
+
+    def count_calls(self) -> tuple[int, int]:
+        """Micro-batches that graphs replayed, and that were launched."""
+        steps = self.setup.learner.graphs.steps if self.setup.learner.graphs else None
+        return (steps.num_replayed, steps.num_launched) if steps else (0, self.taken)

@@ -1,0 +1,212 @@
+"""Stages of `benchmarks.gpu_day right` below a training step: what the device reaches, its kernels, whole models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_checks import Findings, measure_seconds
+from benchmarks.harness import facts, matmul_peak
+from benchmarks.kernel_checks import Sizes, run_checks
+from benchmarks.workloads import COMMON
+from fivetune.data.batch import IGNORE_INDEX, pad
+from fivetune.model.flat import compute_flat_losses
+from fivetune.model.forward import compute_padded_losses
+from fivetune.types import Batch
+
+# --- the device ---
+
+
+def measure_facts(findings: Findings, device: str) -> None:
+    """Names and versions, and what the device reaches: products, copies, nodes of a graph."""
+    findings.facts |= facts(device)
+    if device == "cpu":
+        findings.facts["bytes_copied_per_second"] = _measure_copy(device, 2**20)
+        return
+    import triton
+
+    findings.facts |= {
+        "cudnn": torch.backends.cudnn.version(),
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "capability": torch.cuda.get_device_capability(),
+        "bytes_copied_per_second": _measure_copy(device, 2**30),
+        "flops_bf16": matmul_peak(device),
+        "flops_fp32": _measure_products("highest"),
+        "flops_tf32": _measure_products("high"),
+        "seconds_per_graph_node": _measure_node(),
+    }
+
+
+def _measure_copy(device: str, num_bytes: int) -> float:
+    """Bytes read and written per second."""
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / min(measure_seconds(lambda: target.copy_(source), device) for _ in range(5))
+
+
+def _measure_products(precision: str) -> float:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    a, b = (torch.randn(8192, 8192, device="cuda") for _ in range(2))
+    seconds = min(measure_seconds(lambda: a @ b, "cuda") for _ in range(4))
+    torch.set_float32_matmul_precision(before)
+    return 2 * 8192**3 / seconds
+
+
+def _measure_node(num_nodes: int = 1000) -> float:
+    """Seconds between the starts of dependent kernels of one warp in a graph."""
+    x = torch.zeros(32, device="cuda")
+    x.add_(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(num_nodes):
+            x.add_(1)
+    return min(measure_seconds(graph.replay, "cuda") for _ in range(5)) / num_nodes
+
+
+# --- kernels ---
+
+
+def compile_kernels(findings: Findings, device: str) -> None:
+    """Registers, spilled bytes and shared memory of every kernel on this device; spills are no failure."""
+    from triton.backends.compiler import GPUTarget
+
+    from benchmarks.kernel_compile import HOPPER, cases, compiled
+
+    target = HOPPER
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        target = GPUTarget("cuda", 10 * major + minor, 32)
+    rows = []
+    for name, kernel, kind, constants, tile in cases():
+        if device == "cpu" and name != "norm forward":
+            continue
+        started = time.perf_counter()
+        used = compiled(kernel, kind.partition(",")[0], constants, tile, target)
+        rows.append([name, kind, *map(int, used), round(time.perf_counter() - started, 2)])
+    findings.facts["registers_spills_shared_seconds"] = rows
+    findings.require("every kernel compiles", bool(rows))
+
+
+def check_kernels(findings: Findings, device: str) -> None:
+    """Each kernel against its definition in fp64."""
+    small = Sizes("cpu", head_sizes=(8,), num_heads=2, longest=65, rows=12, width=48, num_weights=5000)
+    for check in run_checks(small if device == "cpu" else Sizes(device)):
+        findings.check(check.name, check.error, check.allowed)
+
+
+def check_memory(findings: Findings, device: str) -> None:
+    """One small forward and backward per kernel under NVIDIA's compute-sanitizer: no access outside, no race."""
+    program = shutil.which("compute-sanitizer")
+    if device == "cpu" or program is None:
+        findings.facts["left_out"] = "there is no GPU, or no compute-sanitizer on the PATH"
+        return
+    code = (
+        "from benchmarks.kernel_checks import *;"
+        "sizes = Sizes('cuda', head_sizes=(64,), num_heads=2, longest=129, rows=100, width=64, num_weights=3000);"
+        "assert all(check.is_right for check in run_checks(sizes))"
+    )
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else an access outside meets torch's cache
+    for tool in ("memcheck", "racecheck"):
+        command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[1], env=environment
+        )
+        findings.facts[tool] = [*done.stdout.strip().splitlines()[-3:], *done.stderr.strip().splitlines()[-1:]]
+        findings.require(tool, done.returncode == 0)
+
+
+# --- models ---
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "t5": {"model_type": "t5"},
+    "v1_1": {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {"model_type": "umt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "byt5": {
+        "model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_layers": 3,
+        "num_decoder_layers": 1,
+    },
+}  # fmt: skip
+
+
+def check_models(findings: Findings, device: str) -> None:
+    """The flat forward, with norms of Triton and of torch, and its recomputation against the padded eager model."""
+    lengths = [(36, 2), (1, 1), (5, 9)] if device == "cpu" else [(511, 30), (175, 5), (1, 1), (64, 64), (129, 3)]
+    batch = make_batch(lengths)
+    for family in list(FAMILIES) if device == "cuda" else ["t5", "umt5"]:
+        model = build_model(family, device)
+        exact, gradients = _compute_padded(model, batch, device)
+        for name, fused in (("triton", True), ("torch", False)):
+            loss, ours = _compute_flat(model, batch, fused=fused)
+            findings.check(f"{family}, {name}, loss", abs(loss / exact - 1), 1e-5)
+            findings.check(f"{family}, {name}, gradients", _compare(ours, gradients), 1e-4)
+        if device == "cpu":
+            continue
+        again = _compute_flat(model, batch, fused=True, recompute=True)[1]
+        findings.check(f"{family}, recomputed", _compare(again, _compute_flat(model, batch, fused=True)[1]))
+        loss, ours = _compute_flat(model, batch, fused=True, bf16=True)
+        findings.check(f"{family}, bf16, loss", abs(loss / exact - 1), 2e-2)
+        findings.check(f"{family}, bf16, gradients", _compare(ours, gradients), 5e-2)
+
+
+def build_model(family: str, device: str) -> Any:
+    """A model in fp32 without dropout, every weight of a size that shows in the loss."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM
+
+    sizes = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 8, "vocab_size": 4096, "num_layers": 2}
+    if device == "cpu":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 2, "vocab_size": 384, "num_layers": 1}
+    settings = {**COMMON, "dropout_rate": 0.0, **sizes, **FAMILIES[family]}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager")
+    if not settings.get("tie_word_embeddings", True):
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * config.d_model**-0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model.to(device).train()
+
+
+def make_batch(lengths: list[tuple[int, int]]) -> Batch:
+    """Random examples of these lengths of inputs and targets, on the host."""
+    random = torch.Generator().manual_seed(0)
+    ends = torch.tensor([(0, 0), *lengths]).cumsum(0)
+    inputs, labels = (torch.randint(3, 384, (int(n),), generator=random) for n in ends[-1])
+    return Batch(inputs, labels, ends[:, 0].contiguous(), ends[:, 1].contiguous(), tuple(map(str, range(len(lengths)))))
+
+
+def _compute_padded(model: Any, batch: Batch, device: str) -> tuple[float, dict[str, Tensor]]:
+    padded = pad(batch, pad_id=0).to(device)
+    return _backward(model, compute_padded_losses(model, padded)[padded.labels != IGNORE_INDEX].mean())
+
+
+def _compute_flat(
+    model: Any, batch: Batch, *, fused: bool, recompute: bool = False, bf16: bool = False
+) -> tuple[float, dict[str, Tensor]]:
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+        loss = compute_flat_losses(model, batch, fused=fused, recompute=recompute).mean()
+    return _backward(model, loss)
+
+
+def _backward(model: Any, loss: Tensor) -> tuple[float, dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """The largest distance of two gradients, as a share of the length of the second."""
+    if ours.keys() != theirs.keys():
+        return float("nan")
+    return max(((ours[name] - grad).norm() / grad.norm().clamp_min(1e-12)).item() for name, grad in theirs.items())
