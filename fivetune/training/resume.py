@@ -216,7 +216,8 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
     if parts[-1].precision is None and "precision" in keys:  # of a run that began before the precision was recorded
         keys.remove("precision")
-    changed = tuple(f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys)
+    shown = [{key: "none" if facts.get(key) is None else facts[key] for key in keys} for facts in (old, new)]
+    changed = tuple(f"{key}: {shown[0][key]} -> {shown[1][key]}" for key in keys)
     warning = (
         f"from step {step:,} on the environment differs: {'; '.join(changed)}. Losses may differ in the last bits."
     )

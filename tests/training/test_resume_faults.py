@@ -330,6 +330,8 @@ def test_another_environment_is_listed_and_warned_of():
     parts, warnings = resume.add_part((), before, step=0)
     assert warnings == []
     parts, warnings = resume.add_part(parts, {**before, "num_threads": 1, "versions": {"torch": "2.12"}}, step=7)
+    added, _ = resume.add_part(parts[:1], {**before, "versions": {"torch": "2.11", "peft": "0.18"}}, step=7)
+    assert added[1].changed == ("versions.peft: none -> 0.18",)
     assert parts[1].changed == ("num_threads: 2 -> 1", "versions.torch: 2.11 -> 2.12")
     assert warnings == [
         "from step 7 on the environment differs: num_threads: 2 -> 1; versions.torch: 2.11 -> 2.12. "
