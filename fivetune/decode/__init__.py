@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.padded import PaddedDecoder
 from fivetune.decode.records import Decoding, GeneratedAnswer, Hypothesis
 from fivetune.decode.steps import Decoder
+from fivetune.decode.weights import keep_weights
 from fivetune.distributed.sharding import call_gathered, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.attention import explain_unsupported_kernel
@@ -113,12 +115,13 @@ def generate(
         rules = LogitsProcessor(decoding, model.config.eos_token_id, device)
         max_steps = _find_max_steps(store, chosen if len(chosen) else np.zeros(1, np.int64), decoding)
         kind = PaddedDecoder if _needs_transformers(model, device) else Decoder
-        with autocast():
+        attach = nullcontext if kind is PaddedDecoder else keep_weights(model, device, autocast)
+        with autocast(), attach():
             decoder = kind(model, num_beams=decoding.num_beams, max_steps=max_steps, together=together)
         search: GreedySearch[_Scored] = GreedySearch(decoder, decoding.batch_size, decoding, rules)
         while together.all_reduce_max(len(queue) + search.num_running):
             taken = [queue.popleft() for _ in range(min(search.num_wanted, len(queue)))]
-            with autocast():
+            with autocast(), attach():
                 found = call_gathered(model, _run_round, decoder, search, store, taken, decoding, rules, bool(queue))
             yield from found  # outside of autocast, which would apply to the caller too
     finally:

@@ -99,7 +99,7 @@ def _encode_flat(stack: T5Stack, ids: Tensor, lengths: list[int], width: int, st
     else:
         hidden = stack.embed_tokens(ids).float()  # gathered weights may be in bf16
     if stage is None or stage.encoder:
-        bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device)
+        bounds = SequenceBounds.from_cu_seqlens(torch.tensor([0, *lengths]).cumsum(0), ids.device, fused=True)
         hidden = run_encoder(stack, hidden, bounds, numbers=stage.encoder if stage else None)
     if stage and not stage.is_last:
         stage.send(hidden)

@@ -27,7 +27,7 @@ from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale, is_gated
 from fivetune.model.layers import compute_activation, is_plain_linear, rms_norm
-from fivetune.model.precision import suppress_autocast
+from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Block, T5Model, T5Norm, T5Stack
@@ -190,6 +190,8 @@ class Decoder:
             (hidden,) = stage.receive(shape)
         else:
             hidden = self._stack.embed_tokens(ids).float()  # gathered weights may be in bf16
+        kind = get_matmul_dtype(self.device)
+        biases = [bias.to(kind) for bias in biases]
         for i, block in enumerate(self._blocks):
             bias = biases[self._table_of[i]]
             hidden = call_gathered(block, self._run_block, hidden, i, bias, keys_values, memory, mask)
@@ -215,7 +217,7 @@ class Decoder:
         merged = apply_projection(_normalize(own.layer_norm, hidden), weights.qkv)
         query, key, value = merged.unflatten(-1, (3, heads, size)).permute(2, 0, 3, 1, 4)  # [B, h, n, d_kv] each
         key, value = keys_values(number, key, value)
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype), scale=1.0)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
         hidden = hidden + apply_projection(found.transpose(1, 2).flatten(2), weights.own_out)
         query = apply_projection(_normalize(cross.layer_norm, hidden), weights.queries)
         found = _attend_memory(query.unflatten(-1, (heads, size)), weights, memory, mask)
@@ -285,7 +287,7 @@ def _recompute_best(logits: Tensor, hidden: Tensor, head: nn.Linear) -> Tensor:
 
 
 def _normalize(norm: T5Norm, hidden: Tensor) -> Tensor:
-    return rms_norm(hidden, norm.weight, norm.variance_epsilon)
+    return rms_norm(hidden, norm.weight, norm.variance_epsilon, fused=True)
 
 
 def _compute_bias_tables(

@@ -7,6 +7,8 @@ per layer and input, and a short answer costs no pass over all input tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,17 +16,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivetune.distributed.sharding import get_local
+from fivetune.distributed.pipeline import find_stage
+from fivetune.distributed.sharding import get_local, is_gathered_by_call
 from fivetune.distributed.tensor_parallel import ColumnLinear
+from fivetune.model.cuda.dispatch import needs_attention_kernel
 from fivetune.model.family import is_gated
+from fivetune.model.kept import KeptWeights
 from fivetune.model.layers import apply_projections, is_plain_linear
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
-    from fivetune.model.modules import T5Attention, T5Block
+    from fivetune.model.modules import T5Attention, T5Block, T5Model
+    from fivetune.types import Autocast
 
 Projection = Tensor | tuple[nn.Linear, ...]
 """Weights below each other, or modules that have no plain weight: adapters, quantised or row-wise parallel ones."""
+
+
+def keep_weights(model: T5Model, device: str, autocast: Autocast) -> Callable[[], AbstractContextManager[None]]:
+    """Copy the weights of an evaluation in the dtype of products. Returns: a context in which products use the copies.
+
+    For CUDA: on a CPU `copy_weights` knows how long its copies hold. Weights that a strategy divides are not copied.
+    """
+    with autocast():
+        kind = get_matmul_dtype(torch.device(device))
+    divided = is_gathered_by_call(model) or find_stage(model)
+    if divided or kind == torch.float32 or not needs_attention_kernel(model.get_output_embeddings().weight):
+        return nullcontext
+    kept = KeptWeights(model, kind)
+    kept.update()
+    return kept.attach
 
 
 @dataclass(frozen=True, slots=True)

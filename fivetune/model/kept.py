@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivetune.distributed.sharding import get_local
+
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext, T5Model
 
@@ -40,16 +42,18 @@ class Kept:
 
 
 class KeptWeights:
-    """The copies of a model's matrices: those of linear modules and the table of embeddings.
+    """The copies of a model's matrices: those of linear modules that no strategy divides and the table of embeddings.
 
     Args:
         kind: dtype of matrix products; in that of the parameters, nothing is copied.
     """
 
     def __init__(self, model: T5Model, kind: torch.dtype) -> None:
-        linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-        self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
-        self._weights = list(dict.fromkeys(linear))
+        linear = [module.weight for module in model.modules() if type(module) is nn.Linear]
+        self._tables: list[nn.Parameter] = [
+            model.get_input_embeddings().weight
+        ]  # looked up in fp32 unless it is the head too
+        self._weights = [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
         self._cast = [weight for weight in self._weights if weight.dtype != kind]
         sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self._cast]
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
