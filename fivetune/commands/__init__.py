@@ -7,25 +7,80 @@ A command with TAKES_SETTINGS = True receives unknown arguments as dotted overri
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
+import textwrap
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fivetune.config import RunConfig
     from fivetune.experiments.sweep import Sweep
     from fivetune.launchers import JobPlan, JobRun, Launcher
+    from fivetune.training.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
+CHECK_WIDTH, CHECK_CHARS = 100, 17  # characters of a check's line outside a terminal, and of its name
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 def print_json(result: dict[str, Any] | list[Any]) -> None:
     """Print the machine-readable result: one JSON object (or array) as the last line of standard output."""
     print(json.dumps(result, ensure_ascii=False), flush=True)
+
+
+def print_checks(checks: Iterable[Check], *, json_wanted: bool, facts: Mapping[str, Any] = NO_FACTS) -> int:
+    """Print each check as it is made, then their numbers; returns the exit code of the first that failed, else 0.
+
+    Args:
+        json_wanted: print one JSON object as the last line, with `facts`.
+    """
+    from rich.console import Console
+
+    from fivetune.errors import FiveTuneError
+
+    console = Console(highlight=False, soft_wrap=True)
+    colours = {"pass": "green", "warn": "yellow", "fail": "red"}
+    made: list[Check] = []
+    exit_code, num_errors = 0, 0
+    try:
+        for check in checks:
+            made.append(check)
+            console.print(check.state, style=colours[check.state], end="")
+            console.print(f"  {check.name:<{CHECK_CHARS}}", end="", markup=False)
+            _print_wrapped(console, check.detail, indent=6 + CHECK_CHARS)
+            if check.state == "fail":
+                exit_code = exit_code or check.error_class.exit_code
+    except FiveTuneError as error:
+        exit_code, num_errors = error.exit_code, 1
+        console.print("fail", style="red", end="")
+        console.print("  ", end="")
+        _print_wrapped(console, str(error), indent=6)
+    states = [check.state for check in made]
+    num_failed = states.count("fail") + num_errors
+    print(f"{states.count('pass')} passed, {states.count('warn')} to look at, {num_failed} failed")
+    if json_wanted:
+        listed = [{"name": one.name, "state": one.state, "detail": one.detail} for one in made]
+        print_json({"checks": listed, "failed": num_failed, "exit_code": exit_code, **facts})
+    return exit_code
+
+
+def _print_wrapped(console: Console, text: str, *, indent: int) -> None:
+    """Print the rest of a line, wrapped to the terminal under its beginning; each set has a paragraph of its own."""
+    width = (console.width if console.is_terminal else CHECK_WIDTH) - indent
+    lines = [
+        line
+        for paragraph in re.split(r"; (?=(?:train|eval)[ :])", text)
+        for line in textwrap.wrap(paragraph, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    ]
+    console.print(("\n" + " " * indent).join(lines), markup=False)
 
 
 def print_warning(text: str) -> None:
