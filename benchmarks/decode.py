@@ -11,7 +11,6 @@ Windows are interleaved A B B A; the ratio is that of the medians, beside it the
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import UnequalWork, Work, facts, interleaved, rates, ratio, table, write_result
+from benchmarks.harness import UnequalWork, Work, facts, interleaved, make_parser, publish_result, rates, ratio, table
 from fivetune.data.batch import collate, pad
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
@@ -44,10 +43,7 @@ Answers = dict[int, list[int]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as one JSON object too, and write it to results/"
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--squad", type=Path, default=SHARED / "squad_v2" / "dev-v2.0.json.gz")
     parser.add_argument("--model", type=Path, default=SHARED / "tokenizers" / "t5-small", help="config and tokenizer")
     parser.add_argument("--blocks", type=int, default=6, help="blocks of 64 questions in a window")
@@ -64,9 +60,7 @@ def main() -> None:
         make_answers_end(model, store)
         result = _compare(model, loaded.tokenizer, store, Path(folder), args)
     print(_table(result))
-    if args.json:
-        write_result("decode-cpu", result)
-        print(json.dumps(result))
+    publish_result(args, "decode-cpu", result)
 
 
 @dataclass(slots=True)

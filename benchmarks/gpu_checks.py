@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.plan import LR, MAX_STEPS, Plan
+from benchmarks.sides import own_setup
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, Law, make_model, write_examples
 from fivetune.model.cuda import dispatch, tiles
 from fivetune.training.autotune import graphs
@@ -97,6 +98,12 @@ def prepare_plan(device: str, *, model: str = "t5-small", batch_size: int = 16, 
         workload = "translation" if device == "cpu" else "squad"
         write_examples(folder, workload, num_steps * batch_size, vocab_size=MODELS[model]["vocab_size"])
         yield Plan(folder / model, Examples(folder), workload, batch_size, device, folder)
+
+
+def set_up_graphs(plan: Plan, **options: Any) -> Setup:
+    """A set-up with CUDA graphs, without the trial in another process. Raises ConfigError where they cannot run."""
+    with patch.object(graphs, "_try_elsewhere", lambda setup: ""):
+        return own_setup(plan, capture="on", **options)
 
 
 class Steps:

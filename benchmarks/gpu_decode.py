@@ -87,8 +87,7 @@ def measure_speed(device: str, name: str, num: int) -> dict[str, Any]:
             "generate, sorted": lambda: theirs(by_length),
         }
         if device == "cuda":
-            ways["fivetune, cuDNN attention"] = lambda: _with_cudnn(ours)
-            ways["generate, sorted, static cache"] = lambda: theirs(by_length, cache="static")
+            ways["fivetune, cuDNN attention"] = partial(ours, cudnn=True)
         engines = [Engine(way, call) for way, call in ways.items()]
         interleaved(engines, num, 1, device=device)  # compiles and allocates
         windows = interleaved(engines, num, NUM_WINDOWS if device == "cuda" else 1, device=device)
@@ -103,11 +102,26 @@ def measure_speed(device: str, name: str, num: int) -> dict[str, Any]:
 
 
 def answer_by_fivetune(
-    model: Any, store: Any, rows: list[int], device: str, cap: int, *, num_beams: int = 1, bf16: bool = False
+    model: Any,
+    store: Any,
+    rows: list[int],
+    device: str,
+    cap: int,
+    *,
+    num_beams: int = 1,
+    bf16: bool = False,
+    cudnn: bool = False,
 ) -> Answers:
+    """Answers by row; with cuDNN's attention, which runs turn off, only where that is asked for."""
     decoding = Decoding(cap, num_beams=num_beams, batch_size=BATCH_SIZE, score_targets=False)
     autocast = partial(torch.autocast, device, torch.bfloat16) if bf16 else nullcontext
-    return {one.row: one.token_ids for one in generate(model, store, rows, decoding, device=device, autocast=autocast)}
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    try:
+        answers = generate(model, store, rows, decoding, device=device, autocast=autocast)
+        return {one.row: one.token_ids for one in answers}
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def answer_by_generate(
@@ -119,10 +133,8 @@ def answer_by_generate(
     *,
     num_beams: int = 1,
     bf16: bool = False,
-    cache: str | None = None,
 ) -> Answers:
     answers: Answers = {}
-    options = {"cache_implementation": cache} if cache else {}
     with torch.no_grad(), torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
         for rows in batches:
             batch = pad(collate(store, rows), pad_id=0).to(device)
@@ -132,7 +144,6 @@ def answer_by_generate(
                 max_new_tokens=cap,
                 num_beams=num_beams,
                 do_sample=False,
-                **options,
             )
             for row, ids in zip(rows, written[:, 1:].tolist(), strict=True):
                 answers[row] = ids[: ids.index(1)] if 1 in ids else ids
@@ -143,15 +154,6 @@ def count_equal(ours: Answers, theirs: Answers) -> float:
     """The share of answers that are the same, without padding at the end."""
     strip = lambda ids: ids[: len(ids) - next((i for i, x in enumerate(ids[::-1]) if x), len(ids))]  # noqa: E731
     return sum(strip(ours[row]) == strip(ids) for row, ids in theirs.items()) / len(theirs)
-
-
-def _with_cudnn(call: Callable[[], Answers]) -> Answers:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    try:
-        return call()
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _split(rows: list[int]) -> list[list[int]]:

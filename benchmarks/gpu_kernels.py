@@ -119,7 +119,7 @@ def check_memory(findings: Findings, device: str) -> None:
     for tool in ("memcheck", "racecheck"):
         command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[1], env=environment
+            command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parents[1], env=environment
         )
         findings.facts[tool] = [*done.stdout.strip().splitlines()[-3:], *done.stderr.strip().splitlines()[-1:]]
         findings.require(tool, done.returncode == 0)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_checks import Findings, Steps, measure_seconds, prepare_plan
+from benchmarks.gpu_checks import Findings, Steps, measure_seconds, prepare_plan, set_up_graphs
 from benchmarks.plan import Plan
 from benchmarks.sides import own_setup
 from fivetune.errors import FiveTuneEnvironmentError, NumericError
@@ -28,7 +28,7 @@ from fivetune.training.setup import Setup
 from fivetune.training.update import refuse_nonfinite, train_step
 
 NUM_DRAWS = 60
-SPARE_BYTES = 3 * 2**30
+SPARE_BYTES = 3 * 2**29
 
 # --- graphs ---
 
@@ -58,7 +58,7 @@ def check_randomness(findings: Findings, device: str) -> None:
     """Two replays of one batch draw different masks, the same random state the same; the mean is that of launches."""
     num_draws = NUM_DRAWS if device == "cuda" else 0
     with prepare_plan(device) as plan:
-        with Steps(own_setup(plan, capture="on")) as replayed:
+        with Steps(set_up_graphs(plan)) as replayed:
             draw = _prepare_draw(replayed)
             state = torch.cuda.get_rng_state() if plan.on_gpu else torch.get_rng_state()
             first, second = draw(), draw()
@@ -107,7 +107,7 @@ def _check_accumulation(findings: Findings, plan: Plan) -> None:
     """A step of four micro-batches is that of one batch."""
     norms = []
     for size in (plan.batch_size, plan.batch_size // 4):
-        setup = own_setup(plan, dropout=0.0, capture="on", batch_size=size, global_batch_size=plan.batch_size)
+        setup = set_up_graphs(plan, dropout=0.0, batch_size=size, global_batch_size=plan.batch_size)
         with Steps(setup) as steps:
             norms += [update.grad_norm for update in steps.finish()]
     findings.check("gradient norm of four micro-batches", abs(norms[1] / norms[0] - 1), 2e-2)
@@ -121,7 +121,7 @@ def check_out_of_memory(findings: Findings, device: str) -> None:
     if device == "cpu":
         findings.facts["left_out"] = "memory of a GPU is filled up"
         return
-    with prepare_plan(device) as plan:
+    with prepare_plan(device, num_steps=16) as plan:
         big = replace(plan, batch_size=len(plan.examples))
         with Steps(own_setup(big, capture="off")) as steps:
             torch.cuda.empty_cache()
@@ -188,7 +188,7 @@ def check_syncs(findings: Findings, device: str) -> None:
     """No step waits for the device; how many kernels a step runs, and how long it takes."""
     with prepare_plan(device, num_steps=80) as plan:
         for capture in ("off", "on"):
-            with Steps(own_setup(plan, capture=capture)) as steps:
+            with Steps(set_up_graphs(plan) if capture == "on" else own_setup(plan, capture="off")) as steps:
                 steps.finish(2)
                 if device == "cpu":
                     findings.require(f"capture {capture}", steps.taken == 2)
@@ -216,7 +216,7 @@ def profile_steps(findings: Findings, device: str) -> None:
     for batch_size in (16, 128):
         with (
             prepare_plan(device, model="t5-base", batch_size=batch_size, num_steps=8) as plan,
-            Steps(own_setup(plan, capture="on")) as steps,
+            Steps(set_up_graphs(plan)) as steps,
         ):
             steps.finish(3)
             seconds = measure_seconds(steps.run, device)

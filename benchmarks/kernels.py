@@ -32,7 +32,7 @@ def main() -> None:
     args = make_parser(__doc__).parse_args()
     if not torch.cuda.is_available():
         raise FiveTuneEnvironmentError("benchmarks.kernels: torch sees no CUDA device. This benchmark needs one.")
-    checks = list(run_checks(Sizes(DEVICE)))
+    checks = list(run_checks(Sizes(DEVICE, head_sizes=(HEAD_SIZE,))))
     print(table([["check", "error", "allowed"], *([c.name, f"{c.error:.1e}", f"{c.allowed:g}"] for c in checks)]))
     if bad := [check.name for check in checks if not check.is_right]:
         sys.exit(f"wrong: {', '.join(bad)}. Not timed.")

@@ -29,7 +29,7 @@ PEERS = {
     "plain": "a loop in the manner of nanoT5",
 }
 
-OWN: dict[str, dict[str, str]] = {
+OWN: dict[str, dict[str, Any]] = {
     "fivetune": {},
     "fivetune-fp32": {"precision": "fp32"},
     "fivetune-launched": {"capture": "off"},
