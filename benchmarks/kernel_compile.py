@@ -109,6 +109,8 @@ def argument_type(name: str, kind: str, kernel: Any) -> str:
         return "fp32"
     if name == "state":
         return "*fp64"
+    if name == "seen":
+        return "*i8"
     return "*i64" if name in INT64 else "*fp32" if name in FP32 else f"*{kind}"
 
 

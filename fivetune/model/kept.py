@@ -50,9 +50,7 @@ class KeptWeights:
 
     def __init__(self, model: T5Model, kind: torch.dtype) -> None:
         linear = [module.weight for module in model.modules() if type(module) is nn.Linear]
-        self._tables: list[nn.Parameter] = [
-            model.get_input_embeddings().weight
-        ]  # looked up in fp32 unless it is the head too
+        self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
         self._weights = [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
         self._cast = [weight for weight in self._weights if weight.dtype != kind]
         sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self._cast]
@@ -71,7 +69,7 @@ class KeptWeights:
     @contextmanager
     def attach(self) -> Iterator[None]:
         """Let `copy_weights`, linear modules, the lookup of embeddings and the head use what is kept."""
-        copies = dict(zip(self._cast, self._copies, strict=True))
+        copies: dict[Any, Tensor] = dict(zip(self._cast, self._copies, strict=True))
         parameters = list(dict.fromkeys([*self._weights, *self._tables]))
         for parameter in parameters:
             vars(parameter)[KEPT] = Kept(copies.get(parameter, parameter.detach()), parameter.grad)

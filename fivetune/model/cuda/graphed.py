@@ -101,6 +101,7 @@ class GraphedAdamW(torch.optim.Optimizer):
         for number, parameter in enumerate(self._list_parameters()):
             for name in ("exp_avg", "exp_avg_sq"):
                 self.state[parameter][name].copy_(saved[number][name])
+        self.flat.find_seen()
         if "flat" in state_dict:
             self.flat.state.copy_(state_dict["flat"])
             return

@@ -4,7 +4,8 @@ In: parameters, whose data and grad become views of two flat buffers. Out: after
 precisions.
 A step with a non-finite gradient only counts as skipped. The device decides it, so a CUDA graph can capture the step.
 Bytes per parameter and step, bf16: 2 to read the gradient for its norm, then gradient 4 (read, zeroed), master and two
-moments 24, copy 2.
+moments 24, copy 2. Blocks that never had a gradient cost the reading of it only: an update would not change a bit of
+rows of a vocabulary that the data do not use.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class FlatAdamW:
         self.copy = None if dtype == torch.float32 else torch.zeros(size, dtype=dtype, device=device)
         self.lr = torch.full((1,), lr, dtype=torch.float32, device=device)
         self.state = torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.float64, device=device)
+        self._block = TILES["optimizer", ""].cols
+        self._seen = torch.zeros(triton.cdiv(size, self._block), dtype=torch.int8, device=device)
         self._parts = torch.zeros(TILES["optimizer", ""].rows, dtype=torch.float32, device=device)
         weights = self.master if self.copy is None else self.copy
         for parameter, start in zip(parameters, starts[:-1], strict=True):
@@ -77,7 +80,7 @@ class FlatAdamW:
         programs = min(len(self._parts), blocks)
         launch(_square_sums, (programs,), self.grads, self._parts, size, tile=tile, BLOCK=tile.cols)
         launch(_decide, (1,), self._parts, self.state, self.max_norm, tile=tile, **betas, BLOCK=len(self._parts))
-        buffers = (self.master, self.copy, self.grads, self.mean, self.square, self.lr, self.state)
+        buffers = (self.master, self.copy, self.grads, self.mean, self.square, self._seen, self.lr, self.state)
         numbers = (size, self.num_decayed, self.weight_decay)
         launch(_update, (blocks,), *buffers, *numbers, tile=tile, **betas, EPS=self.eps, BLOCK=tile.cols)
 
@@ -91,6 +94,15 @@ class FlatAdamW:
             tensor.copy_(saved[name])
         if self.copy is not None:
             self.copy.copy_(self.master)
+        self.find_seen()
+
+    def find_seen(self) -> None:
+        """Find the blocks that had gradients, after the moments were loaded."""
+        whole = len(self.mean) // self._block * self._block
+        for moment in (self.mean, self.square):
+            for part, seen in ((moment[:whole], self._seen[: whole // self._block]), (moment[whole:], self._seen[-1:])):
+                if len(part):
+                    seen |= torch.linalg.vector_norm(part.view(len(seen), -1), torch.inf, dim=1) > 0
 
 
 def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
@@ -137,6 +149,7 @@ def _update(
     grads,
     mean,
     square,
+    seen,
     lr,
     state,
     size,
@@ -147,7 +160,7 @@ def _update(
     BETA2: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Update one block of parameters."""
+    """Update one block of parameters, unless it has neither a gradient nor moments nor weight decay."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
     grad = tl.load(grads + places, mask=inside, other=0.0).to(tl.float32)
@@ -155,6 +168,10 @@ def _update(
     clip = tl.load(state + 1).to(tl.float32)
     if clip == 0:
         return
+    num_moved = tl.sum((grad != 0).to(tl.int32)) + tl.load(seen + tl.program_id(0)).to(tl.int32)
+    if (num_moved == 0) & ((weight_decay == 0) | (tl.program_id(0) * BLOCK >= num_decayed)):
+        return
+    tl.store(seen + tl.program_id(0), 1)
     grad *= clip
     rate = tl.load(lr)
     step = rate / (1.0 - tl.load(state + 4)).to(tl.float32)

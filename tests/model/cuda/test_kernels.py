@@ -392,6 +392,32 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert torch.equal(before, optimizer.master) and (optimizer.grads == 0).all()
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_blocks_without_a_gradient_are_left_out_until_they_have_one(weight_decay):
+    """Of 64 elements each, here; what would be read of the moments is NaN."""
+    parameters = [nn.Parameter(torch.ones(5, 40)), nn.Parameter(torch.ones(3))]
+    plain = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    optimizer = FlatAdamW(parameters, [], lr=0.1, weight_decay=weight_decay, dtype=torch.float32)
+    reference = torch.optim.AdamW(plain, lr=0.1, weight_decay=weight_decay)
+    if not weight_decay:
+        optimizer.mean[128:192], optimizer.square[192:] = torch.nan, torch.nan
+    for row in (0, 3, 0):
+        if row == 3:
+            optimizer.mean[128:] = optimizer.square[128:] = 0
+            optimizer.load_state_dict({name: tensor.clone() for name, tensor in optimizer.state_dict().items()})
+        for parameter in (parameters[0], plain[0]):
+            parameter.grad = torch.zeros(5, 40) if parameter.grad is None else parameter.grad
+            parameter.grad[row] = 0.5
+        for parameter in plain[1:]:
+            parameter.grad = torch.zeros(3)
+        reference.step()
+        optimizer.step()
+        plain[0].grad.zero_()  # type: ignore[union-attr]
+        for ours, theirs in zip(parameters, plain, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert optimizer._seen.tolist() == [1] * 5 if weight_decay else [1, 1, 1, 0, 0]
+
+
 def test_optimizer_resumes():
     (one, two), states = (models()[0], models()[0]), []
     first, second = (FlatAdamW(model, [], lr=0.1) for model in (one, two))
