@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.errors import ModelError
+from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.model.family import SENTINEL
 from fivetune.model.files import find_folder, refuse_pointer
 
@@ -39,7 +39,10 @@ def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY
 
     Raises ModelError if the folder has no tokenizer, no vocabulary, or an unreadable one.
     """
-    folder = find_folder(tokenizer) if tokenizer else find_tokenizer_folder(source)
+    try:
+        folder = find_folder(tokenizer) if tokenizer else find_tokenizer_folder(source)
+    except FiveTuneEnvironmentError as error:
+        raise type(error)(f"{key}: {error}") from None
     for name in (TOKENIZER, SENTENCEPIECE, TOKENIZER_CONFIG):
         if (folder / name).is_file():
             refuse_pointer(folder / name)

@@ -241,6 +241,7 @@ def test_bad_arguments_are_refused_before_the_model_is_loaded(
         (3, "no such file or folder", [model_folder, "--data", tmp_path / "nope.jsonl", *out]),
         (3, "empty", [model_folder, "--data", tmp_path / "empty.jsonl", *out]),
         (4, "has no tokenizer. Give --tokenizer (", [bare, "--data", data, *out]),
+        (4, "--tokenizer: ./none: no such model", [model_folder, "--tokenizer", "./none", "--data", data, *out]),
     ):
         found, text = refused(capsys, *words)
         assert (found, message in text) == (code, True), text
