@@ -196,7 +196,7 @@ def wrap_text(text: str) -> str:
     """Fold a line between words where it exceeds the width of a terminal, and indent the following ones.
 
     >>> wrap_text("to be " * 14).splitlines()
-    ['to be to be to be to be to be to be to be to be to be to be to be to be to be', '  to be']
+    ['to be to be to be to be to be to be to be to be to be to be to be to be to be to', '  be']
     """
     return textwrap.fill(text, MAX_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 

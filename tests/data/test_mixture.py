@@ -245,8 +245,11 @@ def test_check_and_evaluate(run, tmp_path, model_folder, capsys):
         ({"task.by": "rate"}, r"parts\.quality\.rate is None with by: rate\. Give every part one"),
         ({"task.parts.tags.rate": 2}, r"parts\.tags\.rate is 2\.0 with by: size\. Drop it, or take by: rate"),
         ({"task.parts.tags.task": "mixture"}, r"there is no task 'mixture' for a part"),
-        ({"task.parts.tags.rats": 1}, r"task\.parts\.tags: rats is not a setting here\. Did you mean rate"),
-        ({"task.parts.quality.task.x": 1}, r"parts\.quality\.task: x is not a setting here\. Allowed: labels, markup"),
+        ({"task.parts.tags.rats": 1}, r"task\.parts\.tags\.rats: rats is not a setting here\. Did you mean rate"),
+        (
+            {"task.parts.quality.task.x": 1},
+            r"parts\.quality\.task\.x: x is not a setting here\. Allowed: labels, markup",
+        ),
         ({"task.part": "tgas"}, r"there is no 'tgas'\. Did you mean tags"),
     ],
 )

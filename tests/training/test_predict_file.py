@@ -94,24 +94,24 @@ def test_answers_of_other_settings_are_computed_again(
 
 @pytest.mark.slow
 def test_a_killed_process_is_continued_by_two(run: Path, tmp_path: Path) -> None:
-    kit.squad_file(tmp_path / "many.json", num_questions=3000)
+    kit.squad_file(tmp_path / "many.json", num_questions=800)
     target, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
     command = [sys.executable, "-m", "fivetune", "predict", str(run), "--input", str(tmp_path / "many.json")]
     command += ["--output", str(target), "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        while not any(path.stat().st_size > 10_000 for path in partial.glob("answers-*")):
+        while not any(path.stat().st_size > 5_000 for path in partial.glob("answers-*")):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     command += ["--launch.nproc", "2", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "of 3,000 questions are answered already" in " ".join(done.stderr.split())
-    assert json.loads(done.stdout.splitlines()[-1])["num_answers"] == 3000
+    assert "of 800 questions are answered already" in " ".join(done.stderr.split())
+    assert json.loads(done.stdout.splitlines()[-1])["num_answers"] == 800
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["id"] for row in rows] == [f"q{number}" for number in range(3000)] and not partial.exists()
+    assert [row["id"] for row in rows] == [f"q{number}" for number in range(800)] and not partial.exists()
 
 
 def test_a_folder_of_another_process_is_refused(
