@@ -26,7 +26,7 @@ from fivetune.distributed.pipeline import find_bias_block, find_stage
 from fivetune.distributed.sharding import call_gathered, get_local, is_gathered_by_call
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale, is_gated
-from fivetune.model.layers import compute_activation, is_plain_linear, rms_norm
+from fivetune.model.layers import compute_activation, compute_gated, is_plain_linear, rms_norm
 from fivetune.model.precision import get_matmul_dtype, suppress_autocast
 
 if TYPE_CHECKING:
@@ -225,8 +225,7 @@ class Decoder:
         inner = apply_projection(_normalize(feed_forward.layer_norm, hidden), weights.wide)
         act = self.config.dense_act_fn
         if is_gated(feed_forward.DenseReluDense):
-            gate, value = inner.chunk(2, -1)
-            inner = compute_activation(gate, act).mul_(value)
+            inner = compute_gated(inner, act)
         else:
             inner = inner.relu_() if act == "relu" else compute_activation(inner, act)
         return hidden + apply_projection(inner, weights.narrow)
