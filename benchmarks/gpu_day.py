@@ -30,6 +30,7 @@ INTERPRET = "TRITON_INTERPRET"
 INTERPRETED = {"models", "kernels", "capture", "randomness", "failed-capture", "syncs", "tiles"}
 """Stages in which Triton's interpreter runs the kernels on a CPU."""
 LEAST_ON_CPU, LIMIT_ON_CPU = 15.0, 240.0
+WIDEST = 160  # of what the table tells; the file has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ def build_rows(stages: dict[str, dict[str, Any]]) -> list[list[str]]:
     """The rows of the table: what each stage found in a few words."""
     rows = [["stage", "state", "s", "found"]]
     for name, found in stages.items():
-        rows.append([name, found["state"], f"{found.get('seconds', 0):.0f}", describe_result(found)])
+        rows.append([name, found["state"], f"{found.get('seconds', 0):.0f}", describe_result(found)[:WIDEST]])
     return rows
 
 

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +20,10 @@ from benchmarks.harness import facts, matmul_peak
 from benchmarks.kernel_checks import Sizes, run_checks
 from benchmarks.workloads import COMMON
 from fivetune.data.batch import IGNORE_INDEX, pad
+from fivetune.model.cuda.buckets import Buckets, describe_batch, plan_buckets
 from fivetune.model.flat import compute_flat_losses
 from fivetune.model.forward import compute_padded_losses
+from fivetune.training.autotune import graphs
 from fivetune.types import Batch
 
 # --- the device ---
@@ -140,7 +144,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def check_models(findings: Findings, device: str) -> None:
-    """The flat forward, with norms of Triton and of torch, and its recomputation against the padded eager model."""
+    """The flat forward with norms of Triton and of torch, recomputed and replayed, against the padded eager model."""
     lengths = [(36, 2), (1, 1), (5, 9)] if device == "cpu" else [(511, 30), (175, 5), (1, 1), (64, 64), (129, 3)]
     batch = make_batch(lengths)
     for family in list(FAMILIES) if device == "cuda" else ["t5", "umt5"]:
@@ -150,6 +154,9 @@ def check_models(findings: Findings, device: str) -> None:
             loss, ours = _compute_flat(model, batch, fused=fused)
             findings.check(f"{family}, {name}, loss", abs(loss / exact - 1), 1e-5)
             findings.check(f"{family}, {name}, gradients", _compare(ours, gradients), 1e-4)
+        loss, ours = _compute_replayed(build_model(family, device), batch, device)
+        findings.check(f"{family}, replayed, loss", abs(loss / exact - 1), 1e-5)
+        findings.check(f"{family}, replayed, gradients", _compare(ours, gradients), 1e-4)
         if device == "cpu":
             continue
         again = _compute_flat(model, batch, fused=True, recompute=True)[1]
@@ -197,6 +204,21 @@ def _compute_flat(
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
         loss = compute_flat_losses(model, batch, fused=fused, recompute=recompute).mean()
     return _backward(model, loss)
+
+
+def _compute_replayed(model: Any, batch: Batch, device: str) -> tuple[float, dict[str, Tensor]]:
+    """By a graph with filler, whose weights are kept in one buffer."""
+    from fivetune.model.cuda.graphed import GraphedUpdate, attach_flat_gradients
+
+    facts = describe_batch(batch)
+    buckets = Buckets(len(batch.ids), facts[2], facts[3], plan_buckets(np.array([facts]), max_buckets=1))
+    gradients = attach_flat_gradients(model.parameters())
+    update = GraphedUpdate(model, gradients, buckets, device=device, autocast=nullcontext, fused=True)
+    update.record(graphs.make_graph_recorder())
+    loss = update.accumulate_gradients([batch], num_scored_tokens=batch.num_target_tokens)[0].item()
+    if update.steps.num_replayed != 1:
+        raise RuntimeError(f"the batch was not replayed: {update.steps.failure}")
+    return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def _backward(model: Any, loss: Tensor) -> tuple[float, dict[str, Tensor]]:

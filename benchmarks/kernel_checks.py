@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fivetune.model.cuda.attention import compute_attention
-from fivetune.model.cuda.norm import compute_rms_norm
+from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
 from fivetune.model.cuda.random import round_dropout_rate
@@ -143,6 +143,9 @@ def check_pointwise(sizes: Sizes, dtype: torch.dtype) -> Iterator[tuple[str, flo
     weight, half = _draw(sizes, sizes.width, dtype=dtype), sizes.width // 2
     norm = lambda x, w: x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * w  # noqa: E731
     yield "norm", _measure_error(lambda x, w: compute_rms_norm(x, w, 1e-6), [x, weight], norm)
+    stream, scale = (_draw(sizes, *shape, dtype=torch.float32) for shape in ((sizes.rows, sizes.width), (sizes.width,)))
+    branch = lambda x, w: torch.add(*compute_branch_norm(x, w, 1e-6, dtype))  # noqa: E731
+    yield "norm beside the stream", _measure_error(branch, [stream, scale], lambda x, w: x + norm(x, w))
     relu = lambda x: compute_activation_dropout(x, "relu", gated=False)  # noqa: E731
     yield "relu", _measure_error(relu, [x], torch.relu)
     gated = lambda x: compute_activation_dropout(x, "gelu_new", gated=True)  # noqa: E731
