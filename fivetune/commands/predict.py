@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from fivetune.commands import print_json
 
 if TYPE_CHECKING:
     from fivetune.distributed.world import World
+    from fivetune.evaluation.inputs import InputRow
     from fivetune.evaluation.output import Predicted
     from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
     from fivetune.progress import Progress
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
+LOCK = "lock"  # marks a folder of answers
 TIMEOUT_MINUTES = 120.0  # that a rank waits for the others, whose share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
@@ -75,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune import launch
     from fivetune.config.layers import parse_overrides
     from fivetune.distributed.world import World
-    from fivetune.errors import DataError
-    from fivetune.evaluation.output import Predicted, escape_invisible
+    from fivetune.errors import ConfigError, DataError
+    from fivetune.evaluation.output import Predicted, escape_invisible, refuse_format
     from fivetune.evaluation.predicted_file import MergedParts, PredictionCounts
     from fivetune.progress import Progress
     from fivetune.training.inference import open_run
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     with world.report_errors_once():
         if target:
             _refuse_output(target, args.input, args.format)
+        elif args.json and args.format:
+            raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
         _refuse_shared_work(args.nproc, args.input, target)
         settings = parse_overrides(args.settings)
     if launch.is_needed(args.nproc):
@@ -97,12 +101,14 @@ def run(args: argparse.Namespace) -> int:
         world.report_errors_once(),
         _keep_answers(target) if target else nullcontext(Path(temporary)) as folder,
     ):
+        world.barrier()  # rank 0 has the folder
         progress = Progress(silent=not world.is_first)
         progress.start()
         try:
             source = _find_source(args.input, Path(temporary))
             trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn, world=world)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
+            refuse_format(args.format, parts if args.format else (), _iter_rows(trained, source))
             found = {
                 name: _predict(part, source, args.inputs, record, folder / name, progress, world)
                 for name, part in parts.items()
@@ -123,6 +129,14 @@ def run(args: argparse.Namespace) -> int:
         if target and args.json:
             print_json(_build_counts(counts, args.output, trained.step))
     return 0
+
+
+def _iter_rows(trained: TrainedRun, source: str | None) -> Iterator[InputRow]:
+    """Yield the records of a file, none without a file."""
+    from fivetune.evaluation.inputs import iter_input_rows
+
+    if source is not None:
+        yield from iter_input_rows(source, trained.config.task, trained.config.data.columns)
 
 
 def _refuse_shared_work(nproc: int, source: str | None, target: Path | None) -> None:
@@ -161,32 +175,51 @@ def _keep_answers(target: Path) -> Generator[Path]:
     Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
     """
     from fivetune.distributed.world import World
-    from fivetune.errors import FiveTuneEnvironmentError
     from fivetune.evaluation.answer_log import PATTERN
-    from fivetune.rundir.files import lock_file
     from fivetune.training.signals import interrupt_on_signals
 
     folder = target.with_name(f"{target.name}.partial")
     message = f"stopped by {{name}}; the answers so far are kept in {folder}. Run the same command again to go on"
     is_first = World.from_environment().is_first
-    try:
-        folder.mkdir(exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise FiveTuneEnvironmentError(
-            f"{folder}: cannot be written: {error.strerror}. Choose another --output."
-        ) from None
-    with lock, interrupt_on_signals(message):
-        if is_first and not lock_file(lock):
-            raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
+    with _lock_answers(folder) if is_first else nullcontext(), interrupt_on_signals(message):
         try:
             yield folder
         except BaseException:
             if is_first and not any(folder.rglob(PATTERN)):
                 shutil.rmtree(folder)
             raise
-    if is_first:
-        shutil.rmtree(folder)
+        if is_first:
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _lock_answers(folder: Path) -> Generator[None]:
+    """Create a folder of answers, or take over the one that a stopped command has left; no other process can use it.
+
+    Raises FiveTuneEnvironmentError.
+    """
+    from fivetune.errors import FiveTuneEnvironmentError
+    from fivetune.rundir.files import lock_file
+
+    place = folder / LOCK
+    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file()):
+        raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
+    while True:
+        try:
+            folder.mkdir(exist_ok=True)
+            lock = place.open("a")
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        except OSError as error:
+            raise FiveTuneEnvironmentError(
+                f"{folder}: cannot be written: {error.strerror}. Choose another --output."
+            ) from None
+        with lock:
+            if not lock_file(lock):
+                raise FiveTuneEnvironmentError(f"{folder}: another process answers into it. Wait for it, or stop it.")
+            if place.is_file() and os.path.samestat(os.fstat(lock.fileno()), place.stat()):
+                yield
+                return
 
 
 def _build_record(args: argparse.Namespace) -> dict[str, str]:

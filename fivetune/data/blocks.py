@@ -17,10 +17,10 @@ from fivetune.data.examples import Source
 from fivetune.data.records import (
     BadRecord,
     Item,
+    UniqueIds,
     UnparsedItem,
     is_hub_name,
     iter_items,
-    number_duplicate_ids,
     read_records,
     select_required_columns,
 )
@@ -96,10 +96,10 @@ def _iter_normalized_items(source: Source) -> Iterator[tuple[str, int, Item]]:
 
     def read() -> Iterator[Item]:
         for path in source.paths:
-            records = read_records(path, columns=source.columns, require_columns=False, on_bad=bad.append)
-            for record in number_duplicate_ids(records):
+            ids = UniqueIds()
+            for record in read_records(path, columns=source.columns, require_columns=False, on_bad=bad.append):
                 yield from _take_all(bad)
-                yield record
+                yield ids.number(record)
             yield from _take_all(bad)
 
     for number, item in enumerate(read(), 1):

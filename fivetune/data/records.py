@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO
@@ -50,11 +49,11 @@ from fivetune.types import RawRecord
 
 __all__ = [
     "BadRecord",
+    "UniqueIds",
     "as_bad_record",
     "detect_format",
     "is_hub_name",
     "list_source_files",
-    "number_duplicate_ids",
     "read_records",
     "refuse_duplicate_ids",
 ]
@@ -211,19 +210,27 @@ def refuse_duplicate_ids(
         on_bad(bad)
 
 
-def number_duplicate_ids(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
-    """Yield the records with unique ids: a repeated one gets a number. For prediction, which answers each record.
+class UniqueIds:
+    """Makes the ids of records unique: a repeated one gets a number. For prediction, which answers each record.
 
-    >>> twice = [RawRecord({"id": "q1"}, "a.jsonl:1"), RawRecord({"id": "q1"}, "a.jsonl:2")]
-    >>> [record.fields["id"] for record in number_duplicate_ids(twice)]
-    ['q1', 'q1 (2)']
+    >>> ids = UniqueIds()
+    >>> [ids.number(RawRecord({"id": "q1"}, "a.jsonl")).fields["id"] for _ in range(3)]
+    ['q1', 'q1 (2)', 'q1 (3)']
     """
-    taken: set[str] = set()
-    for record in records:
-        given = str(record.fields["id"])
-        own = next(name for n in count(1) if (name := given if n == 1 else f"{given} ({n})") not in taken)
-        taken.add(own)
-        yield record if own == given else replace(record, fields={**record.fields, "id": own})
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def number(self, record: RawRecord) -> RawRecord:
+        """Return the record with an id that no earlier one has."""
+        given = own = str(record.fields["id"])
+        count = self._counts.get(given, 0) + 1
+        if count > 1:
+            while (own := f"{given} ({count})") in self._counts:
+                count += 1
+        self._counts[given] = count
+        self._counts.setdefault(own, 1)
+        return record if own == given else replace(record, fields={**record.fields, "id": own})
 
 
 def _iter_readers(

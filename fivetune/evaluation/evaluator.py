@@ -75,7 +75,7 @@ class Evaluator:
         step: int,
         write: Callable[[Iterator[Prediction]], object],
         split: str = "eval",
-        questions: Sequence[int] | None = None,
+        questions: Sequence[int] | NDArray[np.int64] | None = None,
         on_progress: PhaseCallback = lambda done, total: None,
         world: World = SINGLE_PROCESS,
     ) -> EvalRecord:
@@ -111,7 +111,7 @@ class Evaluator:
         self,
         model: T5Model,
         *,
-        questions: Sequence[int] | None = None,
+        questions: Sequence[int] | NDArray[np.int64] | None = None,
         loss: TargetLoss | None = None,
         on_progress: PhaseCallback = lambda done, total: None,
         world: World = SINGLE_PROCESS,
@@ -126,11 +126,10 @@ class Evaluator:
             yield from self._predict_parts(model, questions, loss, on_progress, world)
             return
         rows = select_rows(self.store, questions, world)
-        question_of = dict(zip(rows.tolist(), self.store.groups[rows].tolist(), strict=True))
         passages = chain.from_iterable(
             answer_passages(self, model, near.tolist(), loss, world) for near in self.store.iter_windows(rows)
         )
-        merged = merge_questions(passages, question_of, ranked=self.task.merging == "ranked")
+        merged = merge_questions(passages, self.store.groups, rows, ranked=self.task.merging == "ranked")
         for done, (question, prediction) in enumerate(merged, start=1):
             if prediction is not None:
                 yield question, prediction
@@ -139,7 +138,7 @@ class Evaluator:
     def _predict_parts(
         self,
         model: T5Model,
-        questions: Sequence[int] | None,
+        questions: Sequence[int] | NDArray[np.int64] | None,
         loss: TargetLoss,
         on_progress: PhaseCallback,
         world: World,
@@ -183,7 +182,9 @@ def _gather_on_rank_zero(answered: Iterator[Answered], loss: TargetLoss, world: 
     return iter(sorted(everything, key=lambda one: one[0]) if world.is_first else ())
 
 
-def select_rows(store: TokenStore, questions: Sequence[int] | None, world: World = SINGLE_PROCESS) -> NDArray[np.intp]:
+def select_rows(
+    store: TokenStore, questions: Sequence[int] | NDArray[np.int64] | None, world: World = SINGLE_PROCESS
+) -> NDArray[np.intp]:
     """Select this rank's share of the rows of some questions (None: all), [n] int64 in the store's order."""
     selected = np.ones(len(store), bool) if questions is None else np.isin(store.groups, np.asarray(questions))
     return np.flatnonzero(selected & (store.groups % world.data_size == world.data_rank))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fivetune.data.records import BadRecord, find_column, number_duplicate_ids, read_records
+from fivetune.data.records import BadRecord, UniqueIds, find_column, read_records
 from fivetune.errors import DataError
 from fivetune.tasks import shorten_repr
 from fivetune.types import RawRecord, Task
@@ -51,17 +51,13 @@ class InputRow:
 
 def iter_input_rows(source: str, task: Task, columns: Mapping[str, str]) -> Iterator[InputRow]:
     """Yield one row per record of `source`, in order. Raises DataError for an unreadable file."""
-    repeated: list[RawRecord] = []
-    numbered = number_duplicate_ids(iter(repeated.pop, None))
+    ids = UniqueIds()
     for record, original in zip(_iter_all(source, columns), _iter_all(source, {}), strict=True):
         fields: Mapping[str, object] = {}
         if isinstance(original, RawRecord):
             fields = {key: value for key, value in original.fields.items() if key != "id" or original.has_own_id}
         row = _build_row(record, fields, task)
-        unique = record
-        if isinstance(record, RawRecord):
-            repeated.append(record)
-            unique = next(numbered)
+        unique = ids.number(record) if isinstance(record, RawRecord) else record
         yield replace(row, key=row.id if unique is record else _build_row(unique, fields, task).id)
 
 

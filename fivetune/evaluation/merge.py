@@ -5,9 +5,11 @@ In: (row, Prediction) of passages. Out: one Prediction per question, as soon as 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fivetune.metrics import normalize_answer
 from fivetune.metrics.bioasq import NUM_RANKS
@@ -15,18 +17,19 @@ from fivetune.rundir.records import Candidate, Prediction
 
 
 def merge_questions(
-    passages: Iterable[tuple[int, Prediction]], question_of: Mapping[int, int], *, ranked: bool
+    passages: Iterable[tuple[int, Prediction]], groups: NDArray[np.int64], rows: NDArray[np.int64], *, ranked: bool
 ) -> Iterator[tuple[int, Prediction | None]]:
     """Yield number and Prediction of a question after its last passage, and (number, None) after every other passage.
 
     Args:
-        question_of: the number of the question of each row.
+        groups: [n] number of the question of each row.
+        rows: of all passages.
         ranked: whether several answers to a question are ranked (`merge_passages`).
     """
-    missing = Counter(question_of.values())
+    missing = np.bincount(groups[rows])
     waiting: dict[int, list[Prediction]] = {}
     for row, passage in passages:
-        question = question_of[row]
+        question = int(groups[row])
         waiting.setdefault(question, []).append(passage)
         missing[question] -= 1
         if missing[question]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fivetune.errors import ConfigError, DataError
+from fivetune.evaluation.inputs import InputRow
 from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.metrics.bioasq import NUM_RANKS
 from fivetune.rundir.records import Prediction
@@ -29,6 +30,8 @@ BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
 ID_NAMES = ("id", "Id", "ID")
 TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, direction marks, surrogates, private use, line separators
+AS_JSON = (bool, int, float, list, dict)
+EXACT_INTEGERS = 2**53  # that a double holds
 ROWS_PER_GROUP = 1024  # of a Parquet file that is written
 
 
@@ -69,8 +72,9 @@ def write_lines(file: TextFile, predicted: Predicted) -> None:
 
 def write_array(file: TextFile, predicted: Predicted) -> None:
     """Write predictions as one JSON array, an element per line."""
+    file.write("[")
     for number, one in enumerate(predicted.rows):
-        file.write(("[\n" if number == 0 else ",\n") + json.dumps(build_line(one.prediction), ensure_ascii=False))
+        file.write((",\n" if number else "\n") + json.dumps(build_line(one.prediction), ensure_ascii=False))
     file.write("\n]\n")
 
 
@@ -114,9 +118,15 @@ def _choose_free_name(name: str, taken: Iterable[str]) -> str:
 
 
 def _format_cell(value: object) -> str:
+    """Format a value of the input as text: JSON for numbers, lists and objects, else as Python does (a date).
+
+    >>> import datetime
+    >>> _format_cell(None), _format_cell(1.5), _format_cell(datetime.date(2026, 1, 2)), _format_cell([True])
+    ('', '1.5', '2026-01-02', '[true]')
+    """
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, AS_JSON) else str(value)
 
 
 def write_parquet(file: IO[bytes], predicted: Predicted) -> None:
@@ -146,31 +156,40 @@ def _iter_column_groups(predicted: Predicted, names: Sequence[str]) -> Iterator[
 
 
 def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
-    """Infer the type of each column over all rows; None for one whose values have no common type, or none at all."""
+    """Infer the type of each column over all rows; None for one that is written as text.
+
+    Whole numbers and others are doubles together, if these hold them exactly; other types do not mix.
+    """
     pyarrow = import_module("pyarrow")
-    kinds: list[Any] = [pyarrow.null() for _ in names]
+    mixed = {pyarrow.int64(), pyarrow.float64()}
+    found: list[set[Any]] = [set() for _ in names]
+    largest = [0] * len(names)
     for columns in _iter_column_groups(predicted, names):
-        for place, (values, before) in enumerate(zip(columns, kinds, strict=True)):
-            if before is None:
-                continue
+        for place, values in enumerate(columns):
             try:
-                schemas = [pyarrow.schema([("", kind)]) for kind in (before, pyarrow.array(values).type)]
-                kinds[place] = pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+                kind = pyarrow.array(values).type
             except (pyarrow.ArrowException, OverflowError):
-                kinds[place] = None
-    return [None if kind is not None and pyarrow.types.is_null(kind) else kind for kind in kinds]
+                kind = None
+            if kind == pyarrow.int64():
+                largest[place] = max([largest[place], *(abs(value) for value in values if isinstance(value, int))])
+            if kind is None or not pyarrow.types.is_null(kind):
+                found[place].add(kind)
+    return [
+        next(iter(kinds))
+        if len(kinds) == 1
+        else pyarrow.float64()
+        if kinds == mixed and most <= EXACT_INTEGERS
+        else None
+        for kinds, most in zip(found, largest, strict=True)
+    ]
 
 
 def write_squad(file: TextFile, predicted: Predicted) -> None:
-    """Write SQuAD's prediction file, {id: answer}; "" for no answer. Raises DataError for an id of two questions."""
-    written: set[str] = set()
-    for row, one in predicted.rows:
-        if one.skipped:
-            continue
-        if one.id in written:
-            raise DataError(f"{row.where}: the id {one.id!r} is used twice; --format squad has one answer per id.")
-        file.write(("{\n" if not written else ",\n") + f"{json.dumps(one.id)}: {json.dumps(one.prediction)}")
-        written.add(one.id)
+    """Write SQuAD's prediction file, {id: answer}; "" for no answer."""
+    answered = (one for _, one in predicted.rows if not one.skipped)
+    file.write("{")
+    for number, one in enumerate(answered):
+        file.write((",\n" if number else "\n") + f"{json.dumps(one.id)}: {json.dumps(one.prediction)}")
     file.write("\n}\n")
 
 
@@ -188,14 +207,9 @@ def write_bioasq(file: TextFile, predicted: Predicted) -> None:
     """Write BioASQ's submission: {"questions": [{"id", "type", "exact_answer"}]}.
 
     A factoid answer is a list of at most five lists of one synonym; a yes/no answer is a text.
-    Raises ConfigError for other tasks.
     """
     questions: dict[str, dict[str, object]] = {}
     for task, rows in predicted.parts.items():
-        if task not in BIOASQ_TYPES:
-            raise ConfigError(
-                f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
-            )
         for _, prediction in rows:
             if prediction.skipped:
                 continue
@@ -228,6 +242,22 @@ FORMATS = {
     "kaggle": OutputFormat((".csv",), write_kaggle, is_chosen_by_suffix=False),
 }
 SUFFIXES = {suffix: name for name, one in FORMATS.items() if one.is_chosen_by_suffix for suffix in one.suffixes}
+
+
+def refuse_format(name: str | None, tasks: Iterable[str], rows: Iterable[InputRow]) -> None:
+    """Raise ConfigError for a run whose tasks a format cannot express, DataError for records that it cannot.
+
+    Args:
+        rows: of the input, read before any is answered.
+    """
+    for task in tasks:
+        if name == "bioasq" and task not in BIOASQ_TYPES:
+            raise ConfigError(
+                f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
+            )
+    for row in rows if name == "squad" else ():
+        if row.key != row.id:
+            raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format squad has one answer per id.")
 
 
 def choose_format(path: Path | None) -> str:

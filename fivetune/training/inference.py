@@ -50,7 +50,7 @@ from fivetune.training import checkpoint
 from fivetune.training.autotune.precision import adopt_trained_precision
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
-from fivetune.training.resume import with_evaluation
+from fivetune.training.resume import select_scored_settings, with_evaluation
 from fivetune.training.setup import build_chips, make_evaluator
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split
 from fivetune.types import Task
@@ -203,7 +203,7 @@ class TrainedRun:
             evaluator = self._make_evaluator(store)
             evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
             with AnswerLog(folder) as answers:
-                missing = np.setdiff1d(np.arange(store.num_groups), answers.questions).tolist()
+                missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
             world.barrier()  # no rank reads what another already writes
             before, total = store.num_groups - len(missing), store.num_groups
             if before and world.is_first:
@@ -218,9 +218,16 @@ class TrainedRun:
 
     def _discard_other_answers(self, folder: Path, store: TokenStore, on_note: Callable[[str], object]) -> None:
         """Remove the answers of other weights, settings or data; writes what the next ones belong to."""
-        settings = {name: getattr(self.config, name).model_dump(mode="json") for name in ("task", "eval")}
-        settings |= {"data": store.fingerprint, "precision": self.compute.precision}
-        settings["weights"] = sha256((self.folder / "model" / MANIFEST).read_bytes()).hexdigest()
+        weights = sha256((self.folder / "model" / MANIFEST).read_bytes())
+        for path in sorted((self.folder / FOLDER).glob("*.safetensors")):  # virtual tokens are not in model/
+            weights.update(path.read_bytes())
+        settings = {
+            **select_scored_settings(self.config),
+            "task": self.config.task.model_dump(mode="json"),
+            "data": store.fingerprint,
+            "precision": self.compute.precision,
+            "weights": weights.hexdigest(),
+        }
         path = folder / "answers.json"
         old = path.read_text(encoding="utf-8") if path.is_file() else None
         if old == (new := json.dumps(settings, sort_keys=True)):

@@ -113,11 +113,16 @@ def describe_owner(folder: Path, setup: Setup) -> CheckpointOwner:
 
 def with_evaluation(owner: CheckpointOwner, config: RunConfig, evaluator: Evaluator) -> CheckpointOwner:
     """Replace the evaluation data and settings of an owner record, which decide its eval_basis."""
-    flat = _flatten_sections(config.as_redacted_dict())
-    settings = {key: flat[key] for key in flat if key.startswith("eval.") and key not in SAME_SCORES}
+    settings = select_scored_settings(config)
     if select_subset(evaluator.num_questions, config.eval.max_examples) is None:
         settings["eval.max_examples"] = None
     return replace(owner, eval_data=evaluator.store.fingerprint, eval_settings=settings)
+
+
+def select_scored_settings(config: RunConfig) -> JsonTable:
+    """Select the settings of evaluation that can change a prediction or a score, by dotted name."""
+    flat = _flatten_sections(config.as_redacted_dict())
+    return {key: flat[key] for key in flat if key.startswith("eval.") and key not in SAME_SCORES}
 
 
 def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:

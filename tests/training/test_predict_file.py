@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import kit
@@ -17,7 +19,10 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.errors import DataError
+from fivetune.evaluation import output
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
+from fivetune.evaluation.inputs import InputRow
+from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.training.inference import TrainedRun
 
@@ -72,7 +77,7 @@ def test_a_stopped_prediction_goes_on_where_it_was(
         assert main(["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(target)]) == 130
     assert not target.exists() and (tmp_path / "out.jsonl.partial").is_dir()
     capsys.readouterr()
-    found = predict(run, target)
+    found = predict(run, target, "--eval.batch_size", "3")  # changes no answer
     assert "5 of 12 questions are answered already in " in " ".join(capsys.readouterr().err.split())
     assert [(one["id"], one["prediction"]) for one in found] == [(one["id"], one["prediction"]) for one in expected]
     assert not (tmp_path / "out.jsonl.partial").exists()
@@ -124,6 +129,15 @@ def test_a_folder_of_another_process_is_refused(
     assert codes == [4] and "out.csv.partial: another process answers into it" in capsys.readouterr().err
 
 
+def test_a_folder_of_the_user_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out.csv.partial").mkdir()
+    (tmp_path / "out.csv.partial" / "thesis.txt").write_text("years")
+    words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(tmp_path / "out.csv")]
+    assert main(words) == 4
+    assert "out.csv.partial: is in the way: the answers are kept there. Rename it." in capsys.readouterr().err
+    assert (tmp_path / "out.csv.partial" / "thesis.txt").read_text() == "years"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -164,6 +178,34 @@ def test_parquet_keeps_the_types_of_the_columns(run: Path, tmp_path: Path) -> No
     assert table["prediction"].to_pylist()[1] is None and "question" in table["skipped"].to_pylist()[1]
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, 2.5], "double"),
+        ([2**60 + 1, None, 1.5], "string"),
+        ([Decimal("1.50"), None, 1.5], "string"),
+        ([date(2026, 1, 2), None, date(2026, 1, 3)], "date32[day]"),
+        (["a", 1, [True]], "string"),
+        ([None, None, None], "string"),
+    ],
+)
+def test_a_column_has_one_type_over_all_groups_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[object], kind: str
+) -> None:
+    from pyarrow import parquet
+
+    monkeypatch.setattr(output, "ROWS_PER_GROUP", 1)
+    rows = [PredictedRow(InputRow("a", "a", {"x": value}), Prediction(id="a", prediction="y")) for value in values]
+    predicted = output.Predicted(rows, PredictionCounts.count(rows), {}, {})
+    for name in ("parquet", "csv"):
+        with (tmp_path / name).open("wb") as file:
+            output.write_predictions(file, name, predicted)
+    table = parquet.read_table(tmp_path / "parquet")
+    assert str(table.schema.field("x").type) == kind and table["x"].null_count == values.count(None)
+    texts = [line.split(",")[0] for line in (tmp_path / "csv").read_text().splitlines()[1:]]
+    assert kind != "string" or [text or None for text in texts] == table["x"].to_pylist()
+
+
 def test_squad_and_kaggle_are_what_their_scorers_read(
     run: Path, tmp_path: Path, expected: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,10 +219,13 @@ def test_squad_and_kaggle_are_what_their_scorers_read(
         assert list(csv.reader(file)) == [["id", "prediction"], *([key, text] for key, text in answers.items())]
     assert main(["score", "squad_v2", source, str(tmp_path / "out.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["scores"]["total"] == 12
+    capsys.readouterr()
     twice = tmp_path / "twice.csv"
     twice.write_text("id,question,context\na,What has Ann?,Ann.\na,What has Bob?,Bob.\n")
     assert main(["predict", str(run), "--input", str(twice), "--format", "squad"]) == 3
-    assert "twice.csv:3: the id 'a' is used twice; --format squad has one answer per id" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "twice.csv:3: the id 'a' is used twice; --format squad has one answer per id" in printed.err
+    assert printed.out == ""
 
 
 def test_a_kaggle_submission_has_the_names_of_the_data(
