@@ -24,7 +24,7 @@ from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FP32 = {"lse", "delta", "parts", "factors", "master", "mean", "square", "lr", "grad_bias", "bias", "total"}
+FP32 = {"lse", "delta", "parts", "factors", "grad_bias", "bias", "total"}
 INT64 = {"seed", "cu_q", "cu_k", "ids", "order"}
 FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
 COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width", "groups", "rate", "tiles_q"} | {
@@ -74,11 +74,11 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
         yield "activation backward", pointwise._activated_backward, kind, gate, pointwise_tile
         tile = TILES["rows", ""]
         yield "rows of a table", rows._add_runs, kind, {"ROWS": tile.rows, "COLS": tile.cols}, tile
-        tile = TILES["optimizer", ""]
-        betas = {"BETA1": 0.9, "BETA2": 0.999}
-        yield "square sums", optimizer._square_sums, kind, {"BLOCK": tile.cols}, tile
-        yield "clip", optimizer._decide, kind, {**betas, "BLOCK": tile.rows}, tile
-        yield "adamw", optimizer._update, kind, {**betas, "EPS": 1e-8, "BLOCK": tile.cols}, tile
+    tile = TILES["optimizer", ""]
+    betas = {"BETA1": 0.9, "BETA2": 0.999}
+    yield "square sums", optimizer._square_sums, "fp32", {"BLOCK": tile.cols}, tile
+    yield "clip", optimizer._decide, "fp32", {**betas, "BLOCK": tile.rows}, tile
+    yield "adamw", optimizer._update, "fp32", {**betas, "EPS": 1e-8, "BLOCK": tile.cols}, tile
 
 
 def compiled(kernel: Any, kind: str, constants: dict[str, Any], tile: Tile, target: GPUTarget = HOPPER) -> list[str]:

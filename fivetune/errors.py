@@ -29,10 +29,11 @@ OUT_OF_MEMORY = (
     "not enough memory",
     "can't allocate memory",
     "resource_exhausted",
-    "status_alloc_failed",  # of cuBLAS and cuDNN, for their workspaces
+    "status_alloc_failed",  # for workspaces
 )
+"""Texts of CUDA and MPS, of the CPU (two), of XLA, and of cuBLAS and cuDNN."""
 BROKEN_CONTEXT = ("illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address")
-"""Texts of CUDA and MPS, the CPU twice, and XLA."""
+"""Texts of CUDA after which every later call of the process fails."""
 
 
 class FiveTuneError(Exception):

@@ -7,6 +7,7 @@ reordered: a hypothesis records its cache place at every step.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,8 +82,8 @@ def run_beam_search(
     for step in range(cap):
         ages = [step] * max(1, len(state.rows))
         hidden = decoder.step(state.tokens[:, :, step], ages, state.slots[:, :, : step + 1])
-        log_probs = decoder.compute_logits(hidden).log_softmax(-1)
-        log_probs = rules.apply(log_probs, step, lambda step=step: state.tokens[:, :, : step + 1])
+        rank = partial(_rank_tokens, rules=rules, step=step, written=state.tokens[:, :, : step + 1])
+        log_probs = rank(decoder.compute_logits(hidden, rank))
         _extend_hypotheses(state, log_probs, step, decoding, config.eos_token_id)
         done = ~state.improvable
         if decoding.early_stopping is True:
@@ -97,6 +98,11 @@ def run_beam_search(
         if not decoder.find_most_urgent(len(state.rows)):
             break
     return [found[row] for row in range(num_rows)]
+
+
+def _rank_tokens(logits: Tensor, *, rules: LogitsProcessor, step: int, written: Tensor) -> Tensor:
+    """The log p by which search chooses; transformers applies the rules to log p here."""
+    return rules.apply(logits.log_softmax(-1), step, lambda: written)
 
 
 def _extend_hypotheses(state: _BeamState, log_probs: Tensor, step: int, decoding: Decoding, eos: int) -> None:

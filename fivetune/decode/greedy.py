@@ -5,6 +5,7 @@ In: a decoder, and inputs that it has encoded. Out: one Hypothesis per input, as
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -90,9 +91,9 @@ class GreedySearch(Generic[Key]):
         """Write one token of every answer; returns those that have ended."""
         ages = torch.tensor(self._ages, device=self._decoder.device)
         last = self._written.gather(1, ages[:, None])
-        scores = self._decoder.compute_logits(self._decoder.step(last, self._ages)[:, 0])
         # Unwritten places hold the start token, which is the first of every answer.
-        scores = self._rules.apply(scores, ages, lambda: self._written[:, : max(self._ages) + 1])
+        rank = partial(self._rules.apply, step=ages, written=lambda: self._written[:, : max(self._ages) + 1])
+        scores = rank(self._decoder.compute_logits(self._decoder.step(last, self._ages)[:, 0], rank))
         best, ids = scores.max(-1)
         self._logprobs += _compute_logprobs(scores, best)
         self._written.scatter_(1, ages[:, None] + 1, ids[:, None])

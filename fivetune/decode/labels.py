@@ -154,7 +154,7 @@ def _score_edges(
     nats = torch.zeros(tokens.shape, device=hidden.device)
     is_best = torch.ones_like(real)
     for first in range(0, len(chosen), CHUNK):
-        logits = decoder.compute_logits(chosen[first : first + CHUNK])
+        logits = decoder.compute_logits(chosen[first : first + CHUNK], rules.suppress)
         here = real & (position >= first) & (position < first + CHUNK)
         row, token = position[here] - first, tokens[here]
         nats[here] = -logits.log_softmax(-1)[row, token]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fivetune.decode.encoder import EncodedInputs
-from fivetune.decode.steps import RowCompactor
+from fivetune.decode.steps import Rank, RowCompactor
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits
@@ -119,8 +119,9 @@ class PaddedDecoder:
         )
         return output.last_hidden_state * self._scale
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of all tokens, [..., V] fp32."""
+    def compute_logits(self, hidden: Tensor, rank: Rank) -> Tensor:
+        """Scores of all tokens, [..., V] fp32; none is computed again."""
+        del rank
         return compute_logits(self._model, hidden)
 
 

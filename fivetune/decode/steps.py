@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fivetune.decode.encoder import CPU_TOKENS, EncodedInputs, encode_inputs
 from fivetune.decode.weights import BlockWeights, Projection, apply_projection, merge_projections
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 FIRST_STEPS = 16  # initial capacity of the self-attention cache, which doubles when more than half is in use
 MIN_EXCESS = 9 / 8  # length of the slots' memory, in that of the longest input, from which it is cut
-NUM_RECOMPUTED = 8  # best tokens whose logits are computed in fp32
+NUM_RECOMPUTED = 8  # least number of best tokens whose logits are computed in fp32
 
 KeysValues = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+Rank = Callable[[Tensor], Tensor]
+"""The scores by which search chooses, from logits [..., V], which may be overwritten."""
 
 
 class RowCompactor:
@@ -170,15 +172,33 @@ class Decoder:
         biases = [table[:, :, 0, -1 - back].masked_fill(~visible, -torch.inf) for table in self._tables]
         return self._run_stack(ids, biases, lambda layer, key, value: (key, value), memory.states, _build_bias(memory))
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of all tokens, [..., V] fp32; those of the last pipeline stage on all of them."""
+    def compute_logits(self, hidden: Tensor, rank: Rank) -> Tensor:
+        """Scores of all tokens, [..., V] fp32, before `rank`; those of the last pipeline stage on all of them.
+
+        After products in 16 bits, the tokens that `rank` puts first are computed again in fp32.
+        """
         head = self._model.lm_head
         if self._stage and not self._stage.is_last:
             logits = torch.empty(*hidden.shape[:-1], len(head.weight), device=self.device)
         else:
             logits = apply_projection(hidden, (head,) if self._head is None else self._head)
-            logits = logits if logits.dtype == torch.float32 else _recompute_best(logits.float(), hidden, head)
+            if logits.dtype != torch.float32:
+                logits = self._recompute_best(logits, hidden, rank)
         return self._stage.broadcast_last(logits) if self._stage else logits
+
+    def _recompute_best(self, logits: Tensor, hidden: Tensor, rank: Rank) -> Tensor:
+        """The logits in fp32, the best ones computed again: products in bf16 have 8 bits, in which they tie.
+
+        The best are all that search may choose: it takes two tokens per beam, and none that a rule forbids.
+        """
+        exact, head = logits.float(), self._model.lm_head
+        if is_plain_linear(head):
+            number = min(max(NUM_RECOMPUTED, 2 * self._num_beams), logits.shape[-1])
+            best = rank(exact.clone()).topk(number).indices
+            with suppress_autocast(logits.device):
+                found = torch.einsum("...kd,...d->...k", get_local(head.weight)[best].float(), hidden.float())
+            exact.scatter_(-1, best, found)
+        return exact
 
     def _run_stack(
         self, ids: Tensor, biases: list[Tensor], keys_values: KeysValues, memory: Tensor, mask: Tensor | None
@@ -273,16 +293,6 @@ def _attend_memory(query: Tensor, weights: BlockWeights, memory: Tensor, mask: T
     found = found.permute(2, 0, 1, 3).reshape(heads, rows * nodes, -1)
     out = torch.bmm(found, weights.values.transpose(1, 2)).view(heads, rows, nodes, size)
     return out.permute(1, 2, 0, 3).reshape(rows, nodes, heads * size)
-
-
-def _recompute_best(logits: Tensor, hidden: Tensor, head: nn.Linear) -> Tensor:
-    """Compute the best logits of each row again in fp32, in place: products in bf16 have 8 bits, in which they tie."""
-    if is_plain_linear(head):
-        best = logits.topk(min(NUM_RECOMPUTED, logits.shape[-1])).indices
-        with suppress_autocast(logits.device):
-            exact = torch.einsum("...kd,...d->...k", get_local(head.weight)[best].float(), hidden.float())
-        logits.scatter_(-1, best, exact)
-    return logits
 
 
 def _normalize(norm: T5Norm, hidden: Tensor) -> Tensor:

@@ -68,9 +68,15 @@ class KeptWeights:
 
     @contextmanager
     def attach(self) -> Iterator[None]:
-        """Let `copy_weights`, linear modules, the lookup of embeddings and the head use what is kept."""
+        """Let `copy_weights`, linear modules, the lookup of embeddings and the head use what is kept.
+
+        Where gradients are enabled, every trainable parameter must have its gradient buffer.
+        """
         copies: dict[Any, Tensor] = dict(zip(self._cast, self._copies, strict=True))
         parameters = list(dict.fromkeys([*self._weights, *self._tables]))
+        if torch.is_grad_enabled():  # a product would drop the gradient of a weight that has no place for it
+            missing = [tuple(each.shape) for each in parameters if each.requires_grad and each.grad is None]
+            assert not missing, f"trainable weights without a gradient buffer, by shape: {missing}"
         for parameter in parameters:
             vars(parameter)[KEPT] = Kept(copies.get(parameter, parameter.detach()), parameter.grad)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import kit
 import pytest
@@ -15,6 +16,7 @@ from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import Source
 from fivetune.data.store import load_or_build_store
 from fivetune.decode import Decoding, estimate_max_new_tokens, generate, group_by_length, to_text
+from fivetune.decode.logits import LogitsProcessor
 from fivetune.decode.steps import Decoder
 from fivetune.model.forward import compute_padded_losses
 from fivetune.model.load import load_model_and_tokenizer
@@ -202,6 +204,28 @@ def test_bf16_scores_as_fp32_does(family_folders, store, family):
     half = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
     for one in generate(model, store, range(len(store)), Decoding(6), device="cpu", autocast=half):
         assert one.target_loss == pytest.approx(exact[one.row].target_loss, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"suppressed_ids": range(100, 200)}, {"repetition_penalty": 9.0}, {"min_new_tokens": 2}], ids=str
+)
+@pytest.mark.parametrize("num_beams", [1, 6])
+def test_all_that_search_may_choose_is_computed_in_fp32(model_folder, rules, num_beams):
+    """In bf16, where a rule puts the tokens with the best logits back; recomputed ones have more bits than bf16."""
+    torch.manual_seed(0)
+    model, eos = load_model_and_tokenizer(str(model_folder)).model.eval(), 1
+    tempting = [eos] if "min_new_tokens" in rules else [*range(100, 200)]
+    hidden, head = torch.randn(3, model.config.d_model), torch.randn_like(model.lm_head.weight)
+    head[tempting] += hidden.sum(0)
+    model.lm_head.weight = torch.nn.Parameter(head)
+    processor = LogitsProcessor(Decoding(9, num_beams=num_beams, **rules), eos, "cpu")
+    rank = partial(processor.apply, step=0, written=lambda: torch.tensor(tempting).expand(3, -1))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = Decoder(model, num_beams=num_beams, max_steps=2).compute_logits(hidden, rank)
+    exact, is_exact = hidden @ head.t(), found != found.bfloat16()
+    assert is_exact.sum(1).tolist() == [max(8, 2 * num_beams)] * 3 and not is_exact[:, tempting].any()
+    torch.testing.assert_close(found[is_exact], exact[is_exact])
+    assert torch.equal(rank(found).argmax(1), rank(exact).argmax(1))
 
 
 @pytest.mark.slow

@@ -34,6 +34,12 @@ def test_the_command_names_every_part_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkout_that_is_not_installed_has_unknown_extras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_checks, "PACKAGE", "not-a-package-of-this-environment")
+    found = {one.name: one for one in run_machine_checks(tmp_path, device="cpu", seconds=0)}["extras"]
+    assert (found.state, found.detail) == ("pass", "not installed as a package: extras unknown")
+
+
 @pytest.mark.slow
 def test_the_speed_is_that_of_real_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2}

@@ -51,7 +51,6 @@ class GraphedAdamW(torch.optim.Optimizer):
             eps=first["eps"],
             weight_decay=first["weight_decay"],
             max_norm=max_norm,
-            dtype=torch.float32,
         )
         for parameter in self._list_parameters():
             vars(parameter).pop("table_grad", None)  # gradients are dense here

@@ -193,6 +193,24 @@ def test_copies_follow_the_weights(monkeypatch):
     assert float(again.accumulate_gradients([batch], num_scored_tokens=1)[0]) == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_trainable_weights_need_a_place_for_their_gradient():
+    weights = kept.KeptWeights(model := make_model("t5", num_heads=2, num_layers=1), torch.bfloat16)
+    refused = pytest.raises(AssertionError, match="without a gradient buffer, by shape:")
+    with refused, weights.attach():
+        pass
+    attach_flat_gradients(model.parameters())
+    with weights.attach():
+        pass
+    model.shared.weight.grad = None
+    with refused, weights.attach():
+        pass
+    with torch.no_grad(), weights.attach():
+        pass
+    model.shared.weight.requires_grad_(False)
+    with weights.attach():
+        pass
+
+
 def test_matrices_below_each_other_are_one_without_a_copy():
     buffer = torch.arange(24.0)
     parts = [buffer[:8].view(2, 4), buffer[8:12].view(1, 4), buffer[12:].view(3, 4)]
