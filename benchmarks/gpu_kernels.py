@@ -145,7 +145,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def check_models(findings: Findings, device: str) -> None:
     """The flat forward with norms of Triton and of torch, recomputed and replayed, against the padded eager model."""
-    lengths = [(36, 2), (1, 1), (5, 9)] if device == "cpu" else [(511, 30), (175, 5), (1, 1), (64, 64), (129, 3)]
+    lengths = [(12, 2), (1, 1), (5, 6)] if device == "cpu" else [(511, 30), (175, 5), (1, 1), (64, 64), (129, 3)]
     batch = make_batch(lengths)
     for family in list(FAMILIES) if device == "cuda" else ["t5", "umt5"]:
         model = build_model(family, device)
@@ -172,7 +172,7 @@ def build_model(family: str, device: str) -> Any:
 
     sizes = {"d_model": 512, "d_kv": 64, "d_ff": 1024, "num_heads": 8, "vocab_size": 4096, "num_layers": 2}
     if device == "cpu":
-        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 2, "vocab_size": 384, "num_layers": 1}
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 1, "vocab_size": 384, "num_layers": 1}
     settings = {**COMMON, "dropout_rate": 0.0, **sizes, **FAMILIES[family]}
     torch.manual_seed(0)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)

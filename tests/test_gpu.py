@@ -15,17 +15,19 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed; it exists for Linux only")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gpu_day
+from benchmarks import gpu_day, gpu_right
 from benchmarks.gpu_day import CALLS, Stage, run_process, run_stage
 
 RIGHT = CALLS["right"]
-OTHERS = [
-    stage for stage in (CALLS["train"][0], *CALLS["rest"]) if stage.module in ("train", "gpu_decode", "gpu_tiles")
-]
+SIMILAR = ("randomness", "syncs")  # on a CPU the steps of "capture", which take the interpreter 10 s each
+ON_CPU = [stage for stage in RIGHT if stage.name not in SIMILAR]
+OTHERS = [stage for stage in CALLS["rest"] if stage.module in ("gpu_decode", "gpu_tiles")]  # benchmarks.train has tests
 
 
 def check(stage: Stage, device: str) -> None:
-    found = run_stage(stage, device, seconds_left=600)
+    """Run a stage; on a CPU in this process, which has imported torch, unless it compiles kernels."""
+    is_here = device == "cpu" and stage.module == "gpu_right" and stage.name != "compile"
+    found = gpu_right.run_stage(stage.name, device) if is_here else run_stage(stage, device, seconds_left=600)
     assert found["state"] == "passed", json.dumps(found, indent=1)
 
 
@@ -37,10 +39,9 @@ def test_the_cuda_path_is_right(stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [*RIGHT, *OTHERS[:3]], ids=lambda stage: stage.name)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of steps that are not finite on purpose
+@pytest.mark.parametrize("stage", [*ON_CPU, *OTHERS[:2]], ids=lambda stage: stage.name)
 def test_a_stage_runs_on_a_cpu(stage):
-    if stage.module == "train":
-        pytest.importorskip("accelerate")
     check(stage, "cpu")
 
 
