@@ -21,7 +21,7 @@ from fivetune.redaction import redact_secrets
 from fivetune.rundir.lines import open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
-MAX_COLUMNS = 80  # of a line in a terminal or a log
+MAX_COLUMNS = 80  # of a line in a terminal, and of a line of a step or an evaluation anywhere
 FOLD = "\n  "  # between the lines of a folded one
 SECONDS_BETWEEN_LINES = 5.0  # of a phase's progress, outside a terminal
 
@@ -56,7 +56,7 @@ class Progress:
         self._facts: dict[str, str] = {}
         self._rates: list[tuple[float, int]] = []
         self._last_line = time.monotonic()
-        self._phase_start = (self._last_line, 0)
+        self._phase_start, self._done = (self._last_line, 0), 0
         self._log: FileIO | None = None
         self._log_path = log
         if log is not None:
@@ -70,11 +70,15 @@ class Progress:
         return self._console.is_terminal
 
     def log(self, text: str, style: str = "") -> None:
-        """Write one line to the log file, and to the terminal unless quiet, there folded at MAX_COLUMNS."""
+        """Write one line to the log file and, unless quiet, print it: in a terminal folded at MAX_COLUMNS, else whole.
+
+        The lines of steps and evaluations are built of several short ones, which a pipe gets too.
+        """
         text = redact_secrets(text)
         self._write_log(text.replace(FOLD, "  "))
         if not self._quiet:
-            self._console.print(text if "\n" in text else wrap_text(text), style=style, markup=False)
+            shown = wrap_text(text) if self.is_terminal and "\n" not in text else text
+            self._console.print(shown, style=style, markup=False)
 
     def warn(self, text: str) -> None:
         """Write a warning to the log file and to the terminal, also when quiet."""
@@ -107,8 +111,9 @@ class Progress:
     def update(self, what: str, done: int, total: int | None = None) -> None:
         """Show the progress of a phase, with the time that it will take, once it has shown its speed."""
         now = time.monotonic()
-        if self._facts.get("phase") != what:
+        if self._facts.get("phase") != what or done < self._done:  # the same phase again: its speed is measured again
             self._last_line, self._phase_start = now, (now, done)
+        self._done = done
         of = f" of {total:,}" if total else ""
         started, first = self._phase_start
         left = ""

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
             split=args.split,
             on_progress=progress.update,
             on_damage=progress.warn,
+            on_note=progress.log,
         )
     finally:
         progress.close()

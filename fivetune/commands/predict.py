@@ -106,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         progress.start()
         try:
             source = _find_source(args.input, Path(temporary))
-            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, on_damage=progress.warn, world=world)
+            notes = {"on_damage": progress.warn, "on_note": progress.log}
+            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             refuse_format(args.format, parts if args.format else (), _iter_rows(trained, source))
             found = {
@@ -298,7 +299,7 @@ def _predict(
             source, folder=folder, on_progress=progress.update, on_note=progress.log, world=world
         )
     given = list(texts) if texts else [record]
-    predictions = trained.predict(given, on_progress=progress.update)
+    predictions = trained.predict(given, on_progress=progress.update, on_note=progress.log)
     rows = [InputRow(f"input {number}", one.id, record) for number, one in enumerate(predictions, start=1)]
     return [PredictedRow(*pair) for pair in zip(rows, predictions, strict=True)]
 

@@ -205,9 +205,11 @@ class World:
         if self.size == 1:
             return
         from torch import distributed
+        from torch.autograd.graph import increment_version
 
         for tensor in tensors:
             distributed.broadcast(tensor.detach(), src=0)
+            increment_version(tensor)  # gloo writes without torch counting it, by which copies of weights are renewed
 
     def all_reduce_max(self, number: int) -> int:
         """All-reduce (max) a number."""

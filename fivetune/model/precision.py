@@ -70,7 +70,8 @@ _copies = WeakIdKeyDictionary()
 def copy_weights(kind: torch.dtype, *weights: Tensor) -> Tensor:
     """Weights below each other in a dtype, without a gradient.
 
-    The copy of parameters on a CPU is kept until one of them changes in place, which torch counts. On other devices
+    The copy of parameters on a CPU is kept until one of them changes in place, which torch counts. It does not count
+    writes through `.data`, by collectives and by fused kernels: they need `increment_version`. On other devices
     kernels and graphs change weights without torch's knowledge: there `KeptWeights` says how long copies hold.
     """
     places = [each.value for weight in weights if (each := find_kept(weight)) is not None and each.value.dtype == kind]

@@ -8,10 +8,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -70,8 +71,29 @@ def count_tpu_chips() -> int:
 
 
 def set_fp32_products(precision: str) -> None:
-    """Let CUDA multiply fp32 matrices in tf32 (10 bits of the mantissa), or exactly in other precisions."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    """Let CUDA multiply fp32 matrices in tf32 (10 bits of the mantissa), or exactly in other precisions.
+
+    This function of torch alone keeps its older and its newer settings in step; where they differ, reading the older
+    ones raises.
+    """
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+@contextmanager
+def restore_fp32_products() -> Iterator[None]:
+    """Restore torch's settings of fp32 products after the block."""
+    backends: Any = torch.backends
+    products = (backends.cuda.matmul, backends.mkldnn.matmul)
+    before = [one.fp32_precision for one in products]
+    older = None
+    with suppress(RuntimeError):  # the user has set the newer ones alone
+        older = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(older or "highest")
+        for one, precision in zip(products, before, strict=True):
+            one.fp32_precision = precision
 
 
 def pick_precision(requested: str, device: str) -> str:
@@ -88,6 +110,23 @@ def pick_precision(requested: str, device: str) -> str:
     if requested == "fp16" and device == "mps":
         raise ConfigError("train.precision: fp16 is not supported on mps. Use auto.")
     return "fp32" if explain_replaced_precision(requested, device) else requested
+
+
+def decide_precision(requested: str, device: str, resumed: str | None = None) -> tuple[str, str]:
+    """Resolve train.precision to fp32, tf32, bf16 or fp16; `auto` keeps that of a resumed run where the device has it.
+
+    Returns: the precision, and the reason of a kept or replaced one, "" if it needs none.
+    """
+    if requested != "auto" or not resumed:
+        return pick_precision(requested, device), explain_replaced_precision(requested, device)
+    replaced = explain_replaced_precision(resumed, device)
+    if resumed == "fp16" and device == "mps":
+        replaced = "fp32 is used instead, because fp16 is not supported on mps."
+    if replaced:
+        return "fp32", f"the run began in {resumed}; {replaced.rstrip('.')}"
+    is_slow = device == "cpu" and resumed == "bf16" and not find_bf16_units()
+    why = "; this CPU has no units for it and computes it slower" if is_slow else ""
+    return resumed, f"as the run began{why}"
 
 
 def explain_replaced_precision(requested: str, device: str) -> str:

@@ -47,7 +47,7 @@ from fivetune.training import checkpoint
 from fivetune.training.autotune.graphs import decide_graphs, read_graph_decision
 from fivetune.training.bucket import Uploader, open_copy
 from fivetune.training.checkpoint import CheckpointOwner, TrainingProgress
-from fivetune.training.export import describe_few_evals, export_model, read_past_evals
+from fivetune.training.export import describe_few_evals, export_model
 from fivetune.training.learner import restore_process_settings
 from fivetune.training.loop import (
     Training,
@@ -57,6 +57,7 @@ from fivetune.training.loop import (
     warn_once,
 )
 from fivetune.training.machine import describe_machine, format_headline
+from fivetune.training.past_evals import read_past_evals
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
     add_part,
@@ -123,7 +124,8 @@ def train(
             refuse_shared_devices(torch.cuda.device_count())
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
-    with StopRequest(silent=not world.is_first) as stop, connected as world, world.report_errors_once():
+    stopping = StopRequest(silent=not world.is_first)
+    with restore_process_settings(), stopping as stop, connected as world, world.report_errors_once():
         if resume and not config.checkpoint.url and not world.broadcast_object(folder.is_dir()):
             raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
         url, notes = open_copy(config.checkpoint.url, folder, world, resume=resume)
@@ -147,7 +149,6 @@ def train(
                 run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
-            restore_process_settings()
             progress.close()
             run.close()
     return rundir.read_run(folder)

@@ -16,24 +16,16 @@ from torch import Tensor, nn
 
 from fivetune import rundir
 from fivetune.distributed.sharding import get_local, release_gathered
-from fivetune.distributed.world import World
 from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
-from fivetune.rundir import RunDir
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE
 from fivetune.rundir.plan import Plan
-from fivetune.rundir.records import EvalRecord
 from fivetune.training import checkpoint
 from fivetune.training.card import build_model_card
 from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
+from fivetune.training.past_evals import read_past_evals
 from fivetune.training.setup import build_decoding
-
-
-def read_past_evals(run: RunDir, world: World) -> list[EvalRecord]:
-    """The evaluations that rank 0 has written, on every rank; `truncate_after` names the damage of a resumed run."""
-    found = rundir.read_evals(run.path, on_damage=lambda text: None) if world.is_first else []
-    return world.broadcast_object(found)
 
 
 def export_model(training: Training) -> str | None:

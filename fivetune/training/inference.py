@@ -53,6 +53,7 @@ from fivetune.training.mixture import build_part_configs, require_single_part, s
 from fivetune.training.resume import select_scored_settings, with_evaluation
 from fivetune.training.setup import build_chips, make_evaluator
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split
+from fivetune.training.threads import ThreadControl, watch_threads
 from fivetune.types import Task
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ TRAINING_ONLY = (
 )  # fmt: skip
 
 
+def ignore_note(text: str) -> None:
+    """An on_note that shows nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
     """The exported model of a run directory, loaded for prediction.
@@ -79,6 +84,7 @@ class TrainedRun:
         config: the run's config with the overrides and the generation cap of model/.
         step: optimizer step of the weights.
         chips: answer in place of torch.
+        threads: chooses the number of CPU threads again while answers are computed; None on other devices.
     """
 
     folder: Path
@@ -88,6 +94,7 @@ class TrainedRun:
     compute: ComputeConfig
     step: int
     chips: Chips | None = None
+    threads: ThreadControl | None = None
 
     def __repr__(self) -> str:
         return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
@@ -100,13 +107,18 @@ class TrainedRun:
         return self._make_evaluator(store)
 
     def predict(
-        self, inputs: Iterable[Mapping[str, object] | str], *, on_progress: ProgressCallback = ignore_progress
+        self,
+        inputs: Iterable[Mapping[str, object] | str],
+        *,
+        on_progress: ProgressCallback = ignore_progress,
+        on_note: Callable[[str], object] = ignore_note,
     ) -> list[Prediction]:
         """Predict for records or texts; returns one Prediction each, in order.
 
         Args:
             inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
                 reads them.
+            on_note: called with a sentence when the number of CPU threads changes.
 
         A record or text that cannot be used gets a Prediction with the reason in `skipped`, also where none can be
         used and whatever data.on_bad_record is. Raises DataError for inputs that are neither records nor texts.
@@ -118,6 +130,7 @@ class TrainedRun:
         records = [one for one in given if not isinstance(one, str)]
         if texts and records:
             raise DataError("predict: texts and records are mixed. Give one kind.")
+        on_progress = watch_threads(self.threads, on_progress, on_note)
         with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
             path = Path(folder) / "inputs.jsonl"
             with name_inputs(path):
@@ -149,7 +162,8 @@ class TrainedRun:
         Args:
             folder: holds the answers while they are computed and after that; a call that was killed goes on from
                 there if weights, settings and data are the same. Default: a temporary one.
-            on_note: called with a sentence about answers that an earlier call has left in the folder.
+            on_note: called with a sentence about answers that an earlier call has left in the folder, and when the
+                number of CPU threads changes.
             world: the ranks that share the questions; each needs the same folder.
 
         A record that cannot be used has the reason in `prediction.skipped`, also where none can be used.
@@ -158,7 +172,8 @@ class TrainedRun:
         folder = Path(tempfile.mkdtemp(prefix="fivetune-predict-")) if folder is None else folder
         try:
             task, columns = self.config.task, self.config.data.columns
-            found = self._answer(str(source), task, columns, folder, on_progress, on_note, world)
+            watched = watch_threads(self.threads, on_progress, on_note)
+            found = self._answer(str(source), task, columns, folder, watched, on_note, world)
         except BaseException:
             if is_temporary:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -273,6 +288,7 @@ def open_run(
     *,
     unsupported: Mapping[str, str] = NO_REASONS,
     on_damage: Callable[[str], object] = warnings.warn,
+    on_note: Callable[[str], object] = ignore_note,
     world: World = SINGLE_PROCESS,
 ) -> TrainedRun:
     """Load model/ of a run directory.
@@ -282,6 +298,7 @@ def open_run(
         unsupported: settings without effect for the caller, each with the reason; settings of training are always
             refused.
         on_damage: called with a sentence for each damaged file that prediction does not need.
+        on_note: called with the reasons of the precision and of the number of CPU threads, where they need one.
         world: the ranks that predict together; each loads the model on its own device.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
@@ -305,6 +322,8 @@ def open_run(
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
     config = _with_exported_cap(config, folder / "model")
     compute = adopt_trained_precision(choose_compute(config, world), config.train.precision, machine.precision)
+    if compute.reasons:
+        on_note(compute.reasons)
     loaded = load_model_and_tokenizer(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )
@@ -319,6 +338,7 @@ def open_run(
         compute=compute,
         step=status.best.step if status.best else status.step or _find_exported_step(folder),
         chips=build_chips(config, model, compute),
+        threads=ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None,
     )
 
 
@@ -405,14 +425,16 @@ def evaluate(
     split: str | None = None,
     on_progress: ProgressCallback = ignore_progress,
     on_damage: Callable[[str], object] = warnings.warn,
+    on_note: Callable[[str], object] = ignore_note,
 ) -> EvalRecord:
     """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
 
     Args:
         split: name of the predictions file; default: the data file's name.
         on_damage: called with a sentence for each damaged file that the evaluation does not need.
+        on_note: called with the reasons of the precision and of the number of CPU threads, and when the latter changes.
     """
-    trained = open_run(folder, overrides, on_damage=on_damage)
+    trained = open_run(folder, overrides, on_damage=on_damage, on_note=on_note)
     evaluator = trained.build_evaluator(on_progress=on_progress)
     own = rundir.read_data(folder, on_damage=on_damage).eval
     is_own = not overrides and own is not None and own.fingerprint == evaluator.store.fingerprint
@@ -428,7 +450,7 @@ def evaluate(
                 write=lambda predictions: run.write_predictions(
                     name, trained.step, (one.as_dict() for one in predictions)
                 ),
-                on_progress=partial(on_progress, "evaluating"),
+                on_progress=partial(watch_threads(trained.threads, on_progress, on_note), "evaluating"),
             )
         if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
             basis = with_evaluation(

@@ -5,7 +5,8 @@ In: a RunConfig and a model. Out: a Learner, frozen: a step changes weights and 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,10 @@ from fivetune.model.backend import Forward
 from fivetune.model.save import save_model
 from fivetune.telemetry.devices import (
     count_tpu_chips,
-    explain_replaced_precision,
+    decide_precision,
     get_peak_memory_bytes,
     pick_device,
-    pick_precision,
+    restore_fp32_products,
     set_fp32_products,
 )
 from fivetune.training.averaging import Averages
@@ -68,6 +69,12 @@ class ComputeConfig:
     def name(self) -> str:
         """The device for messages: cuda:1, 4 x tpu."""
         return f"{self.num_chips} x tpu" if self.num_chips else self.device
+
+    @property
+    def reasons(self) -> str:
+        """Why the precision and the number of CPU threads are what they are; "" if they need no reason."""
+        precision = f"{self.precision} on {self.name} ({self.precision_why})" if self.precision_why else ""
+        return "; ".join(filter(None, (precision, self.threads_why)))
 
     def make_autocast(self) -> AbstractContextManager[object]:
         """Make an autocast context: 16-bit matrix products with fp32 weights; no-op in fp32."""
@@ -146,11 +153,18 @@ class Learner:
             pass
 
 
-def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeConfig:
+def choose_compute(
+    config: RunConfig, world: World = SINGLE_PROCESS, resumed_precision: str | None = None
+) -> ComputeConfig:
     """Choose device and precision, and set the number of threads; call it before any computation.
+
+    Args:
+        resumed_precision: the one that a resumed run began with, which train.precision auto keeps.
 
     Denormal floats are flushed to 0, because a CPU is many times slower with them; new threads inherit the setting.
     cuDNN's attention is disabled: it builds a plan for every exact shape, and decoding has thousands of shapes.
+    These settings and that of fp32 products hold for the process. `train` restores them (`restore_process_settings`);
+    `open_run` does not, because an open run computes answers until the process ends.
     """
     torch.set_flush_denormal(True)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -159,26 +173,26 @@ def choose_compute(config: RunConfig, world: World = SINGLE_PROCESS) -> ComputeC
     threads_why = threads.start(measure=device == "cpu")
     if world.size > 1 and device == "cuda":
         device = pick_device(f"cuda:{world.local_rank}")
+    precision, why = decide_precision(config.train.precision, device, resumed_precision)
     if device == "tpu":
-        return ComputeConfig("cpu", pick_precision(config.train.precision, device), count_tpu_chips())
+        return ComputeConfig("cpu", precision, count_tpu_chips(), precision_why=why)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)
-    requested = config.train.precision
-    precision = pick_precision(requested, device)
     set_fp32_products(precision)
-    return ComputeConfig(
-        device,
-        precision,
-        precision_why=explain_replaced_precision(requested, device),
-        threads_why=threads_why,
-    )
+    return ComputeConfig(device, precision, precision_why=why, threads_why=threads_why)
 
 
-def restore_process_settings() -> None:
-    """Undo what `choose_compute` sets for the whole process, except the number of threads."""
-    torch.set_flush_denormal(False)
-    set_fp32_products("fp32")
-    torch.backends.cuda.enable_cudnn_sdp(True)
+@contextmanager
+def restore_process_settings() -> Iterator[None]:
+    """Restore after the block what `choose_compute` sets for the whole process, except the number of threads."""
+    flushes = bool(torch.tensor(1e-40).mul(0.5) == 0)  # torch has no function that reads the setting
+    has_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        with restore_fp32_products():
+            yield
+    finally:
+        torch.set_flush_denormal(flushes)
+        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import math
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from fivetune.evaluation.evaluator import select_subset
 from fivetune.metrics import is_maximized
 from fivetune.model.flops import Flops
 from fivetune.model.module_flops import StepFlops
-from fivetune.progress import Progress, format_time_span
+from fivetune.progress import Progress
 from fivetune.rundir import EVALS, STEPS, RunDir
 from fivetune.rundir.figures import build_best_eval, list_eval_losses
 from fivetune.rundir.layout import OWN_SPLITS, PLAN
@@ -37,12 +37,14 @@ from fivetune.training import checkpoint
 from fivetune.training.bucket import Uploader
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.loss_warnings import iter_loss_warnings
+from fivetune.training.machine import record_threads
+from fivetune.training.past_evals import describe_whole_evaluation, read_past_evals
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import ShardedSnapshot, take_shards, take_snapshot
 from fivetune.training.stopping import count_evaluation, is_exhausted, rank_evaluation
-from fivetune.training.threads import ThreadControl
+from fivetune.training.threads import ThreadControl, watch_threads
 from fivetune.training.update import Update, refuse_nonfinite, train_step
 from fivetune.types import Batch
 
@@ -230,11 +232,16 @@ def _reduce_micro_batch(training: Training, batch_size: int) -> None:
 def _warn_of_changes(training: Training) -> None:
     """Warn of another number of threads, and of steps that could not be captured."""
     if training.threads and (change := training.threads.update()):
-        step = training.state.step + 1
-        warn_once(training, f"from step {step:,} on {change}. Losses may differ in the last bits.")
+        _warn_of_threads(training, change)
     graphs = training.setup.learner.graphs
     if graphs is not None and (failure := graphs.steps.failure):
         warn_once(training, f"a CUDA graph could not be recorded; steps without one launch each kernel: {failure}")
+
+
+def _warn_of_threads(training: Training, change: str) -> None:
+    """Warn of another number of threads, and record it."""
+    warn_once(training, f"from step {training.state.step + 1:,} on {change}. Losses may differ in the last bits.")
+    record_threads(training.run, training.state.step + 1)
 
 
 def write_steps(training: Training, *, wait: bool) -> None:
@@ -330,10 +337,13 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     questions = select_subset(evaluator.num_questions, limit)
     split = split if questions is None else "subset"
     if questions is None and select_subset(evaluator.num_questions, setup.config.eval.max_examples):
-        training.progress.log(_describe_whole_evaluation(evaluator.num_questions, training.evals))
+        past = read_past_evals(training.run, setup.learner.world)
+        training.progress.log(describe_whole_evaluation(evaluator.num_questions, past))
+
+    report = watch_threads(training.threads, training.progress.update, partial(_warn_of_threads, training))
 
     def count(done: int, total: int) -> None:
-        training.progress.update("evaluating", done, total)
+        report("evaluating", done, total)
         if training.stop.is_deferring and training.stop.signum:
             raise EvaluationStoppedError
 
@@ -356,14 +366,6 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     for sink in training.sinks if split in OWN_SPLITS else ():
         sink.evaluation(record)
     return record
-
-
-def _describe_whole_evaluation(num_questions: int, past: Sequence[EvalRecord]) -> str:
-    """Announce an evaluation of all examples, with the time that it takes at the speed of the last one."""
-    about = ""
-    if past and past[-1].num_examples:
-        about = f", about {format_time_span(past[-1].seconds * num_questions / past[-1].num_examples)}"
-    return f"evaluating all {num_questions:,} examples{about} (eval.final: subset leaves it out)"
 
 
 def save_checkpoint(training: Training) -> None:

@@ -6,12 +6,14 @@ In: a Setup. Out: a table, a text.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from fivetune.model.load import count_parameters, describe_parameters
+from fivetune.rundir import MACHINE, RunDir
+from fivetune.rundir.reader import read_json, read_machine
 from fivetune.telemetry.devices import collect_machine_info, get_device_peak_flops
 from fivetune.training.distill import describe_distillation
 from fivetune.training.objective import describe_loss
@@ -46,6 +48,21 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "command": command,
         "working_directory": os.getcwd(),
     }
+
+
+def record_threads(run: RunDir, step: int) -> None:
+    """Record in machine.json that the last part of the run has another number of threads from `step` on.
+
+    A resume is compared with the number that the part ended with.
+    """
+    parts = read_machine(run.path, on_damage=lambda text: None).parts
+    if not parts:
+        return
+    now = torch.get_num_threads()
+    change = f"num_threads from step {step:,} on: {parts[-1].num_threads} -> {now}"
+    last = replace(parts[-1], num_threads=now, changed=(*parts[-1].changed, change))
+    table = read_json(run.path / MACHINE, on_damage=lambda text: None)
+    run.write(MACHINE, {**table, "parts": [asdict(part) for part in (*parts[:-1], last)]})
 
 
 def format_headline(setup: Setup, step: int) -> str:

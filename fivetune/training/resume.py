@@ -223,9 +223,10 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         keys.remove("precision")
     shown = [{key: "none" if facts.get(key) is None else facts[key] for key in keys} for facts in (old, new)]
     changed = tuple(f"{key}: {shown[0][key]} -> {shown[1][key]}" for key in keys)
-    warning = (
-        f"from step {step:,} on the environment differs: {'; '.join(changed)}. Losses may differ in the last bits."
-    )
+    effect = "Losses may differ in the last bits."
+    if "precision" in keys:
+        effect = f"Losses differ by the rounding of {part.precision} instead of {parts[-1].precision}."
+    warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {effect}"
     return [*parts, replace(part, changed=changed)], [warning] if changed else []
 
 

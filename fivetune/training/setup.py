@@ -131,7 +131,8 @@ def set_up(
         world: the ranks of the run; all of them call this, and rank 0 prepares the data first.
     """
     config = select_part(config)
-    compute = choose_compute(config, world)
+    compute = choose_compute(config, world, resumed_precision)
+    config = with_precision(config, "fp16") if compute.precision == "fp16" else config  # of a resumed run, with auto
     world = world.split(config.strategy.get_model_size(world.size), compute.device)
     seed_everything(config.run.seed)
     config = _check_data(config, world)
@@ -272,11 +273,13 @@ def _choose_precision(
     stream: TrainingStream,
 ) -> ComputeConfig:
     """Choose the precision of a CPU on each rank's first batch; the first rank's choice counts."""
-    if compute.kind != "cpu" or (config.strategy.sharded and world.size > 1):  # a sharded model has no weights yet
+    is_resumed = config.train.precision == "auto" and resumed is not None
+    has_weights = not config.strategy.sharded or world.size == 1
+    if compute.kind != "cpu" or is_resumed or not has_weights:
         return compute
     forward = _choose_forward(config, model, stream, compute, resumed_forward)
     batch = stream.build_micro_batches(0)[0]
-    chosen = choose_precision(config.train.precision, model, compute, batch, forward, resumed=resumed)
+    chosen = choose_precision(config.train.precision, model, compute, batch, forward)
     return world.broadcast_object(chosen)
 
 
@@ -334,6 +337,11 @@ def _find_micro_batch(
 def with_batch_size(config: RunConfig, batch_size: int) -> RunConfig:
     """The config with `batch_size` as train.batch_size."""
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": batch_size})})
+
+
+def with_precision(config: RunConfig, precision: str) -> RunConfig:
+    """The config with `precision` as train.precision."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"precision": precision})})
 
 
 def load_configured_model(config: RunConfig, device: str, *, on_meta: bool = False) -> LoadedModel:

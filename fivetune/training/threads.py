@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from fivetune.progress import ProgressCallback
 from fivetune.telemetry.devices import count_cores
 
 SECONDS_BETWEEN = 60.0  # between two measurements during a run
@@ -48,10 +50,11 @@ class ThreadControl:
 
     def update(self) -> str:
         """Choose again, at most once in SECONDS_BETWEEN. Returns: what changed, "" if nothing did."""
-        wall, busy = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
         seconds = wall - self._wall
         if seconds < SECONDS_BETWEEN:
             return ""
+        busy = time.process_time()
         now = torch.get_num_threads()
         is_disturbed = busy - self._busy < BUSY_SHARE * now * seconds
         self._wall, self._busy = wall, busy
@@ -69,6 +72,25 @@ class ThreadControl:
         why = "other programs use the cores" if best < now else "the cores are free again"
         gain = seconds[now] / seconds[best]
         return f"{best} of {self.most} CPU threads, measured {gain:.1f} times as fast as {now}: {why}"
+
+
+def watch_threads(
+    control: ThreadControl | None, on_progress: ProgressCallback, on_change: Callable[[str], object]
+) -> ProgressCallback:
+    """Make a ProgressCallback that chooses the number of threads again where it is due; `on_change` gets what changed.
+
+    Args:
+        control: None on devices other than CPUs.
+    """
+    if control is None:
+        return on_progress
+
+    def report(what: str, done: int, total: int | None = None) -> None:
+        if change := control.update():
+            on_change(change)
+        on_progress(what, done, total)
+
+    return report
 
 
 def measure_threads(most: int, now: int) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import kit
@@ -224,6 +225,36 @@ def test_progress_lines_fit_a_terminal(tmp_path, capsys):
     assert len(lines) > 1 and max(map(len, lines)) <= 80
     assert "exact 12.35 (10.0-14.0)" in lines[0]
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
+
+
+def test_only_a_terminal_folds_other_lines(monkeypatch, capsys):
+    text = "a message of some words " * 10
+    Progress().log(text.strip())
+    assert capsys.readouterr().err == f"{text.strip()}\n"
+    monkeypatch.setattr(Progress, "is_terminal", True)
+    Progress().log(text.strip())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 80 and " ".join(lines).split() == text.split()
+
+
+def test_the_time_left_of_an_evaluation_follows_its_first_answers(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("fivetune.progress.time.monotonic", lambda: now[0])
+    progress = Progress()
+    for start in (100.0, 5_000.0):  # the second evaluation has its own speed
+        for seconds, done in ((0.0, 1), (10.0, 11)):
+            now[0] = start + seconds
+            progress.update("evaluating", done, 101)
+        assert capsys.readouterr().err == "evaluating: 11 of 101, 1 min 30 s left\n"
+
+
+def test_a_resumed_run_announces_how_long_all_examples_take(tmp_path, model_folder):
+    """Its last part makes no other evaluation."""
+    given = kit.recipe(tmp_path, model_folder, eval__max_examples=4, eval__final="subset")
+    train(given, preflight=False, quiet=True)
+    train(tmp_path / "run", {"eval.final": "full"}, resume=True, quiet=True)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.search(r"evaluating all \d+ examples, about \d", log), log
 
 
 # --- fivetune evaluate ---

@@ -82,10 +82,7 @@ def test_the_choice_and_its_reason(setup, tmp_path, model_folder):
 def test_a_run_records_its_forward(tmp_path, model_folder, kind, capsys):
     run = train(kit.recipe(tmp_path, model_folder, train__forward=kind))
     assert run.machine.forward == ForwardFacts(kind, "requested", recompute=False, parts="torch")
-    lines = capsys.readouterr().err.splitlines()
-    assert f"{kind} forward (requested)" in " ".join(" ".join(lines).split())
-    first = next(number for number, line in enumerate(lines) if "in the set" in line)
-    assert lines[first + 1].startswith("  ") and all(len(line) <= 80 for line in lines[first : first + 2])
+    assert f"{kind} forward (requested)" in capsys.readouterr().err
     assert f"{kind} forward (requested)" in (tmp_path / "run" / "log.txt").read_text()  # there in one line
     shares = [step.padding_fraction for step in rundir.read_run(tmp_path / "run").steps]
     assert all(share == 0 for share in shares) if kind == "flat" else all(share > 0 for share in shares)

@@ -169,7 +169,7 @@ def test_the_mean_of_the_best_checkpoints_is_exported_if_it_is_better(
     assert run.status.best and (run.status.best.step, run.status.best.averaged) == (3, exported)
     record = find_exported_eval(run)
     assert record and (record.split, record.scores["f1"]) == (("average", 95.0) if exported else ("eval", 90.0))
-    wording, shown = "gets the mean" if exported else "gets the latter", " ".join(capsys.readouterr().err.split())
+    wording, shown = "gets the mean" if exported else "gets the latter", capsys.readouterr().err
     assert f"of steps 2, 3, 5 has f1 {mean:.2f}, that of step 3 alone 90.00: model/ {wording}" in shown
     card = (folder / "model/README.md").read_text()
     assert f"examples at {'the mean of steps 2, 3, 5' if exported else 'step 3'}:" in card

@@ -68,7 +68,7 @@ def test_balanced_weights_are_those_of_scikit_learn_and_recorded(tmp_path, model
     train(table, preflight=False)
     plan = read_plan(tmp_path / "run")
     assert plan and plan.class_weights == {"late": pytest.approx(12 / (2 * 3)), "lost": pytest.approx(12 / (2 * 9))}
-    assert "loss with class_weights (late 2, lost 0.667)" in " ".join(capsys.readouterr().err.split())
+    assert "loss with class_weights (late 2, lost 0.667)" in capsys.readouterr().err
     setup = set_up(load_config(table))
     assert sorted(setup.learner.forward.objective.class_weights.values()) == pytest.approx([2 / 3, 2])
     store = setup.data.stream.store

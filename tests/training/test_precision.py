@@ -14,12 +14,14 @@ from kit import ready, recipe
 import fivetune
 from fivetune import plugins
 from fivetune.config import load_config
+from fivetune.distributed.world import World
 from fivetune.errors import ConfigError
 from fivetune.model.precision import cast_weights, copy_weights, get_matmul_dtype
 from fivetune.telemetry import devices
+from fivetune.training import setup as setting_up
 from fivetune.training.autotune import precision
 from fivetune.training.autotune.precision import adopt_trained_precision, choose_precision
-from fivetune.training.learner import ComputeConfig, build_optimizer, choose_compute
+from fivetune.training.learner import ComputeConfig, build_optimizer, choose_compute, restore_process_settings
 from fivetune.training.setup import Setup
 
 CPU = ComputeConfig("cpu", "fp32")
@@ -114,7 +116,38 @@ def test_a_resumed_run_keeps_its_precision_until_another_is_asked_for(monkeypatc
     assert asked.machine.precision_why == "as the run began; this CPU has no units for it and computes it slower"
     asked = fivetune.train(folder, {"train.num_steps": 6, "train.precision": "fp32"}, resume=True, quiet=True)
     assert asked.machine.precision == "fp32"
-    assert "from step 4 on the environment differs: precision: bf16 -> fp32. " in " ".join(asked.warnings)
+    words = "precision: bf16 -> fp32. Losses differ by the rounding of fp32 instead of bf16."
+    assert f"from step 4 on the environment differs: {words}" in asked.warnings
+
+
+@pytest.mark.parametrize(
+    ("device", "resumed", "expected", "why"),
+    [
+        ("cuda", "fp32", "fp32", "as the run began"),
+        ("cuda", "tf32", "tf32", "as the run began"),
+        ("cuda", "bf16", "bf16", "as the run began"),
+        ("mps", "bf16", "fp32", "the run began in bf16; train.precision bf16: fp32 is used instead, because bf16"),
+        ("mps", "fp16", "fp32", "the run began in fp16; fp32 is used instead, because fp16 is not supported on mps"),
+        ("cpu", "tf32", "fp32", "the run began in tf32; train.precision tf32: fp32 is used instead, because only"),
+        ("cpu", "bf16", "bf16", "as the run began; this CPU has no units for it and computes it slower"),
+    ],
+)
+def test_every_device_keeps_the_precision_of_a_resumed_run(monkeypatch, tmp_path, device, resumed, expected, why):
+    has_units(monkeypatch, tmp_path, "avx2")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    found, reason = devices.decide_precision("auto", device, resumed)
+    assert found == expected and reason.startswith(why)
+    assert devices.decide_precision("fp32", device, resumed) == ("fp32", "")
+
+
+def test_a_sharded_run_keeps_its_precision(monkeypatch, tmp_path, model_folder):
+    """Two processes with fsdp have no weights to try a precision with."""
+    config = load_config(recipe(tmp_path, model_folder, strategy="fsdp", train__precision="auto"))
+    compute = choose_compute(config, World(size=2), "bf16")
+    assert compute.precision == "bf16"
+    chosen = setting_up._choose_precision(config, None, compute, World(size=2), None, "bf16", None)  # type: ignore[arg-type]
+    assert chosen == compute
 
 
 def test_answers_are_computed_as_the_run_was_trained(monkeypatch, tmp_path):
@@ -122,11 +155,13 @@ def test_answers_are_computed_as_the_run_was_trained(monkeypatch, tmp_path):
     assert adopt_trained_precision(CPU, "auto", "bf16").precision == "bf16"
     assert adopt_trained_precision(CPU, "auto", "fp32") == adopt_trained_precision(CPU, "fp32", "bf16") == CPU
     has_units(monkeypatch, tmp_path, "")
-    assert adopt_trained_precision(CPU, "auto", "bf16") == CPU
+    why = "the run was trained in bf16, for which this CPU has no units"
+    assert adopt_trained_precision(CPU, "auto", "bf16") == replace(CPU, precision_why=why)
 
 
 def test_tf32_is_set_for_the_run_and_needs_its_units(tmp_path, model_folder, monkeypatch):
-    matmul, words = torch.backends.cuda.matmul, "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs"
+    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    words = "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs"
     assert devices.pick_precision("tf32", "cpu") == "fp32"
     assert devices.explain_replaced_precision("tf32", "mps").startswith(words)
     for capability, expected in (((7, 5), "fp32"), ((8, 0), "tf32")):
@@ -136,12 +171,41 @@ def test_tf32_is_set_for_the_run_and_needs_its_units(tmp_path, model_folder, mon
         compute = choose_compute(SimpleNamespace(device="cuda", train=section))  # type: ignore[arg-type]
         assert compute.precision == expected and bool(compute.precision_why) == (expected == "fp32")
         assert matmul.fp32_precision == ("tf32" if expected == "tf32" else "ieee")
+        assert matmul.allow_tf32 == (expected == "tf32")  # raises where torch's settings are not in step
+        assert torch.get_float32_matmul_precision() == ("high" if expected == "tf32" else "highest")
     with compute.make_autocast():
         assert get_matmul_dtype(torch.device("cpu")) == torch.float32
     monkeypatch.undo()
     run = fivetune.train(recipe(tmp_path, model_folder, train__precision="tf32", train__num_steps=1), quiet=True)
     assert run.machine.precision == "fp32" and run.machine.precision_why.startswith(words)
-    assert matmul.fp32_precision == "ieee"
+    assert matmul.fp32_precision == "tf32"  # as before the run
+    torch.set_float32_matmul_precision(before)
+
+
+def test_a_run_restores_the_settings_of_the_process(tmp_path, model_folder):
+    matmul, products = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    has_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.set_flush_denormal(False)
+        fivetune.train(recipe(tmp_path, model_folder, train__num_steps=1), quiet=True, preflight=False)
+        assert torch.get_float32_matmul_precision() == "high" and matmul.allow_tf32
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.tensor(1e-40).mul(0.5) > 0
+        with restore_process_settings():
+            torch.set_flush_denormal(True)
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            torch.set_float32_matmul_precision("highest")
+        assert matmul.fp32_precision == "tf32" and not torch.backends.cuda.cudnn_sdp_enabled()
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision = "tf32"  # the newer setting alone
+        with restore_process_settings():
+            torch.set_float32_matmul_precision("highest")
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
 
 
 def test_mps_and_old_gpus_say_what_happens_instead(monkeypatch):
@@ -171,6 +235,15 @@ def test_every_optimizer_changes_the_copies(name, tmp_path, model_folder):
         optimizer.step()
         optimizer.zero_grad()
         assert not any(torch.equal(copy, weight.bfloat16()) for weight, copy in held.items())
+
+
+def test_a_broadcast_changes_the_copies(monkeypatch):
+    """gloo writes without torch counting it."""
+    weight = torch.nn.Parameter(torch.randn(4, 8))
+    copy_weights(torch.bfloat16, weight)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: tensor.data.fill_(7.0))
+    World(size=2).broadcast([weight])
+    assert torch.equal(copy_weights(torch.bfloat16, weight), weight.bfloat16())
 
 
 def test_merged_weights_get_gradients_of_their_own_dtype():

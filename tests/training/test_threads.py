@@ -11,6 +11,7 @@ import torch
 from kit import recipe
 
 import fivetune
+from fivetune import cli
 from fivetune.training import threads
 from fivetune.training.threads import ThreadControl, measure_threads
 
@@ -98,6 +99,37 @@ def test_a_run_says_how_many_threads_it_has_and_why(monkeypatch, tmp_path, model
     is_measured(monkeypatch, t1=4.0, t2=1.0)
     run = fivetune.train(tmp_path / "run", {"train.num_steps": 4}, resume=True, quiet=True)
     assert run.machine.num_threads == 2
+
+
+def test_a_change_during_a_run_is_recorded_for_its_resume(monkeypatch, tmp_path, model_folder):
+    monkeypatch.setattr(threads, "count_cores", lambda: 2)
+    monkeypatch.setattr(threads, "SECONDS_BETWEEN", 0.0)
+    is_measured(monkeypatch, t1=4.0, t2=1.0)
+    monkeypatch.setattr(ThreadControl, "update", lambda self: torch.set_num_threads(1) or "1 of 2 CPU threads")
+    given = recipe(tmp_path, model_folder, train__num_threads=None, train__num_steps=1, eval__at_start=True)
+    run = fivetune.train(given, quiet=True, preflight=False)
+    assert "from step 1 on 1 of 2 CPU threads. Losses may differ in the last bits." in run.warnings  # while evaluating
+    (part,) = run.machine.parts
+    assert part.num_threads == 1 and part.changed[0] == "num_threads from step 1 on: 2 -> 1"
+    is_measured(monkeypatch, t1=1.0, t2=4.0)
+    run = fivetune.train(tmp_path / "run", {"train.num_steps": 2}, resume=True, quiet=True)
+    assert run.machine.num_threads == 1 and not any("environment differs" in warning for warning in run.warnings)
+
+
+def test_predict_and_evaluate_say_why_and_follow_their_cores(monkeypatch, tmp_path, model_folder, capsys):
+    table = recipe(tmp_path, model_folder, train__num_steps=1)
+    fivetune.train(table, quiet=True, preflight=False)
+    monkeypatch.setattr(threads, "count_cores", lambda: 2)
+    is_measured(monkeypatch, t1=1.0, t2=4.0)
+    monkeypatch.setattr(ThreadControl, "from_setting", lambda given: ThreadControl(2))
+    monkeypatch.setattr(ThreadControl, "update", lambda self: "2 of 2 CPU threads, again")
+    run, source = str(tmp_path / "run"), table["data"]["eval"]
+    source = source if isinstance(source, str) else source[0]
+    for words in (["evaluate", run], ["predict", run, "--input", source], ["predict", run, "--inputs", "a text"]):
+        assert cli.main(words) == 0
+        printed = capsys.readouterr().err
+        assert "1 of 2 CPU threads, measured 4.0 times as fast as 2: other programs use the cores\n" in printed
+        assert "2 of 2 CPU threads, again\n" in printed
 
 
 def test_threads_that_wait_do_not_spin():

@@ -1,4 +1,4 @@
-"""Choice of the precision of a CPU: the resumed or the requested one, else bf16 if it agrees with fp32 and is faster.
+"""Choice of the precision of a CPU: the requested one, else bf16 if it agrees with fp32 and is faster.
 
 In: a model, a batch. Out: a ComputeConfig with the reason for the log and machine.json.
 Processors with units for bf16 (AMX, AVX512-BF16, ARM's BF16) multiply matrices two to ten times as fast with them.
@@ -35,8 +35,6 @@ def choose_precision(
     compute: ComputeConfig,
     batch: Batch,
     forward: Forward,
-    *,
-    resumed: str | None = None,
 ) -> ComputeConfig:
     """Choose the precision of a CPU; on other devices that of `compute` stays.
 
@@ -44,17 +42,12 @@ def choose_precision(
         requested: auto, fp32, tf32, bf16 or fp16.
         model: with gradients, not yet placed by a strategy.
         forward: that of the run.
-        resumed: the precision that a resumed run began with.
 
     Raises ConfigError if bf16 is requested and does not agree with fp32.
     """
     if compute.kind != "cpu" or requested in ("fp32", "tf32", "fp16"):
         return compute
     units = find_bf16_units()
-    if requested == "auto" and resumed:
-        lost = resumed == "bf16" and not units
-        why = "as the run began; this CPU has no units for it and computes it slower" if lost else "as the run began"
-        return replace(compute, precision=resumed, precision_why=why)
     if requested == "auto" and not units:
         return replace(compute, precision_why="the CPU has no units for bf16")
     if requested == "auto" and (width := getattr(model.config, "d_model", MIN_WIDTH)) < MIN_WIDTH:
@@ -76,9 +69,11 @@ def choose_precision(
 
 def adopt_trained_precision(compute: ComputeConfig, requested: str, trained: str | None) -> ComputeConfig:
     """The precision of answers on a CPU: with auto, bf16 if the run was trained in it and the CPU has units for it."""
-    if compute.kind == "cpu" and requested == "auto" and trained == "bf16" and find_bf16_units():
-        return replace(compute, precision=trained, precision_why="as the run was trained")
-    return compute
+    if compute.kind != "cpu" or requested != "auto" or trained != "bf16":
+        return compute
+    if not find_bf16_units():
+        return replace(compute, precision_why="the run was trained in bf16, for which this CPU has no units")
+    return replace(compute, precision=trained, precision_why="as the run was trained")
 
 
 def _explain_disagreement(model: T5Model, batch: Batch, candidates: dict[str, ComputeConfig], forward: Forward) -> str:
