@@ -1,7 +1,7 @@
 """LoRA on flat tokens against peft's LoRA on transformers' Seq2SeqTrainer: the same weights, examples and updates.
 
-A run of benchmarks/train.py whose sides all train the adapter; its protocol, its table, its file. At least 1.5 times
-the speed of the Trainer as users run it is expected.
+A run of benchmarks/train.py whose sides all train the adapter; its protocol, its table, its file. All compute in fp32
+unless --precision says otherwise. At least 1.5 times the speed of the Trainer as users run it is expected.
     python -m benchmarks.adapters --json
 """
 
@@ -15,15 +15,13 @@ from benchmarks.harness import publish_result
 from benchmarks.train import measure_models, parse_arguments, report
 from fivetune.telemetry.devices import count_cores
 
+DEFAULTS = ("--adapter", "lora", "--precision", "fp32")
 EXPECTED = 1.5  # times the speed of the peer "default", on the same examples
 
 
 def main() -> int:
     """Measure, print the table and write the result; 1 if it is slower than expected."""
-    words = sys.argv[1:]
-    if "--adapter" not in words:
-        words += ["--adapter", "lora"]
-    args = parse_arguments(words)
+    args = parse_arguments([*DEFAULTS, *sys.argv[1:]])
     torch.set_num_threads(args.threads or count_cores())
     torch.manual_seed(args.seed)
     result = measure_models(args)

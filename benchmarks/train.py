@@ -386,7 +386,7 @@ def report(result: dict[str, Any]) -> None:
         rows.append(
             [
                 name,
-                side.get("precision", result["precision"]),
+                _name_precision(result, name),
                 f"{speed[0]:,.0f}",
                 f"{speed[1]:,.0f} to {speed[2]:,.0f}",
                 f"{side['examples_per_second_overall']:.2f}",
@@ -407,7 +407,7 @@ def report(result: dict[str, Any]) -> None:
     ours = sides["fivetune"]
     rows = [
         [
-            "FiveTune against",
+            f"FiveTune ({_name_precision(result, 'fivetune')}) against",
             "same examples",
             "CPU seconds",
             "tokens/s",
@@ -420,7 +420,7 @@ def report(result: dict[str, Any]) -> None:
         speed = figures["tokens_per_second"]
         rows.append(
             [
-                name,
+                f"{name} ({_name_precision(result, name)})",
                 f"{figures['same_examples']:.2f}x",
                 f"{figures['same_examples_cpu_seconds']:.2f}x",
                 f"{speed[0]:.2f}x",
@@ -434,6 +434,11 @@ def report(result: dict[str, Any]) -> None:
         f"MFU: against a matrix product of {result['matmul_peak_flops'] / 1e9:,.0f} GFLOP/s on this machine. "
         "tokens: without padding, source and target."
     )
+
+
+def _name_precision(result: dict[str, Any], side: str) -> str:
+    """What a side computed in; results of old files have one precision for all."""
+    return str(result["sides"][side].get("precision", result["precision"]))
 
 
 def _gigabytes(num_bytes: int | None) -> str:

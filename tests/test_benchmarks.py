@@ -177,6 +177,26 @@ def test_every_program_takes_json():
     assert not [name for name, text in texts.items() if not re.search(printed, text)]
 
 
+def test_adapters_are_compared_in_fp32_unless_another_precision_is_given(monkeypatch):
+    from benchmarks import adapters
+
+    seen = []
+    result = {"name": "x", "ratios": {"default": {"same_examples": 2}}}
+    monkeypatch.setattr(adapters, "measure_models", lambda args: seen.append((args.adapter, args.precision)) or result)
+    monkeypatch.setattr(adapters, "report", lambda result: None)
+    monkeypatch.setattr(adapters, "publish_result", lambda *args: None)
+    for words in ([], ["--precision", "auto"], ["--adapter", "dora"]):
+        monkeypatch.setattr(sys, "argv", ["adapters", "--threads", str(torch.get_num_threads()), *words])
+        assert adapters.main() == 0
+    assert seen == [("lora", "fp32"), ("lora", "auto"), ("dora", "fp32")]
+
+
+def test_both_sides_of_a_ratio_are_named_with_their_precision(capsys):
+    train.report(json.loads((harness.RESULTS / "train-cpu-t5-small-squad-16.json").read_text()))
+    printed = capsys.readouterr().out
+    assert all(words in printed for words in ("FiveTune (bf16) against", "tuned (fp32)", "tuned-bf16 (bf16)"))
+
+
 def test_other_weights_are_refused():
     with pytest.raises(UnequalWork, match="do not start from the same weights"):
         train.same_weights({"fivetune": [10, 0.5], "tuned": [10, 0.6]})

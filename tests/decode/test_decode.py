@@ -243,7 +243,9 @@ def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path):
         for one in generate(loaded.model, real, rows, decoding, device="cpu", autocast=lambda: half)
     }
     different = [row for row in rows if exact[row] != rounded[row]]
-    assert len(different) < 25  # not fine-tuned, the model finds many tokens about equally probable
+    # 13 with AVX512-BF16. This model is not fine-tuned: the tokens that it takes there have probabilities of 0.03 to
+    # 0.32, with others as probable. A trained model gives the same answers to 99 %: docs/performance.md.
+    assert len(different) < 20
     for row in different:
         ours, theirs = [*exact[row], 1], [*rounded[row], 1]
         at = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])
@@ -252,4 +254,4 @@ def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path):
             logits = loaded.model.eval()(
                 input_ids=torch.tensor([real.inputs[row].tolist()]), decoder_input_ids=written
             ).logits[0, -1]
-        assert logits[ours[at]] - logits[theirs[at]] < 0.08  # in nats
+        assert logits[ours[at]] - logits[theirs[at]] < 0.07  # in nats; at most 0.034 with AVX512-BF16
