@@ -141,6 +141,14 @@ def test_every_device_keeps_the_precision_of_a_resumed_run(monkeypatch, tmp_path
     assert devices.decide_precision("fp32", device, resumed) == ("fp32", "")
 
 
+def test_a_resumed_fp16_run_keeps_what_its_scaler_needs(tmp_path, model_folder):
+    """A GradScaler cannot unscale the factored gradients that Adafactor has in other precisions."""
+    given = recipe(tmp_path, model_folder, train__precision="fp16", train__num_steps=1, optimizer="adafactor")
+    fivetune.train(given, quiet=True, preflight=False)
+    asked = fivetune.train(tmp_path / "run", {"train.num_steps": 2, "train.precision": "auto"}, resume=True, quiet=True)
+    assert (asked.machine.precision, asked.status.step) == ("fp16", 2)
+
+
 def test_a_sharded_run_keeps_its_precision(monkeypatch, tmp_path, model_folder):
     """Two processes with fsdp have no weights to try a precision with."""
     config = load_config(recipe(tmp_path, model_folder, strategy="fsdp", train__precision="auto"))

@@ -351,7 +351,7 @@ def test_command_lists_the_checks(capsys, tmp_path, model_folder):
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_command_wraps_its_lines_under_their_beginning(capsys, tmp_path, model_folder, monkeypatch, width):
-    monkeypatch.setattr("fivetune.commands.check.WIDTH", width)
+    monkeypatch.setattr("fivetune.commands.CHECK_WIDTH", width)
     bad = _changed_train(tmp_path, _two_bad_records)
     _, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
     lines = out.splitlines()
