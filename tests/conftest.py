@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -50,6 +51,7 @@ def pytest_collection_finish() -> None:
     """Runs where tests run. Torch is imported late here: the process that only starts xdist's workers needs none."""
     import torch
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which runs respect
     torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 
 
