@@ -21,7 +21,10 @@ from pydantic import BaseModel, ConfigDict
 
 from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, suggest_names
 
-KINDS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "commands")
+KINDS = (
+    "tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters",
+    "commands",
+)  # fmt: skip
 
 
 class Options(BaseModel):

@@ -25,7 +25,7 @@ ROWS = (
     ("data", "model"),
     ("analysis", "progress", "decode", "evaluation", "telemetry", "launch"),
     ("diagnosis", "profiling", "estimation", "training", "compare"),
-    ("report", "experiments", "launchers"),
+    ("report", "experiments", "launchers", "exporters"),
     ("commands",),
     ("cli", "__main__"),
 )

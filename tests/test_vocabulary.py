@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 from test_layers import FILES, parse_file, part
 
-PLUGINS = {"tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "commands"}
+from fivetune.plugins import KINDS
+
+PLUGINS = set(KINDS)
 
 VERBS = set(
     re.findall(

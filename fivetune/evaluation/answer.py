@@ -123,7 +123,7 @@ def _build_text_prediction(settings: AnswerSettings, one: GeneratedAnswer, loss:
     if example.references:
         target = settings.store.labels[one.row].tolist()
         if one.label_logprobs is None:
-            teacher_forced = bool(one.target_correct)
+            teacher_forced = one.target_correct
             free_running = [*one.token_ids, tokenizer.eos_token_id] == target
         loss.add(one.target_loss, len(target))
     return replace(

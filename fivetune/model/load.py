@@ -105,6 +105,16 @@ def load_model_and_tokenizer(
     return loaded
 
 
+def load_without_weights(folder: Path) -> LoadedModel:
+    """Load the tokenizer of a folder, and the model of its config.json on torch's meta device, without values."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    settings = _load_settings(folder, None, find_family(read_model_config(folder), folder))
+    with suppress_output(), torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(settings, dtype=torch.float32, trust_remote_code=False)
+    return LoadedModel(_set_generation_ids(model, settings), load_tokenizer(None, folder))
+
+
 def find_source(path: str | None, *, config: str | None, init: str, revision: str | None) -> Path:
     """Find the folder or config.json that a model is built from. Raises ModelError if it does not exist."""
     if init == "pretrained" and path:

@@ -1,6 +1,6 @@
 """The text of docs/models.md: what FiveTune supports of each family, by the answers that a run gets.
 
-In: `family.py`, the strategies. Out: Markdown.
+In: `family.py`, the strategies, the exporters. Out: Markdown.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ The padded forward is that of transformers, on a rectangle as long as the longes
 real tokens only; that of T5Gemma and T5Gemma 2 runs on a CPU, because the kernels, which a GPU needs, know neither
 soft-capped scores nor merged attention. CUDA graphs and the sharded strategies take T5's blocks apart. Answers of
 other families are decoded with transformers' cache, token for token as its `generate` does.
+
+Exports to ctranslate2 have generative heads only: docs/export.md.
 
 Adapters of matrices are lora, rslora, dora, qlora and ia3; prompt and prefix need T5's blocks: docs/adapters.md.
 
@@ -56,7 +58,8 @@ def build_manual_of_models() -> str:
     strategies = {name: plugins.load_plugin("strategies", name) for name in plugins.list_plugins("strategies")}
     whole = [name for name, options in strategies.items() if not options.sharded]
     columns = ["model_type", "models", "padded", "flat", "kernels", "extractive head", "adapters", ", ".join(whole)]
-    columns += [name for name in strategies if name not in whole] + ["device tpu"]
+    exporters = {name: plugins.load_plugin("exporters", name)() for name in plugins.list_plugins("exporters")}
+    columns += [name for name in strategies if name not in whole] + ["device tpu", "export"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for family in FAMILIES.values():
         cells = [
@@ -69,6 +72,9 @@ def build_manual_of_models() -> str:
         ]
         cells += [_format_answer(_supports(family, name, sharded=True)) for name in strategies if name not in whole]
         cells += [_format_answer(_supports(family, whole[0], device="tpu"))]
+        settings = {"model_type": family.model_type}
+        formats = [name for name, one in exporters.items() if not one.explain_unsupported(settings, "generate")]
+        cells += [", ".join(formats)]
         lines.append(f"| {family.model_type} | {family.models} | {' | '.join(cells)} |")
     return HEAD + "\n".join(lines) + "\n" + NOTES
 

@@ -12,12 +12,12 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from fivetune.config.paths import resolve_adapter
 from fivetune.data.examples import Source
 from fivetune.data.source_files import quote_value
 from fivetune.data.store import TokenStore, load_or_build_store
+from fivetune.decode import GenerateAnswers, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.answer_log import PATTERN as ANSWERS
@@ -37,19 +38,31 @@ from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import iter_input_rows, name_inputs, write_records, write_texts
 from fivetune.evaluation.predicted_file import PredictedFile
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
-from fivetune.model.load import load_model_and_tokenizer
+from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
-from fivetune.rundir.checksums import MANIFEST, read_owner
+from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.files import replace_file
-from fivetune.rundir.records import EvalRecord, Prediction, RunStatus
+from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.tasks import head_of
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training import checkpoint
 from fivetune.training.autotune.precision import adopt_trained_precision
+from fivetune.training.exported import (
+    EXPORT,
+    load_exporter_of,
+    open_engine,
+    refuse_fixed_settings,
+)
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
+from fivetune.training.model_folder import (
+    find_exported_step,
+    refuse_foreign_model,
+    refuse_missing_model,
+    with_exported_cap,
+)
 from fivetune.training.resume import select_scored_settings, with_evaluation
 from fivetune.training.setup import build_chips, make_evaluator
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split
@@ -60,7 +73,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from fivetune.model.modules import T5Model
-    from fivetune.training.tpu import Chips
 
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has set the generation cap
@@ -83,7 +95,8 @@ class TrainedRun:
         folder: the run directory.
         config: the run's config with the overrides and the generation cap of model/.
         step: optimizer step of the weights.
-        chips: answer in place of torch.
+        model: on torch's meta device if the engine of an export holds the weights.
+        generate: searches for answers: torch, TPU chips, or the engine of an export.
         threads: chooses the number of CPU threads again while answers are computed; None on other devices.
     """
 
@@ -93,8 +106,12 @@ class TrainedRun:
     tokenizer: PreTrainedTokenizerBase
     compute: ComputeConfig
     step: int
-    chips: Chips | None = None
+    generate: GenerateAnswers = field(default=generate)
     threads: ThreadControl | None = None
+
+    @property
+    def is_export(self) -> bool:
+        return (self.folder / EXPORT).is_file()
 
     def __repr__(self) -> str:
         return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
@@ -233,7 +250,7 @@ class TrainedRun:
 
     def _discard_other_answers(self, folder: Path, store: TokenStore, on_note: Callable[[str], object]) -> None:
         """Remove the answers of other weights, settings or data; writes what the next ones belong to."""
-        weights = sha256((self.folder / "model" / MANIFEST).read_bytes())
+        weights = sha256((self.folder / (EXPORT if self.is_export else f"model/{MANIFEST}")).read_bytes())
         for path in sorted((self.folder / FOLDER).glob("*.safetensors")):  # virtual tokens are not in model/
             weights.update(path.read_bytes())
         settings = {
@@ -255,7 +272,9 @@ class TrainedRun:
             file.write(new.encode())
 
     def _make_evaluator(self, store: TokenStore) -> Evaluator:
-        return make_evaluator(self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, chips=self.chips)
+        return make_evaluator(
+            self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, generate=self.generate
+        )
 
 
 def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[str, object] | str]:
@@ -291,7 +310,7 @@ def open_run(
     on_note: Callable[[str], object] = ignore_note,
     world: World = SINGLE_PROCESS,
 ) -> TrainedRun:
-    """Load model/ of a run directory.
+    """Load model/ of a run directory, or an export of one.
 
     Args:
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
@@ -310,9 +329,9 @@ def open_run(
     rundir.refuse_foreign(folder)
     machine = rundir.read_machine(folder, on_damage=on_damage)
     status = rundir.read_status(folder, on_damage=on_damage)
-    if not (folder / "model").is_dir():
-        _refuse_missing_model(folder, status)
-    _refuse_foreign_model(folder, machine.run_id)
+    if (exporter := load_exporter_of(folder)) is None:
+        refuse_missing_model(folder, status)
+        refuse_foreign_model(folder, machine.run_id)
     config = load_config(folder / rundir.CONFIG, _replace_share(overrides or {}), trained=True)
     config = select_part(config, overrides or ())
     _refuse_unused_overrides(overrides or (), unsupported)
@@ -320,26 +339,40 @@ def open_run(
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
     if "data.eval" in (overrides or ()):
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
-    config = _with_exported_cap(config, folder / "model")
-    compute = adopt_trained_precision(choose_compute(config, world), config.train.precision, machine.precision)
+    config = with_exported_cap(config, folder / "model")
+    compute = choose_compute(config, world)
+    if exporter and exporter.has_own_engine:
+        refuse_fixed_settings(overrides or (), exporter.plugin_name())
+        loaded, answer = load_without_weights(folder / "model"), open_engine(exporter, folder, compute)
+        compute, threads = replace(compute, precision="fp32", precision_why=""), None
+    else:
+        compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
+        loaded, answer = _load_model(folder, config, compute)
+        threads = ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None
     if compute.reasons:
         on_note(compute.reasons)
+    return TrainedRun(
+        folder=folder,
+        config=config,
+        model=loaded.model.eval(),
+        tokenizer=loaded.tokenizer,
+        compute=compute,
+        step=status.best.step if status.best else status.step or find_exported_step(folder),
+        generate=answer,
+        threads=threads,
+    )
+
+
+def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
+    """Load model/ of a run, with the virtual tokens that it trained, on the device; also returns what answers."""
     loaded = load_model_and_tokenizer(
         str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
     )
     attach_exported(loaded.model, folder / "model")
     _refuse_missing_adapter(folder, config, loaded.model)
-    model = loaded.model.to(compute.device).eval()
-    return TrainedRun(
-        folder=folder,
-        config=config,
-        model=model,
-        tokenizer=loaded.tokenizer,
-        compute=compute,
-        step=status.best.step if status.best else status.step or _find_exported_step(folder),
-        chips=build_chips(config, model, compute),
-        threads=ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None,
-    )
+    loaded.model = loaded.model.to(compute.device)
+    chips = build_chips(config, loaded.model, compute)
+    return loaded, chips.generate if chips else generate
 
 
 def _refuse_missing_adapter(folder: Path, config: RunConfig, model: T5Model) -> None:
@@ -357,56 +390,6 @@ def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     keys = {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
     no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
     return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
-
-
-def _refuse_missing_model(folder: Path, status: RunStatus) -> NoReturn:
-    """Raise RunDirError with the command that exports the model."""
-    if status.state == "finished":
-        why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
-    else:
-        why, advice = "has no model/ yet: the run is not finished", "Resume with"
-    raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
-
-
-def _find_exported_step(folder: Path) -> int:
-    """The step of the best checkpoint, else of the last one: status.json is damaged; 0 without checkpoints."""
-    steps = checkpoint.list_steps(folder / "checkpoints")
-    best = (folder / "best").resolve().name
-    return next((step for step in steps if str(step) == best), max(steps, default=0))
-
-
-def _refuse_foreign_model(folder: Path, own: str | None) -> None:
-    """Raise RunDirError if model/ of a run directory has no manifest or was exported by another run.
-
-    Args:
-        own: id of the run; None if machine.json is lost.
-    """
-    manifest, exporter = folder / "model" / MANIFEST, read_owner(folder / "model")
-    if not manifest.is_file():
-        reason = "is missing: whether model/ is whole and belongs to the run is unknown"
-    elif own and exporter and exporter != own:
-        reason = f"belongs to another run (id {exporter}, this run is {own})"
-    else:
-        return
-    raise RunDirError(f"{manifest}: {reason}. {_advise_export(folder / 'model')}")
-
-
-def _advise_export(folder: Path) -> str:
-    return f"Export the model again: delete {folder}, then run: fivetune train {folder.parent} --resume"
-
-
-def _with_exported_cap(config: RunConfig, folder: Path) -> RunConfig:
-    """Add the generation cap of the exported model to the config, unless eval.max_new_tokens is set."""
-    if config.eval.max_new_tokens or head_of(config.task) == "extractive":
-        return config
-    path = folder / "generation_config.json"
-    try:
-        cap = json.loads(path.read_text(encoding="utf-8"))["max_new_tokens"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RunDirError(
-            f"{path}: holds no max_new_tokens, the generation cap of the run. {_advise_export(folder)}"
-        ) from None
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"max_new_tokens": cap})})
 
 
 def predict(

@@ -17,7 +17,7 @@ from fivetune.data.encode import encode_labels, find_frame
 from fivetune.data.mixture import ConcatStore
 from fivetune.data.store import TokenStore
 from fivetune.data.stream import BatchPlan, TrainingStream
-from fivetune.decode import Decoding, estimate_max_new_tokens, generate
+from fivetune.decode import Decoding, GenerateAnswers, estimate_max_new_tokens, generate
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError
 from fivetune.evaluation.evaluator import Evaluator
@@ -313,7 +313,8 @@ def _prepare_data(
         return TrainingData(stream, None), compute
     # The generation cap comes from the training targets: those of data.eval are the answers to be predicted.
     target_p99 = train.summary["target_p99"]
-    evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=target_p99, chips=chips)
+    answer = chips.generate if chips else generate
+    evaluator = make_evaluator(config, tokenizer, evaluation, compute, target_p99=target_p99, generate=answer)
     return TrainingData(stream, evaluator), compute
 
 
@@ -380,18 +381,18 @@ def make_evaluator(
     compute: ComputeConfig,
     *,
     target_p99: int,
-    chips: Chips | None = None,
+    generate: GenerateAnswers = generate,
 ) -> Evaluator:
     """Build the evaluator of a store, for a mixture with one per part.
 
     Args:
         target_p99: 99th percentile of the training targets' lengths in tokens, from which the generation cap follows.
-        chips: answer in place of torch.
+        generate: searches for answers; default: that of `fivetune.decode`.
     """
     parts = {}
     if isinstance(store, ConcatStore):
         parts = {
-            name: make_evaluator(part, tokenizer, store.parts[name], compute, target_p99=target_p99, chips=chips)
+            name: make_evaluator(part, tokenizer, store.parts[name], compute, target_p99=target_p99, generate=generate)
             for name, part in build_part_configs(config).items()
         }
     return Evaluator(
@@ -403,7 +404,7 @@ def make_evaluator(
         keep_special=not config.eval.suppress_sentinels,
         limits=build_length_limits(config),
         autocast=compute.make_autocast,
-        generate=chips.generate if chips else generate,
+        generate=generate,
         parts=parts,
     )
 

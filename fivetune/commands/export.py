@@ -1,0 +1,101 @@
+"""Export a trained run to another format, with a proof on its evaluation data: same answers, score, speed, size."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fivetune.commands import print_json, print_table
+
+NOT_OFFERED = {
+    "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
+    "gguf": "its proof needs llama.cpp, which is no package of Python",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from fivetune import plugins
+    from fivetune.exporters import list_format_options
+
+    formats = plugins.list_plugins("exporters")
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--format", required=True, metavar="FORMAT", help=f"one of: {', '.join(formats)}")
+    for option, having in list_format_options().items():
+        description = str(plugins.load_plugin("exporters", having[0]).model_fields[option].description)
+        parser.add_argument(
+            f"--{option}", dest=f"option_{option}", metavar=option.upper(), help=f"{', '.join(having)}: {description}"
+        )
+    parser.add_argument("--output", metavar="DIR", type=Path, help="folder to write; default: RUN/export/FORMAT")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing export")
+    parser.add_argument(
+        "--examples",
+        metavar="N",
+        type=int,
+        default=200,
+        help="questions of the evaluation data in the proof; default: 200",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.errors import ConfigError
+    from fivetune.exporters import load_format
+    from fivetune.progress import Progress
+
+    if reason := NOT_OFFERED.get(args.format):
+        raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: ctranslate2, hf.")
+    if args.examples < 1:
+        raise ConfigError(f"--examples {args.examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
+    prefix = "option_"
+    given = {k.removeprefix(prefix): v for k, v in vars(args).items() if k.startswith(prefix) and v is not None}
+    exporter = load_format(args.format, given)
+    from fivetune.exporters._export import export_run
+
+    progress = Progress()
+    progress.start()
+    try:
+        target, export = export_run(
+            Path(args.run),
+            exporter,
+            output=args.output,
+            overwrite=args.overwrite,
+            num_examples=args.examples,
+            on_progress=progress.update,
+            on_note=progress.log,
+        )
+    finally:
+        progress.close()
+    _print_proof(export)
+    print(f"verdict  {export['proof']['verdict']}" + "".join(f": {one}" for one in export["proof"]["reasons"]))
+    print(f"export   {target}")
+    if args.json:
+        print_json({"output": str(target), **{name: export[name] for name in export if name != "files"}})
+    return 0
+
+
+def _print_proof(export: dict[str, Any]) -> None:
+    """Print the proof as a table of the original and the export."""
+    from fivetune.errors import format_size
+
+    proof = export["proof"]
+    rows = [["size", *(format_size(export["bytes"][side]) for side in ("original", "export"))]]
+    if "examples" in proof:
+        rows.append([f"same predictions of {proof['examples']:,}", "", f"{proof['identical_predictions']:.1%}"])
+    if "original" in proof:
+        rows.append([proof["metric"], *(_format_score(proof[side]) for side in ("original", "export"))])
+    for one in proof.get("speed", ()):
+        name = f"batches of {one['batch_size']}"
+        rows.append([f"{name}: p50, p99", *(_format_latency(one[side]) for side in ("original", "export"))])
+        rates = [f"{one[side]['examples_per_second']:.1f} examples/s" for side in ("original", "export")]
+        rows.append([name, *rates])
+    print_table(["", "original", "export"], rows)
+
+
+def _format_score(found: dict[str, Any]) -> str:
+    interval = found["interval"]
+    return f"{found['score']:.2f}" + (f" ({interval[0]:.1f} to {interval[1]:.1f})" if interval else "")
+
+
+def _format_latency(found: dict[str, Any]) -> str:
+    return f"{found['p50_ms']:.1f} ms, {found['p99_ms']:.1f} ms"
