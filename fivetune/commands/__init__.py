@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fivetune.config import RunConfig
     from fivetune.experiments.sweep import Sweep
     from fivetune.launchers import JobPlan, JobRun, Launcher
+    from fivetune.start.files import Started
     from fivetune.training.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
@@ -150,6 +151,102 @@ def write_finder_result(name: str, found: dict[str, Any], *, run: str, out: Path
     page = path.with_suffix(".html")
     write_text(page, render_html(build_finder_page(name, found, run=run)))
     return page
+
+
+# --- a recipe from data ---
+
+
+def start_from_data(source: str, *, columns: Sequence[str] = (), **options: Any) -> Started:
+    """Write the recipe of a data file (`fivetune.start.files.start_recipe`); `columns` are the words of --column."""
+    from fivetune.start.files import start_recipe
+    from fivetune.start.roles import parse_columns
+
+    if isinstance(seed := options.get("seed", 0), int) and seed < 0:
+        from fivetune.errors import ConfigError
+
+        raise ConfigError(f"--seed {seed}: is negative. Allowed: 0 and more.")
+    return start_recipe(source, given=parse_columns(columns), load_tokenizer=_load_local_tokenizer, **options)
+
+
+def _load_local_tokenizer(model: str) -> Any:
+    """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
+    from fivetune.model.files import PATTERNS, find_folder
+    from fivetune.model.tokenizer import load_tokenizer
+    from fivetune.nano import CHECKPOINT
+
+    is_local = Path(model).is_dir() or model == CHECKPOINT.name
+    if is_local or model.startswith((".", "/", "~")) or model.count("/") != 1:
+        return load_tokenizer(None, find_folder(model), key=None)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(model, allow_patterns=PATTERNS, local_files_only=True)
+    except (OSError, ValueError):  # not in the cache, or no name of the hub, which training reports
+        return None
+    return load_tokenizer(None, Path(folder), key=None)
+
+
+def describe_start(started: Started) -> dict[str, Any]:
+    """Describe a recipe that was written from data, as --json prints it."""
+    plan = started.plan
+    guess = plan.guess
+    return {
+        "recipe": str(started.recipe),
+        "files": {name: str(path) for name, path in started.files.items()},
+        "sizes": dict(plan.sizes),
+        "task": guess.task,
+        "kind": guess.kind,
+        "reason": guess.reason,
+        "rejected": [list(pair) for pair in guess.rejected],
+        "roles": dict(guess.roles),
+        "options": guess.options,
+        "model": plan.model,
+        "group": guess.group_column,
+        "labels": dict(plan.label_counts),
+        "columns": [column.as_dict() for column in plan.table.columns.values()],
+        "warnings": plan.warnings,
+        "next": started.list_commands(),
+    }
+
+
+def print_start(started: Started) -> None:
+    """Print what was read, the task with its reasons and the flags that change it, the sets, and the next commands."""
+    plan = started.plan
+    guess = plan.guess
+    rows = [
+        [
+            column.name,
+            column.kind,
+            f"{column.num_filled:,}",
+            f"{column.num_distinct:,}",
+            f"{column.mean_chars:.0f}",
+            f"{column.max_chars:,}",
+            textwrap.shorten(column.example, 40, placeholder=" ..."),
+        ]
+        for column in plan.table.columns.values()
+    ]
+    shown = f"the first {plan.table.num_records:,} records" if plan.split.num_records > plan.table.num_records else ""
+    print(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {len(rows)} columns")
+    print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
+    kind = guess.task if guess.kind == guess.task else f"{guess.task} ({guess.kind})"
+    fields: list[tuple[str, str]] = [("task", f"{kind}: {guess.reason}")]
+    fields += [("", f"not {kind}: {reason}") for kind, reason in guess.rejected]
+    flags = [f"--column {shlex.quote(f'{role}={name}')}" for role, name in guess.roles.items()]
+    fields.append(("", f"another one: --task NAME{', or change ' if flags else ''}{' '.join(flags)}"))
+    fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
+    sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
+    bound = (
+        f"grouped by {guess.group_column}, another: --column group=NAME, or group=none"
+        if guess.group_column
+        else ("equal inputs in one set; --column group=NAME keeps more together")
+    )
+    fields.append(("sets", f"{sizes}; {bound}"))
+    for head, text in fields:
+        print(textwrap.fill(text, CHECK_WIDTH, initial_indent=f"{head:<8}", subsequent_indent=" " * 10))
+    for warning in plan.warnings:
+        print_warning(warning)
+    print(f"recipe  {started.recipe}")
+    print(*(f"next    {words}" for words in started.list_commands()), sep="\n", flush=True)
 
 
 # --- jobs of a cluster ---

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import add_strategy, format_settings, print_json, print_scores
+from fivetune.commands import (
+    add_strategy,
+    format_settings,
+    print_json,
+    print_scores,
+    print_start,
+    start_from_data,
+)
 
 if TYPE_CHECKING:
     from fivetune.types import Adapter
@@ -16,7 +24,10 @@ TAKES_SETTINGS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, name of a shipped recipe, or a run directory (with --resume)")
+    parser.add_argument(
+        "recipe",
+        help="YAML file, name of a shipped recipe, a data file (see fivetune new), or a run directory (with --resume)",
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in run.dir where it stopped")
     parser.add_argument("--overwrite", action="store_true", help="move an existing run in run.dir aside")
     parser.add_argument("--no-preflight", action="store_true", help="start without the pre-flight checks")
@@ -31,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
     from fivetune import launch
     from fivetune.config import load_config
     from fivetune.config.layers import parse_overrides
-    from fivetune.config.recipes import refuse_missing_run
     from fivetune.distributed.world import World
     from fivetune.errors import IncompleteError
     from fivetune.metrics.classification import describe_majority
@@ -39,9 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     world = World.from_environment()
     with world.report_errors_once():
-        if args.resume:
-            refuse_missing_run(args.recipe)
         settings = parse_overrides(args.settings)
+        args.recipe = _find_recipe(args, settings)
         proposed = add_strategy(args.recipe, settings, quiet=args.quiet or not world.is_first)
         args.settings += format_settings(proposed)  # for the processes that this one starts
         config = load_config(args.recipe, {**settings, **proposed})
@@ -85,6 +94,31 @@ def run(args: argparse.Namespace) -> int:
     if done.status.incomplete:
         raise IncompleteError(done.status.incomplete)
     return 0
+
+
+def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
+    """Return the recipe of the command; that of a data file is written first, with the task and model of the settings.
+
+    A run of a data file is resumed with the recipe that its start wrote.
+    """
+    from fivetune.config.recipes import find_shipped_recipe, refuse_missing_run
+    from fivetune.distributed.world import World
+    from fivetune.errors import ConfigError
+    from fivetune.start.files import choose_recipe_path, is_data
+
+    is_source = is_data(args.recipe) and find_shipped_recipe(args.recipe) is None
+    recipe = str(choose_recipe_path(args.recipe, None)) if is_source else args.recipe
+    if args.resume:
+        refuse_missing_run(recipe)
+    if not is_source or args.resume:
+        return recipe
+    if World.from_environment().size > 1:
+        raise ConfigError(f"{args.recipe}: is data, and several processes are started. Run fivetune new first.")
+    task, model = settings.get("task.name"), settings.get("model.path")
+    started = start_from_data(args.recipe, task=task, model=model, overwrite=args.overwrite)
+    if not args.quiet and not args.json:
+        print_start(started)
+    return str(started.recipe)
 
 
 def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal
 
@@ -67,6 +67,21 @@ class SplitResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class ThreeWaySplit:
+    """Hashes of the ids of validation and test records, and the counts."""
+
+    validation_ids: frozenset[int]
+    test_ids: frozenset[int]
+    num_records: int
+    num_groups: int
+
+    def find_set(self, record: RawRecord) -> Literal["train", "validation", "test"]:
+        """Return the set of a record."""
+        number = hash_text(str(record.fields["id"]))
+        return "test" if number in self.test_ids else "validation" if number in self.validation_ids else "train"
+
+
 def hash_text(text: str) -> int:
     """Return the 8-byte BLAKE2b hash of a text, which is the same in every process."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
@@ -78,14 +93,7 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
     Args:
         by_label: stratify, drawing `share` of the records of each gold label.
     """
-    ids: list[int] = []
-    labels: list[str] = []
-    relations: list[list[tuple[int, bool]]] = []
-    for record, examples in converted:
-        ids.append(hash_text(str(record.fields["id"])))
-        labels.append(examples[0].references[0] if by_label and examples[0].references else "")
-        relations.append(list(_iter_relations(record, examples, split.group_column)))
-    groups = _join_related(relations, max_shared=max(2, round(split.share * len(ids))))
+    ids, labels, groups = _group_records(converted, split, by_label=by_label)
     chosen = _draw_groups(groups, labels, split)
     if not chosen or len(chosen) == len(ids):
         raise DataError(
@@ -94,6 +102,44 @@ def split_records(converted: Iterable[Converted], split: EvalSplit, *, by_label:
             "Give another share, or data.eval."
         )
     return SplitResult(frozenset(ids[row] for row in chosen), len(ids), len(groups))
+
+
+def split_in_three(converted: Iterable[Converted], split: EvalSplit, *, by_label: bool) -> ThreeWaySplit:
+    """Choose validation and test records, `share` of all for each; the others are for training.
+
+    Grouped and stratified as by `split_records`. A label is in no set but the training set unless that has it too.
+    Raises DataError if a set would be empty.
+    """
+    ids, labels, groups = _group_records(converted, split, by_label=by_label)
+    test = set(_draw_groups(groups, labels, split))
+    rest = [rows for rows in groups if rows[0] not in test]
+    kept = replace(split, share=split.share * len(ids) / max(1, len(ids) - len(test)), seed=split.seed + 1)
+    validation = set(_draw_groups(rest, labels, kept))
+    trained = {label for row, label in enumerate(labels) if row not in test and row not in validation}
+    unseen = {row for rows in groups for row in rows if any(labels[other] not in trained for other in rows)}
+    test, validation = test - unseen, validation - unseen
+    if not test or not validation or len(test) + len(validation) == len(ids):
+        raise DataError(
+            f"{len(ids):,} records in {len(groups):,} groups of related records cannot be divided into training, "
+            "validation and test set: one would be empty. Records that share inputs, context, question or a group stay "
+            "together. Name another group column, or collect more."
+        )
+    named = (frozenset(ids[row] for row in rows) for rows in (validation, test))
+    return ThreeWaySplit(*named, num_records=len(ids), num_groups=len(groups))
+
+
+def _group_records(
+    converted: Iterable[Converted], split: EvalSplit, *, by_label: bool
+) -> tuple[list[int], list[str], list[list[int]]]:
+    """Return the hash of the id and the label of each record, and the groups of related rows."""
+    ids: list[int] = []
+    labels: list[str] = []
+    relations: list[list[tuple[int, bool]]] = []
+    for record, examples in converted:
+        ids.append(hash_text(str(record.fields["id"])))
+        labels.append(examples[0].references[0] if by_label and examples[0].references else "")
+        relations.append(list(_iter_relations(record, examples, split.group_column)))
+    return ids, labels, _join_related(relations, max_shared=max(2, round(split.share * len(ids))))
 
 
 def _iter_relations(
@@ -151,6 +197,7 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
     for rows in groups:
         strata[Counter(labels[row] for row in rows).most_common(1)[0][0]].append(rows)
     chosen: list[int] = []
+    num_rows = sum(map(len, groups))
     left: list[tuple[float, Sequence[int]]] = []  # of each label, the share not drawn and the next group
     for number, label in enumerate(sorted(strata)):
         members = strata[label]
@@ -165,6 +212,6 @@ def _draw_groups(groups: Sequence[Sequence[int]], labels: Sequence[str], split: 
             left.append((wanted - num_taken, following))
     order = np.random.default_rng([split.seed, len(strata)]).permutation(len(left))  # among equal remainders
     for remainder, rows in sorted((left[place] for place in order), key=lambda pair: -pair[0]):
-        if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * len(labels):
+        if remainder > 0 and len(chosen) + len(rows) / 2 <= split.share * num_rows:
             chosen += rows
     return chosen

@@ -1,0 +1,44 @@
+"""Start from a data file: guess the task and say why, split off a test set, and write a commented recipe."""
+
+from __future__ import annotations
+
+import argparse
+
+from fivetune.commands import describe_start, print_json, print_start, start_from_data
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="data file, folder or hub name")
+    parser.add_argument("--task", help="the task, if the guess is wrong (fivetune list tasks)")
+    parser.add_argument("--model", help="folder or hub name of the model; default: google-t5/t5-small")
+    parser.add_argument(
+        "--output", metavar="DIR|RECIPE", help="folder or recipe to write; default: DATA's name with .yaml, here"
+    )
+    parser.add_argument(
+        "--column",
+        metavar="ROLE=NAME",
+        action="append",
+        default=[],
+        help="what a column is: text, label, question, context, answer, choices, inputs, targets, id or group; "
+        "repeatable, and text and inputs may be several columns",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split; default: 0")
+    parser.add_argument("--overwrite", action="store_true", help="write the recipe and its sets again")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+
+
+def run(args: argparse.Namespace) -> int:
+    started = start_from_data(
+        args.data,
+        output=args.output,
+        task=args.task,
+        model=args.model,
+        columns=args.column,
+        seed=args.seed,
+        overwrite=args.overwrite,
+    )
+    if args.json:
+        print_json(describe_start(started))
+    else:
+        print_start(started)
+    return 0

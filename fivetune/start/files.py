@@ -1,0 +1,122 @@
+"""Write the files of a plan: three sets as JSONL, and the recipe that reads two of them. The source is never changed.
+
+In: a source, and what its user named. Out: the files, and a Started with their paths.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fivetune.config import load_config
+from fivetune.data.records import is_hub_name, list_source_files
+from fivetune.data.source_files import get_data_suffix, is_saved_dataset
+from fivetune.errors import ConfigError
+from fivetune.rundir import write_text
+from fivetune.rundir.files import replace_file
+from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
+from fivetune.start.recipe import build_recipe, build_settings
+
+RECIPES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A plan and its files: the recipe, and set -> JSONL file."""
+
+    plan: StartPlan
+    recipe: Path
+    files: Mapping[str, Path]
+
+    def list_commands(self) -> list[str]:
+        """Return the commands that train the recipe and score its test set."""
+        run = f"runs/{self.recipe.stem}"
+        test = shorten_path(self.files["test"])
+        return [
+            shlex.join(["fivetune", "train", shorten_path(self.recipe)]),
+            shlex.join(["fivetune", "evaluate", run, "--data.eval", test]),
+        ]
+
+
+def is_data(source: str) -> bool:
+    """Whether a path is a data file or a folder of data files, not a recipe and not a run directory."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        has_data = any(get_data_suffix(file) and file.is_file() for file in path.iterdir())
+        return is_saved_dataset(path) or (has_data and not (path / "config.yaml").is_file())
+    return bool(get_data_suffix(path))
+
+
+def start_recipe(
+    source: str,
+    *,
+    output: str | None = None,
+    task: str | None = None,
+    model: str | None = None,
+    given: Mapping[str, str],
+    seed: int = SEED,
+    overwrite: bool = False,
+    load_tokenizer: Callable[[str], object | None],
+) -> Started:
+    """StartPlan a recipe and write it with its three sets; nothing is written if there is an error.
+
+    Args:
+        output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
+
+    Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source.
+    """
+    recipe = choose_recipe_path(source, output)
+    files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
+    _refuse_conflicts(source, [recipe, *files.values()], overwrite=overwrite)
+    plan = build_plan(source, task=task, model=model, given=given, load_tokenizer=load_tokenizer, seed=seed)
+    names = {one: shorten_path(file) for one, file in files.items()}
+    text = build_recipe(plan, names)
+    load_config(build_settings(plan, names))  # refuses what a recipe cannot hold, before anything is written
+    recipe.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        opened = {one: stack.enter_context(replace_file(file)) for one, file in files.items()}
+        for one, fields in read_sets(plan):
+            opened[one].write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
+    write_text(recipe, text)
+    return Started(plan, recipe, files)
+
+
+def choose_recipe_path(source: str, output: str | None) -> Path:
+    """Choose the path of the recipe of a source.
+
+    >>> str(choose_recipe_path("data/My tickets.csv.gz", None)), str(choose_recipe_path("a.csv", "out"))
+    ('My-tickets.yaml', 'out/a.yaml')
+    """
+    path = Path(source.rstrip("/").removesuffix(".gz"))
+    stem = path.stem if get_data_suffix(path) else path.name
+    plain = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "data"
+    name = f"{plain}.yaml"
+    if output is None:
+        return Path(name)
+    return Path(output) if output.endswith(RECIPES) else Path(output) / name
+
+
+def shorten_path(path: Path) -> str:
+    """Return a path as recipes and commands name it: relative below the working directory, else absolute."""
+    absolute = Path(os.path.abspath(path))
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
+
+
+def _refuse_conflicts(source: str, written: list[Path], *, overwrite: bool) -> None:
+    if not is_hub_name(source):
+        sources = {file.resolve() for file in list_source_files(source)}
+        folder = Path(source).expanduser().resolve()
+        for path in written:
+            if path.resolve() in sources or path.resolve().parent == folder:
+                raise ConfigError(f"{path}: is among the data, which are never changed. Give --output ANOTHER-FOLDER.")
+    existing = [path for path in written if path.exists()]
+    if existing and not overwrite:
+        recipe = written[0]
+        known = f" It is trained with: fivetune train {shlex.quote(str(recipe))}." if recipe.exists() else ""
+        raise ConfigError(f"{existing[0]}: exists.{known} Add --overwrite to write it again, or give --output.")

@@ -1,0 +1,153 @@
+"""The commented recipe of a plan: each setting below the reason for its value.
+
+In: a StartPlan and the paths of the three sets. Out: YAML.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from fivetune.config.layers import as_yaml
+from fivetune.start.plan import (
+    INPUT_LIMIT,
+    MAX_EPOCHS,
+    MIN_EPOCHS,
+    MIN_STEPS,
+    TARGET_LIMIT,
+    StartPlan,
+    find_percentile,
+)
+from fivetune.types import JsonTable
+
+WIDTH = 110  # characters of a comment
+NANO = "t5-nano"
+
+
+class Line(NamedTuple):
+    """One setting and the reason for its value."""
+
+    section: str
+    key: str
+    value: object
+    reason: str
+
+
+def build_recipe(plan: StartPlan, files: Mapping[str, str]) -> str:
+    """Build the recipe. `files`: set -> path, as the recipe names it."""
+    lines = [*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)]
+    head = (
+        f"{plan.guess.kind} from {plan.source} ({plan.split.num_records:,} usable records), written by fivetune new. "
+        f"The test set, {files['test']}, is for the end: fivetune evaluate. Every line can be changed; all settings: "
+        "fivetune config --help."
+    )
+    text = _format_comment(head, "")
+    for section in dict.fromkeys(line.section for line in lines):
+        text += f"{section}:\n"
+        for line in lines:
+            if line.section == section:
+                text += _format_comment(line.reason, "  ") + textwrap.indent(as_yaml({line.key: line.value}), "  ")
+    return text
+
+
+def build_settings(plan: StartPlan, files: Mapping[str, str]) -> JsonTable:
+    """Return the recipe as nested settings."""
+    settings: JsonTable = {}
+    for line in (*_list_task_lines(plan), *_list_data_lines(plan, files), *_list_training_lines(plan)):
+        settings.setdefault(line.section, {})[line.key] = line.value
+    return settings
+
+
+def _format_comment(text: str, indent: str) -> str:
+    plain = " ".join(text.split())
+    return "".join(f"{indent}# {line}\n" for line in textwrap.wrap(plain, WIDTH, break_on_hyphens=False))
+
+
+def _list_task_lines(plan: StartPlan) -> Iterator[Line]:
+    guess = plan.guess
+    yield Line("model", "path", plan.model, plan.model_reason)
+    yield Line("task", "name", guess.task, guess.reason)
+    reasons = {
+        "inputs": "what the model reads; the text outside the braces is in all inputs",
+        "targets": "what the model learns to write",
+        "label": "the column of the label",
+        "labels": "label: the word that the model writes for it",
+        "template": "what the model reads, without a context",
+        "format": "the form of the questions",
+        "lower_case": "texts keep their case; true for UnifiedQA's own models",
+        "metrics": "scores for free text",
+        "main_metric": "the score that selects the best weights",
+    }
+    for key, value in guess.options.items():
+        yield Line("task", key, value, reasons[key])
+
+
+def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line]:
+    sizes = plan.sizes
+    bound = f" or {plan.guess.group_column}" if plan.guess.group_column else ""
+    how = f"drawn at random, records with equal inputs{bound} on one side"
+    if plan.task.labels is not None:
+        how += ", with the same shares of the labels"
+    yield Line("data", "train", files["train"], f"{sizes['train']:,} records; {how}")
+    reason = f"{sizes['validation']:,} records that select the best weights; {sizes['test']:,} others are the test set"
+    yield Line("data", "eval", files["validation"], reason)
+    if plan.guess.columns:
+        yield Line("data", "columns", dict(plan.guess.columns), "the name that the task reads: the column of the file")
+    inputs, targets = plan.lengths.inputs, plan.lengths.targets
+    how = "" if plan.lengths.is_measured else ", estimated at 3 characters per token as the tokenizer is not here yet"
+    limit = choose_limit(find_percentile(inputs, 0.99), INPUT_LIMIT, 32)
+    num_cut = sum(length > limit for length in inputs)
+    reason = f"half of the inputs have up to {find_percentile(inputs, 0.5):,} tokens, 99 % up to "
+    reason += f"{find_percentile(inputs, 0.99):,}{how}; {num_cut / max(1, len(inputs)):.1%} are longer and are cut"
+    yield Line("data", "max_input_tokens", limit, reason)
+    reason = f"the longest target has {targets[-1] if targets else 0:,} tokens{how}"
+    yield Line("data", "max_target_tokens", choose_limit(targets[-1] if targets else 0, TARGET_LIMIT, 16), reason)
+
+
+def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
+    is_nano = plan.model == NANO
+    yield Line(
+        "optimizer", "name", "adafactor", "the optimizer that T5 was trained with; adamw is the usual alternative"
+    )
+    yield Line("optimizer", "preset", "t5-paper", "the T5 paper's settings of it")
+    reason = "what t5-nano, a very small model, learns fastest with" if is_nano else "the T5 paper's rate"
+    yield Line("optimizer", "lr", 1e-2 if is_nano else 1e-3, f"{reason}; fivetune find-lr measures it for this data")
+    yield Line("schedule", "name", "linear", "falls to 0 at the end of the training")
+    yield Line("schedule", "warmup_fraction", 0.05, "the first twentieth of the steps has smaller steps")
+    num_train = plan.sizes["train"]
+    batch = choose_batch(num_train)
+    epochs = choose_epochs(num_train, batch)
+    yield Line("train", "batch_size", 8, "examples that are in memory at once; fivetune find-batch measures what fits")
+    reason = f"examples per step: {num_train:,} examples give {math.ceil(num_train / batch):,} steps per epoch"
+    yield Line("train", "global_batch_size", batch, reason)
+    reason = f"about {math.ceil(num_train * epochs / batch):,} steps; ten evaluations select the best weights"
+    yield Line("train", "num_epochs", epochs, reason)
+
+
+def choose_limit(length: int, longest: int, multiple: int) -> int:
+    """Round a length up to a multiple, from that multiple to `longest`.
+
+    >>> choose_limit(33, 512, 32), choose_limit(0, 512, 16), choose_limit(900, 512, 32)
+    (64, 16, 512)
+    """
+    return min(longest, max(multiple, math.ceil(length / multiple) * multiple))
+
+
+def choose_batch(num_examples: int) -> int:
+    """Choose the examples per step: fewer of small sets, so that an epoch has enough steps.
+
+    >>> [choose_batch(number) for number in (80, 600, 5_000, 100_000)]
+    [8, 16, 32, 128]
+    """
+    return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32 if num_examples < 50_000 else 128
+
+
+def choose_epochs(num_examples: int, batch: int) -> int:
+    """Choose the passes over the data: MIN_EPOCHS, more if these are less than MIN_STEPS steps.
+
+    >>> [choose_epochs(number, choose_batch(number)) for number in (80, 600, 5_000, 100_000)]
+    [20, 8, 3, 3]
+    """
+    return min(MAX_EPOCHS, max(MIN_EPOCHS, math.ceil(MIN_STEPS * batch / max(1, num_examples))))

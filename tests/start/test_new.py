@@ -1,0 +1,244 @@
+"""`fivetune new` and `fivetune train DATA`: the sets, the recipe, the messages."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import kit
+import pytest
+import yaml
+
+from fivetune import cli
+from fivetune.config import load_config
+from fivetune.data.split import EvalSplit, split_in_three
+from fivetune.errors import DataError
+from fivetune.start.files import is_data
+from fivetune.tasks.classification import Classification
+from fivetune.types import RawRecord
+
+THINGS = {"Größe": "coat", "Farbe": "red", "Preis": "ring"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def write_tickets(path: Path, num: int = 120) -> Path:
+    """A CSV of a German spreadsheet: byte order mark, semicolons, umlauts and spaces in names, copies of some texts."""
+    draw = random.Random(3)
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        rows = csv.writer(file, delimiter=";")
+        rows.writerow(["Nr", "Frage Text", "Überschrift", "Kategorie"])
+        for i in range(num):
+            label = draw.choice(list(THINGS))
+            owner = draw.choice(kit.OWNERS)
+            rows.writerow([f"T{i}", f"{owner} has a {THINGS[label]} {i // 2}", "What has Bob?", label])
+    return path
+
+
+def read_sets(stem: str, folder: Path) -> dict[str, list[dict]]:
+    return {
+        name: [json.loads(line) for line in (folder / f"{stem}-{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "validation", "test")
+    }
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = cli.main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- the split ---
+
+
+def split(records, share=0.2, **options):
+    task = Classification()
+    converted = [(record, (task.to_text(record),)) for record in records]
+    found = split_in_three(converted, EvalSplit("eval", share, **options), by_label=True)
+    return {record.fields["id"]: found.find_set(record) for record in records}
+
+
+def tickets(num, fields):
+    return [RawRecord({"id": f"t{i}", "text": f"text {i}", "label": "a", **fields(i)}, f"a:{i}") for i in range(num)]
+
+
+def test_three_sets_are_seeded_and_stratified():
+    records = tickets(400, lambda i: {"label": "late" if i % 4 else "refund"})
+    sets = split(records)
+    shares = Counter((sets[r.fields["id"]], r.fields["label"]) for r in records)
+    assert shares["test", "late"] == shares["validation", "late"] == 60
+    assert shares["test", "refund"] == shares["validation", "refund"] == 20
+    assert sets == split(records)
+    assert sets != split(records, seed=1)
+
+
+def test_related_records_are_in_one_set_of_the_three():
+    records = tickets(300, lambda i: {"text": f"text {i // 3}", "label": "ab"[i % 2], "book": f"b{i // 6}"})
+    for column, size in ((None, 3), ("book", 6)):
+        sets = split(records, group_column=column)
+        together = [{sets[f"t{i}"] for i in range(first, first + size)} for first in range(0, 300, size)]
+        assert all(len(one) == 1 for one in together)
+        assert Counter(sets.values())["test"] == pytest.approx(60, abs=6)
+
+
+def test_a_label_of_one_record_is_trained_on():
+    for seed in range(5):
+        records = tickets(40, lambda i: {"label": f"only {i}" if i < 12 else "ab"[i % 2]})
+        sets = split(records, seed=seed)
+        assert {sets[f"t{i}"] for i in range(12)} == {"train"}
+
+
+def test_what_cannot_be_divided_in_three_is_an_error():
+    with pytest.raises(DataError, match=r"12 records in 1 groups of related records cannot be divided into training"):
+        split(tickets(12, lambda i: {"text": "same"}))
+
+
+# --- the command ---
+
+
+def test_a_spreadsheet_becomes_a_recipe_and_three_sets(folder, capsys):
+    source = write_tickets(folder / "Meine Tickets.csv")
+    before = source.read_bytes()
+    code, out, err = run(capsys, "new", source.name, "--model", "t5-nano")
+    assert code == 0, err
+    assert "classification: Kategorie has 3 values that repeat" in " ".join(out.split())
+    assert "--column 'text=Frage Text,Überschrift' --column label=Kategorie" in " ".join(out.split())
+    assert "another one: --model NAME" in " ".join(out.split())
+    assert out.splitlines()[-2:] == [
+        "next    fivetune train Meine-Tickets.yaml",
+        "next    fivetune evaluate runs/Meine-Tickets --data.eval Meine-Tickets-test.jsonl",
+    ]
+    assert source.read_bytes() == before
+    sets = read_sets("Meine-Tickets", folder)
+    rows = [row for name in sets for row in sets[name]]
+    assert sorted(row["id"] for row in rows) == sorted(f"T{i}" for i in range(120))
+    texts = {name: {row["Frage Text"] for row in sets[name]} for name in sets}
+    assert not texts["train"] & texts["test"] and not texts["train"] & texts["validation"]
+    config = load_config(folder / "Meine-Tickets.yaml")
+    assert (config.model.path, config.task.plugin_name(), config.data.eval) == (
+        "t5-nano",
+        "classification",
+        ("Meine-Tickets-validation.jsonl",),
+    )
+    lines = (folder / "Meine-Tickets.yaml").read_text().splitlines()
+    settings = [number for number, line in enumerate(lines) if line.startswith("  ") and "#" not in line]
+    assert all(lines[number - 1].startswith("  # ") for number in settings)  # each has its reason
+
+
+def test_the_command_prints_json(folder, capsys):
+    write_tickets(folder / "t.csv")
+    code, out, _ = run(capsys, "new", "t.csv", "--output", "made/here.yaml", "--json")
+    facts = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert facts["recipe"] == "made/here.yaml" and (folder / "made" / "here-test.jsonl").is_file()
+    assert facts["task"] == "classification" and facts["roles"]["label"] == "Kategorie"
+    assert sum(facts["sizes"].values()) == 120 and facts["model"] == "google-t5/t5-small"
+    assert ["text to text"] not in facts["rejected"] and facts["rejected"]
+    assert "estimated at 3 characters per token" in (folder / "made" / "here.yaml").read_text()
+
+
+def test_nothing_is_overwritten_unless_asked(folder, capsys):
+    write_tickets(folder / "t.csv")
+    (folder / "t.yaml").write_text("mine: 1\n")
+    code, _, err = run(capsys, "new", "t.csv", "--model", "t5-nano")
+    assert code == 2
+    assert err.startswith("fivetune: t.yaml: exists. It is trained with: fivetune train t.yaml. Add --overwrite")
+    assert (folder / "t.yaml").read_text() == "mine: 1\n" and not (folder / "t-test.jsonl").exists()
+    assert run(capsys, "new", "t.csv", "--model", "t5-nano", "--overwrite")[0] == 0
+    assert load_config(folder / "t.yaml")
+
+
+def test_the_source_is_never_written_to(folder, capsys):
+    write_tickets(folder / "x-train.csv")
+    (folder / "x-train.jsonl").write_text("".join(f'{{"text": "a {i}", "label": "{i % 2}"}}\n' for i in range(40)))
+    code, _, err = run(capsys, "new", "x-train.jsonl", "--output", "x.yaml", "--overwrite")
+    assert code == 2 and "x-train.jsonl: is among the data, which are never changed" in err
+    (folder / "data").mkdir()
+    (folder / "x-train.csv").rename(folder / "data" / "x.csv")
+    code, _, err = run(capsys, "new", "data", "--output", "data")
+    assert code == 2 and "is among the data" in err
+    assert run(capsys, "new", "data", "--model", "t5-nano")[0] == 0
+    assert (folder / "data.yaml").is_file()
+
+
+def test_repeated_ids_and_unusable_records(folder, capsys):
+    rows = [{"id": f"q{i // 2}", "text": f"Ann has {i} red hats", "label": "ab"[i % 2]} for i in range(60)]
+    rows[5]["text"] = ""
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = run(capsys, "new", "t.jsonl", "--model", "t5-nano")
+    assert code == 0
+    assert "1 record is left out; the first: t.jsonl:6: text is empty" in err
+    ids = [row["id"] for one in read_sets("t", folder).values() for row in one]
+    assert len(set(ids)) == len(ids) == 59 and "q0 (2)" in ids
+
+
+def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
+    for name, words in (("es", "¿Dónde está la niña {}?"), ("ru", "Где живёт Анна {}?")):
+        rows = [{"text": words.format(i), "label": "ab"[i % 2]} for i in range(40)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        facts = json.loads(run(capsys, "new", f"{name}.jsonl", "--json")[1].splitlines()[-1])
+        assert facts["model"] == "google/mt5-small"
+    assert run(capsys, "new", "ru.jsonl", "--model", "t5-nano", "--overwrite")[2].count("does not represent all") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("t.csv", "--column", "label"), "--column label: is not ROLE=NAME. Roles: question"),
+        (("t.csv", "--task", "squadd"), "squadd"),
+        (("t.csv", "--seed", "-1"), "--seed -1: is negative"),
+        (("nope.csv",), "nope.csv: no such file or folder"),
+        (("b.csv",), "b.csv: this is no text file (PNG)"),
+        (("h.csv",), "h.csv: holds no records"),
+        (("t.csv", "--model", "./nowhere"), "./nowhere: no such model folder"),
+    ],
+)
+def test_wrong_words_are_one_line(folder, capsys, words, message):
+    write_tickets(folder / "t.csv")
+    (folder / "b.csv").write_bytes(b"\x89PNG\r\n" + bytes(range(256)))
+    (folder / "h.csv").write_text("text,label\n")
+    code, _, err = run(capsys, "new", *words)
+    assert code in (2, 3, 4) and message in err and err.count("\n") == 1
+    assert not (folder / "t.yaml").exists()
+
+
+def test_what_is_data_and_what_a_recipe(folder):
+    write_tickets(folder / "t.csv")
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text("{}")
+    (folder / "run" / "curve.csv").write_text("a")
+    found = {name: is_data(name) for name in ("t.csv", "t.csv.gz", ".", "run", "squad_v2", "my.yaml", "nope")}
+    assert found == {"t.csv": True, "t.csv.gz": True, ".": True, "run": False, "squad_v2": False, "my.yaml": False,
+                     "nope": False}  # fmt: skip
+
+
+# --- from data to a model ---
+
+
+def test_check_accepts_the_recipe(folder, capsys, model_folder):
+    write_tickets(folder / "t.csv")
+    assert run(capsys, "new", "t.csv", "--model", str(model_folder))[0] == 0
+    code, out, _ = run(capsys, "check", "t.yaml", "--data.cache_dir", str(folder / "cache"))
+    assert code == 0 and "0 failed" in out
+
+
+@pytest.mark.slow
+def test_train_starts_from_data(folder, capsys, model_folder):
+    write_tickets(folder / "t.csv")
+    words = ["--model.path", str(model_folder), "--train.num_epochs", "1", "--data.cache_dir", str(folder / "cache")]
+    code, out, err = run(capsys, "train", "t.csv", *words, "--train.num_threads", "1")
+    assert code == 0, err
+    assert "recipe  t.yaml" in out and (folder / "runs" / "t" / "model" / "model.safetensors").is_file()
+    assert yaml.safe_load((folder / "t.yaml").read_text())["model"]["path"] == str(model_folder)
+    test = ["--data.eval", "t-test.jsonl", "--data.cache_dir", str(folder / "cache")]
+    assert run(capsys, "evaluate", "runs/t", *test)[0] == 0
+    code, _, err = run(capsys, "train", "t.csv", *words)
+    assert code == 2 and "t.yaml: exists. It is trained with: fivetune train t.yaml" in err
