@@ -135,7 +135,8 @@ def test_a_spreadsheet_becomes_a_recipe_and_three_sets(folder, capsys):
 
 def test_the_command_prints_json(folder, capsys):
     write_tickets(folder / "t.csv")
-    code, out, _ = run(capsys, "new", "t.csv", "--output", "made/here.yaml", "--json")
+    code, out, err = run(capsys, "new", "t.csv", "--output", "made/here.yaml", "--json")
+    assert code == 0, err
     facts = json.loads(out.splitlines()[-1])
     assert code == 0
     assert facts["recipe"] == "made/here.yaml" and (folder / "made" / "here-test.jsonl").is_file()
