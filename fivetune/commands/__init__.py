@@ -197,7 +197,7 @@ def describe_start(started: Started) -> dict[str, Any]:
         "task": guess.task,
         "kind": guess.kind,
         "reason": guess.reason,
-        "rejected": [[*pair] for pair in guess.rejected]  # `list` is a module of this package,
+        "rejected": [[*pair] for pair in guess.rejected],  # `list` is a module of this package
         "roles": dict(guess.roles),
         "options": guess.options,
         "model": plan.model,
