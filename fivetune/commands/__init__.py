@@ -188,6 +188,8 @@ def _load_local_tokenizer(model: str) -> Any:
 
 def describe_start(started: Started) -> dict[str, Any]:
     """Describe a recipe that was written from data, as --json prints it."""
+    from fivetune.start.roles import split_names
+
     plan = started.plan
     guess = plan.guess
     return {
@@ -198,7 +200,7 @@ def describe_start(started: Started) -> dict[str, Any]:
         "kind": guess.kind,
         "reason": guess.reason,
         "rejected": [[*pair] for pair in guess.rejected],  # `list` is a module of this package
-        "roles": dict(guess.roles),
+        "roles": {role: split_names(role, names) for role, names in guess.roles.items()},
         "options": guess.options,
         "model": plan.model,
         "group": guess.group_column,
@@ -211,6 +213,8 @@ def describe_start(started: Started) -> dict[str, Any]:
 
 def print_start(started: Started) -> None:
     """Print what was read, the task with its reasons and the flags that change it, the sets, and the next commands."""
+    from fivetune.start.roles import split_names
+
     plan = started.plan
     guess = plan.guess
     rows = [
@@ -231,16 +235,18 @@ def print_start(started: Started) -> None:
     kind = guess.task if guess.kind == guess.task else f"{guess.task} ({guess.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {guess.reason}")]
     fields += [("", f"not {kind}: {reason}") for kind, reason in guess.rejected]
-    flags = [f"--column {shlex.quote(f'{role}={name}')}" for role, name in guess.roles.items()]
+    columns = [(role, name) for role, names in guess.roles.items() for name in split_names(role, names)]
+    flags = [f"--column {shlex.quote(f'{role}={name}')}" for role, name in columns]
     fields.append(("", f"another one: --task NAME{', or change ' if flags else ''}{' '.join(flags)}"))
     fields.append(("model", f"{plan.model}: {plan.model_reason}; another one: --model NAME"))
     sizes = ", ".join(f"{size:,} {name}" for name, size in plan.sizes.items())
-    bound = (
-        f"grouped by {guess.group_column}, another: --column group=NAME, or group=none"
+    how = f"in {plan.split.num_groups:,} groups of records with equal inputs, contexts or questions"
+    how += (
+        f" or {guess.group_column}; another group: --column group=NAME or none"
         if guess.group_column
-        else ("equal inputs in one set; --column group=NAME keeps more together")
+        else ("; --column group=NAME keeps more together")
     )
-    fields.append(("sets", f"{sizes}; {bound}"))
+    fields.append(("sets", f"{sizes}, {how}"))
     for head, text in fields:
         print(textwrap.fill(text, CHECK_WIDTH, initial_indent=f"{head:<8}", subsequent_indent=" " * 10))
     for warning in plan.warnings:

@@ -337,7 +337,7 @@ def _try_labels(table: RawTable, given: Given) -> Guess | str:
     inputs = slots[0] if len(texts) == 1 else ""
     template = f"{{{inputs}}}" if inputs else " ".join(f"{slot}: {{{slot}}}" for slot in slots[:-1])
     unsure = [f"{name} could be the label too: --column label={name}" for name in others if not _is_certain(label)]
-    roles = {"text": ",".join(texts), "label": label}
+    roles = {"text": "\n".join(texts), "label": label}
     own = {"inputs": template, "label": slots[-1]}
     return Guess("classification", "classification", roles, reason, own, columns, warnings=tuple(unsure[:3]))
 

@@ -6,6 +6,7 @@ In: a source, and what its user named. Out: a StartPlan: the settings with their
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,29 @@ class RecordSource:
                 self.num_skipped += 1
 
 
+class ExampleSample:
+    """A seeded sample of SAMPLE of the examples that are added, and the one with the longest target (reservoir)."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._sampled: list[TextExample] = []
+        self._longest: TextExample | None = None
+        self._num_added = 0
+
+    def add(self, example: TextExample) -> None:
+        self._num_added += 1
+        place = self._random.randrange(self._num_added)
+        if len(self._sampled) < SAMPLE:
+            self._sampled.append(example)
+        elif place < SAMPLE:
+            self._sampled[place] = example
+        if self._longest is None or len(example.targets) > len(self._longest.targets):
+            self._longest = example
+
+    def list_examples(self) -> list[TextExample]:
+        return [*self._sampled, *([self._longest] if self._longest and self._longest not in self._sampled else [])]
+
+
 def rename_columns(record: RawRecord, columns: Mapping[str, str]) -> RawRecord:
     """Apply data.columns to a record, as `read_records` does."""
     from fivetune.data.records import parse_item
@@ -108,7 +132,7 @@ def build_plan(
     load_tokenizer: Callable[[str], object | None],
     seed: int = SEED,
 ) -> StartPlan:
-    """StartPlan the recipe of a source. Raises DataError for data without a task, ConfigError for a wrong name.
+    """Plan the recipe of a source. Raises DataError for data without a task, ConfigError for a wrong name.
 
     Args:
         load_tokenizer: returns the tokenizer of a model that is on this machine, else None.
@@ -118,15 +142,14 @@ def build_plan(
     guess = infer_task(table, task=task, given=given)
     loaded = load_task(guess.task, guess.options)
     reader = RecordSource(source, guess, loaded)
-    sampled: list[TextExample] = []
+    sample = ExampleSample(seed)
     labels: Counter[str] = Counter()
     ids: list[RawRecord] = []
 
     def convert() -> Iterator[tuple[RawRecord, Sequence[TextExample]]]:
         for record, named, examples in reader.read():
             ids.append(RawRecord({"id": record.fields["id"]}, record.where))
-            if len(sampled) < SAMPLE:
-                sampled.extend(examples)
+            sample.add(examples[0])
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
             grouped = {guess.group_column: record.fields.get(guess.group_column)} if guess.group_column else {}
@@ -139,6 +162,7 @@ def build_plan(
     except DataError as error:
         raise DataError(f"{source}: {_explain_unusable(reader, ids) or error}") from None
     sizes = Counter(split.find_set(record) for record in ids)
+    sampled = sample.list_examples()
     name, reason, tokenizer = _choose_model(model, sampled, load_tokenizer)
     plan = StartPlan(
         *(source, table, guess, loaded, name, reason, split, {one: sizes[one] for one in SETS}, labels),
@@ -230,11 +254,6 @@ def _list_warnings(
         yield f"{number} left out; the first: {first.where}: {first.reason}"
     if num_usable < 200:
         yield f"{num_usable:,} records are few: scores of {plan.sizes['test']} test records are within wide intervals"
-    if plan.split.num_groups < num_usable and plan.task.labels is not None:
-        yield (
-            f"{num_usable - plan.split.num_groups:,} records repeat another one's inputs or group; related records are "
-            "in one set"
-        )
     if rare := [label for label, count in plan.label_counts.items() if count < 10]:
         shown = ", ".join(repr(label) for label in rare[:5])
         yield f"{len(rare)} labels have less than 10 records ({shown}): their scores mean little. Collect more"

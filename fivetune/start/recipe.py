@@ -22,6 +22,7 @@ from fivetune.start.plan import (
 )
 from fivetune.types import JsonTable
 
+MANY_CUT = 0.02  # share of inputs over the limit from which on the way of cutting matters
 WIDTH = 110  # characters of a comment
 NANO = "t5-nano"
 
@@ -100,8 +101,13 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     limit = choose_limit(find_percentile(inputs, 0.99), INPUT_LIMIT, 32)
     num_cut = sum(length > limit for length in inputs)
     reason = f"half of the inputs have up to {find_percentile(inputs, 0.5):,} tokens, 99 % up to "
-    reason += f"{find_percentile(inputs, 0.99):,}{how}; {num_cut / max(1, len(inputs)):.1%} are longer and are cut"
+    reason += f"{find_percentile(inputs, 0.99):,}{how}; {num_cut / max(1, len(inputs)):.1%} are longer"
     yield Line("data", "max_input_tokens", limit, reason)
+    if num_cut > MANY_CUT * len(inputs) and (plan.task.extractive or plan.task.labels is not None):
+        way, reason = ("windows", "contexts are read in several parts, so that no answer is lost")
+        if not plan.task.extractive:
+            way, reason = ("head_tail", "the middle of a longer text is cut, as beginning and end say most")
+        yield Line("data", "overlong", way, reason)
     reason = f"the longest target has {targets[-1] if targets else 0:,} tokens{how}"
     yield Line("data", "max_target_tokens", choose_limit(targets[-1] if targets else 0, TARGET_LIMIT, 16), reason)
 

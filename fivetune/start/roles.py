@@ -69,7 +69,7 @@ Given = Mapping[str, str]
 
 
 def check_given(given: Given, table: RawTable) -> None:
-    """Raise ConfigError for a role or a column that does not exist; several columns of `text` are joined by commas."""
+    """Raise ConfigError for a role or a column that does not exist; those of `text` may be several, one a line."""
     for role, names in given.items():
         if role not in ROLES:
             raise ConfigError(f"--column {role}={names}: there is no {role!r}. {suggest_names(role, ROLES)}")
@@ -85,7 +85,7 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
     """Parse --column ROLE=NAME; several of `text` or `inputs` are joined. Raises ConfigError for another form.
 
     >>> parse_columns(["text=Subject", "text=Body", "label=Queue"])
-    {'text': 'Subject,Body', 'label': 'Queue'}
+    {'text': 'Subject\\nBody', 'label': 'Queue'}
     """
     given: dict[str, str] = {}
     for word in words:
@@ -93,17 +93,17 @@ def parse_columns(words: Sequence[str]) -> dict[str, str]:
         if not sign or not role or not name:
             raise ConfigError(f"--column {word}: is not ROLE=NAME. Roles: {', '.join(ROLES)}. Write --column label=Y.")
         joins = role in given and role in ("text", "inputs")
-        given[role] = f"{given[role]},{name}" if joins else name
+        given[role] = f"{given[role]}\n{name}" if joins else name
     return given
 
 
 def split_names(role: str, names: str) -> list[str]:
-    """Return the columns of a role: only `text` and `inputs` may have several, joined by commas.
+    """Return the columns of a role: only `text` and `inputs` may have several, one a line.
 
-    >>> split_names("text", "subject,body"), split_names("label", "a,b")
+    >>> split_names("text", "subject\\nbody"), split_names("label", "a,b")
     (['subject', 'body'], ['a,b'])
     """
-    return names.split(",") if role in ("text", "inputs") else [names]
+    return names.split("\n") if role in ("text", "inputs") else [names]
 
 
 def normalize_name(name: str) -> str:

@@ -110,7 +110,7 @@ def test_a_spreadsheet_becomes_a_recipe_and_three_sets(folder, capsys):
     code, out, err = run(capsys, "new", source.name, "--model", "t5-nano")
     assert code == 0, err
     assert "classification: Kategorie has 3 values that repeat" in " ".join(out.split())
-    assert "--column 'text=Frage Text,Überschrift' --column label=Kategorie" in " ".join(out.split())
+    assert "--column 'text=Frage Text' --column 'text=Überschrift' --column label=Kategorie" in " ".join(out.split())
     assert "another one: --model NAME" in " ".join(out.split())
     assert out.splitlines()[-2:] == [
         "next    fivetune train Meine-Tickets.yaml",
@@ -140,7 +140,7 @@ def test_the_command_prints_json(folder, capsys):
     facts = json.loads(out.splitlines()[-1])
     assert code == 0
     assert facts["recipe"] == "made/here.yaml" and (folder / "made" / "here-test.jsonl").is_file()
-    assert facts["task"] == "classification" and facts["roles"]["label"] == "Kategorie"
+    assert facts["task"] == "classification" and facts["roles"]["label"] == ["Kategorie"]
     assert sum(facts["sizes"].values()) == 120 and facts["model"] == "google-t5/t5-small"
     assert ["text to text"] not in facts["rejected"] and facts["rejected"]
     assert "estimated at 3 characters per token" in (folder / "made" / "here.yaml").read_text()
@@ -188,6 +188,18 @@ def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
         facts = json.loads(run(capsys, "new", f"{name}.jsonl", "--json")[1].splitlines()[-1])
         assert facts["model"] == "google/mt5-small"
     assert run(capsys, "new", "ru.jsonl", "--model", "t5-nano", "--overwrite")[2].count("does not represent all") == 1
+
+
+@pytest.mark.parametrize(("fields", "way"), [({"answers": ["red"]}, "windows"), ({"label": "a"}, "head_tail")])
+def test_long_inputs_are_read_in_windows_or_keep_their_ends(folder, capsys, fields, way):
+    words = " ".join(["Ann has a red hat."] * 100)
+    rows = [{"question": f"What has person {i}?", "context": f"{i} {words} {i}", **fields} for i in range(40)]
+    if way == "head_tail":
+        rows = [{"text": row["context"], "label": "ab"[i % 2]} for i, row in enumerate(rows)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(capsys, "new", "t.jsonl", "--model", "t5-nano")[0] == 0
+    data = load_config(folder / "t.yaml").data
+    assert (data.overlong, data.max_input_tokens) == (way, 512)
 
 
 @pytest.mark.parametrize(
