@@ -42,6 +42,7 @@ bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks.data --json
 	$(BIN)/python -m benchmarks.optimizers --json
 	$(BIN)/python -m benchmarks.decode --json
+	$(BIN)/python -m benchmarks.export --json
 	for model in t5-small mt5-small; do \
 	  $(BIN)/python -m benchmarks.train --device cpu --model $$model --workload squad --peers default,tuned,tuned-bf16 --json || exit; done
 

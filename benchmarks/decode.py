@@ -44,23 +44,42 @@ Answers = dict[int, list[int]]
 
 def main() -> None:
     parser = make_parser(__doc__)
+    add_arguments(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer, store = make_workload(args, Path(folder))
+        result = _compare(model, tokenizer, store, Path(folder), args)
+    print(_table(result))
+    publish_result(args, "decode-cpu", result)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the questions and the windows."""
     parser.add_argument("--squad", type=Path, default=SHARED / "squad_v2" / "dev-v2.0.json.gz")
     parser.add_argument("--model", type=Path, default=SHARED / "tokenizers" / "t5-small", help="config and tokenizer")
     parser.add_argument("--blocks", type=int, default=6, help="blocks of 64 questions in a window")
     parser.add_argument("--windows", type=int, default=4, help="windows of each engine")
-    args = parser.parse_args()
+
+
+def make_workload(args: argparse.Namespace, folder: Path) -> tuple[Any, Any, TokenStore]:
+    """A model whose answers end by themselves, its tokenizer, and all questions."""
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
-        source = Source(
-            paths=(str(args.squad),), task=load_plugin("tasks", "squad_v2")(), limits=LengthLimits(512, 128, "truncate")
-        )
-        store = load_or_build_store(source, loaded.tokenizer, cache=Path(folder), on_progress=ignore_progress)
-        model = loaded.model.eval()
-        make_answers_end(model, store)
-        result = _compare(model, loaded.tokenizer, store, Path(folder), args)
-    print(_table(result))
-    publish_result(args, "decode-cpu", result)
+    loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
+    source = Source(
+        paths=(str(args.squad),), task=load_plugin("tasks", "squad_v2")(), limits=LengthLimits(512, 128, "truncate")
+    )
+    store = load_or_build_store(source, loaded.tokenizer, cache=folder, on_progress=ignore_progress)
+    model = loaded.model.eval()
+    make_answers_end(model, store)
+    return model, loaded.tokenizer, store
+
+
+def select_batches(store: TokenStore, num_blocks: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Blocks of neighbouring questions, evenly over the file; and the same rows in batches of similar lengths."""
+    starts = np.linspace(0, len(store) - BATCH_SIZE, num_blocks).astype(int)
+    in_order = [list(range(start, start + BATCH_SIZE)) for start in starts.tolist()]
+    rows = [row for batch in in_order for row in batch]
+    return in_order, [[rows[i] for i in batch] for batch in group_by_length(store.inputs.lengths[rows], BATCH_SIZE)]
 
 
 @dataclass(slots=True)
@@ -77,15 +96,15 @@ class Engine:
 
 
 def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    starts = np.linspace(0, len(store) - BATCH_SIZE, args.blocks).astype(int)
-    in_order = [list(range(start, start + BATCH_SIZE)) for start in starts.tolist()]
+    in_order, by_length = select_batches(store, args.blocks)
     rows = [row for batch in in_order for row in batch]
-    by_length = [[rows[i] for i in batch] for batch in group_by_length(store.inputs.lengths[rows], BATCH_SIZE)]
     engines = [
-        Engine(OURS, lambda: _ours(model, store, rows, nullcontext)),
-        Engine(OURS_BF16, lambda: _ours(model, store, rows, lambda: torch.autocast("cpu", torch.bfloat16))),
-        Engine("generate", lambda: _theirs(model, store, in_order)),
-        Engine("generate, sorted", lambda: _theirs(model, store, by_length)),
+        Engine(OURS, lambda: answer_with_fivetune(model, store, rows, nullcontext)),
+        Engine(
+            OURS_BF16, lambda: answer_with_fivetune(model, store, rows, lambda: torch.autocast("cpu", torch.bfloat16))
+        ),
+        Engine("generate", lambda: answer_with_generate(model, store, in_order)),
+        Engine("generate, sorted", lambda: answer_with_generate(model, store, by_length)),
     ]
     peer = _ctranslate2(model, tokenizer, store, rows, folder)
     if isinstance(peer, Engine):
@@ -104,18 +123,18 @@ def _compare(model: Any, tokenizer: Any, store: TokenStore, folder: Path, args: 
         "questions_per_second": speeds,
         "same_answers": same,
         "skipped": {} if isinstance(peer, Engine) else {"ctranslate2": peer},
-        "workload": _workload(store, rows, in_order),
+        "workload": describe_workload(store, rows, in_order),
         "facts": facts("cpu"),
     }
 
 
-def _ours(model: Any, store: TokenStore, rows: list[int], autocast: Autocast) -> Answers:
+def answer_with_fivetune(model: Any, store: TokenStore, rows: list[int], autocast: Autocast) -> Answers:
     decoding = Decoding(CAP, batch_size=BATCH_SIZE, score_targets=False)
     answers = generate(model, store, rows, decoding, device="cpu", autocast=autocast)
     return {one.row: one.token_ids for one in answers}
 
 
-def _theirs(model: Any, store: TokenStore, batches: list[list[int]]) -> Answers:
+def answer_with_generate(model: Any, store: TokenStore, batches: list[list[int]]) -> Answers:
     answers = {}
     for rows in batches:
         batch = pad(collate(store, rows), pad_id=0)
@@ -207,7 +226,7 @@ def _agreement(engines: list[Engine]) -> dict[str, float]:
     return shares
 
 
-def _workload(store: TokenStore, rows: list[int], batches: list[list[int]]) -> dict[str, float]:
+def describe_workload(store: TokenStore, rows: list[int], batches: list[list[int]]) -> dict[str, float]:
     """What the window holds; padding as batches in data-set order have it."""
     inputs, targets = store.inputs.lengths, store.labels.lengths
     padded = sum(int(inputs[batch].max()) * len(batch) for batch in batches)
