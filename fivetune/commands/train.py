@@ -107,11 +107,13 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
     from fivetune.start.files import choose_recipe_path, is_data
 
     is_source = is_data(args.recipe) and find_shipped_recipe(args.recipe) is None
-    recipe = str(choose_recipe_path(args.recipe, None)) if is_source else args.recipe
     if args.resume:
+        written = choose_recipe_path(args.recipe, None)
+        recipe = str(written) if is_source and written.is_file() else args.recipe
         refuse_missing_run(recipe)
-    if not is_source or args.resume:
         return recipe
+    if not is_source:
+        return args.recipe
     if World.from_environment().size > 1:
         raise ConfigError(f"{args.recipe}: is data, and several processes are started. Run fivetune new first.")
     task, model = settings.get("task.name"), settings.get("model.path")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 from fivetune.errors import ConfigError, RunDirError, suggest_names
@@ -51,6 +53,10 @@ def find_recipe(source: str | Path) -> Path:
     path = Path(source)
     if is_run_directory(path):
         return path / "config.yaml"
+    if re.search(r"\.(csv|tsv|jsonl|parquet)(\.gz)?$", path.name) and path.is_file():
+        raise ConfigError(
+            f"{source}: is data, not a recipe. Write a recipe for it: fivetune new {shlex.quote(str(path))}."
+        )
     found = path if path.is_file() else find_shipped_recipe(str(source))
     if found is not None:
         return found

@@ -18,12 +18,13 @@ from fivetune.config import load_config
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.source_files import get_data_suffix, is_saved_dataset
 from fivetune.errors import ConfigError
-from fivetune.rundir import write_text
+from fivetune.rundir import CONFIG, write_text
 from fivetune.rundir.files import replace_file
 from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
 from fivetune.start.recipe import build_recipe, build_settings
 
 RECIPES = (".yaml", ".yml")
+MAX_RECIPE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,21 @@ def is_data(source: str) -> bool:
     """Whether a path is a data file or a folder of data files, not a recipe and not a run directory."""
     path = Path(source).expanduser()
     if path.is_dir():
-        has_data = any(get_data_suffix(file) and file.is_file() for file in path.iterdir())
-        return is_saved_dataset(path) or (has_data and not (path / "config.yaml").is_file())
-    return bool(get_data_suffix(path))
+        names = {file.name for file in path.iterdir()}
+        is_run = not names.isdisjoint((CONFIG, "machine.json"))
+        return is_saved_dataset(path) or (not is_run and any(get_data_suffix(Path(name)) for name in names))
+    return bool(get_data_suffix(path)) and not _is_json_recipe(path)
+
+
+def _is_json_recipe(path: Path) -> bool:
+    """Whether a small JSON file is a table with sections of a recipe; YAML includes JSON."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > MAX_RECIPE_BYTES:
+        return False
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and not content.keys().isdisjoint(("model", "task", "base"))
 
 
 def start_recipe(

@@ -223,14 +223,18 @@ def test_wrong_words_are_one_line(folder, capsys, words, message):
     assert not (folder / "t.yaml").exists()
 
 
-def test_what_is_data_and_what_a_recipe(folder):
+def test_what_is_data_and_what_a_recipe(folder, capsys):
     write_tickets(folder / "t.csv")
-    (folder / "run").mkdir()
-    (folder / "run" / "config.yaml").write_text("{}")
-    (folder / "run" / "curve.csv").write_text("a")
-    found = {name: is_data(name) for name in ("t.csv", "t.csv.gz", ".", "run", "squad_v2", "my.yaml", "nope")}
-    assert found == {"t.csv": True, "t.csv.gz": True, ".": True, "run": False, "squad_v2": False, "my.yaml": False,
-                     "nope": False}  # fmt: skip
+    for name in ("run/config.yaml", "damaged/machine.json"):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text("{}")
+        (folder / name).with_name("curve.csv").write_text("a")
+    (folder / "r.json").write_text('{"model": {"path": "m"}, "task": "squad"}')
+    (folder / "d.json").write_text('{"data": []}')
+    data = ("t.csv", "t.csv.gz", ".", "d.json")
+    assert all(map(is_data, data)) and not any(map(is_data, ("run", "damaged", "squad_v2", "y.yaml", "nope", "r.json")))
+    code, _, err = run(capsys, "check", "t.csv")
+    assert (code, err) == (2, "fivetune: t.csv: is data, not a recipe. Write a recipe for it: fivetune new t.csv.\n")
 
 
 # --- from data to a model ---
@@ -253,5 +257,6 @@ def test_train_starts_from_data(folder, capsys, model_folder):
     assert yaml.safe_load((folder / "t.yaml").read_text())["model"]["path"] == str(model_folder)
     test = ["--data.eval", "t-test.jsonl", "--data.cache_dir", str(folder / "cache")]
     assert run(capsys, "evaluate", "runs/t", *test)[0] == 0
+    assert run(capsys, "train", "t.csv", "--resume", *words)[0] == 0
     code, _, err = run(capsys, "train", "t.csv", *words)
     assert code == 2 and "t.yaml: exists. It is trained with: fivetune train t.yaml" in err
