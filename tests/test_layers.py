@@ -25,7 +25,7 @@ ROWS = (
     ("data", "model"),
     ("analysis", "progress", "start", "decode", "evaluation", "telemetry", "launch"),
     ("diagnosis", "profiling", "estimation", "training", "compare"),
-    ("report", "experiments", "launchers", "exporters"),
+    ("report", "experiments", "launchers", "exporters", "serving"),
     ("commands",),
     ("cli", "__main__"),
 )
@@ -51,7 +51,10 @@ WITHOUT_TORCH = (
     "profiling",
     "estimation",
     "compare",
-    *ROWS[6],
+    "report",
+    "experiments",
+    "launchers",
+    "exporters",
     "commands",
     "cli",
 )

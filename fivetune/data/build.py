@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fivetune.data.arrays import write_arrays
 from fivetune.data.blocks import BlockReader, SeenIds
-from fivetune.data.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, RecordBlock
+from fivetune.data.convert import FACT_DTYPES, KINDS, ConvertedRows, Converter, GroupNumbers, RecordBlock
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, describe_empty_store
 from fivetune.data.partial import load_progress, name_progress, remove_progress, save_progress
@@ -85,20 +85,7 @@ class _State:
     shards: list[JsonTable] = field(default_factory=list[JsonTable])
     facts: list[Columns] = field(default_factory=list[Columns])
     seen: SeenIds = field(default_factory=SeenIds)
-    num_groups: int = 0
-    group_numbers: dict[int, int] = field(default_factory=dict[int, int])
-
-    def assign_groups(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Return the number of each row's group, in order of first appearance."""
-        if not hashes.any():  # each row is a group of its own
-            first, self.num_groups = self.num_groups, self.num_groups + len(hashes)
-            return np.arange(first, self.num_groups, dtype=np.int32)
-        numbers: list[int] = []
-        for key in hashes.tolist():
-            number = self.group_numbers.setdefault(key, self.num_groups) if key else self.num_groups
-            self.num_groups = max(self.num_groups, number + 1)
-            numbers.append(number)
-        return np.array(numbers, dtype=np.int32)
+    groups: GroupNumbers = field(default_factory=GroupNumbers)
 
     def continue_after(self, facts: JsonTable, columns: Columns) -> None:
         """Add a shard of an interrupted build."""
@@ -107,8 +94,8 @@ class _State:
         self.shards.append(facts["shard"])
         self.seen.find_and_add(columns.pop("record_hashes"))
         pairs = zip(columns["group_hashes"].tolist(), columns["groups"].tolist(), strict=True)
-        self.group_numbers.update({key: number for key, number in pairs if key})
-        self.num_groups = max(self.num_groups, int(columns["groups"].max(initial=-1)) + 1)
+        self.groups.known.update({key: number for key, number in pairs if key})
+        self.groups.count = max(self.groups.count, int(columns["groups"].max(initial=-1)) + 1)
         self.facts.append(columns)
 
 
@@ -130,7 +117,7 @@ class _ShardWriter:
         """Add the rows of the next block, and write a shard if it is full."""
         self._waiting.append(rows)
         for hashes in rows.arrays["group_hashes"]:
-            self._groups.append(self._state.assign_groups(hashes))
+            self._groups.append(self._state.groups.assign(hashes))
         if (
             sum(one.num_rows for one in self._waiting) >= SHARD_ROWS
             or sum(one.num_bytes for one in self._waiting) >= SHARD_BYTES
@@ -292,7 +279,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
         "dtype": header["dtype"],
         **_summarise_lengths(columns, source.limits),
         "num_examples": len(columns["groups"]),
-        "num_groups": state.num_groups,
+        "num_groups": state.groups.count,
         **state.counts.as_dict(),
         "source": list(source.paths),
     }

@@ -99,6 +99,35 @@ class ConvertedRows:
         self.num_bytes += sum(array.nbytes for array in columns.values())
 
 
+@dataclass(slots=True)
+class GroupNumbers:
+    """Numbers the groups of rows, in order of first appearance.
+
+    >>> numbers = GroupNumbers()
+    >>> numbers.assign(np.array([7, 0, 7], np.uint64)).tolist(), numbers.assign(np.array([0, 7], np.uint64)).tolist()
+    ([0, 1, 0], [2, 0])
+    """
+
+    count: int = 0
+    known: dict[int, int] = field(default_factory=dict[int, int])
+
+    def assign(self, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Return the number of each row's group.
+
+        Args:
+            hashes: of the groups' ids; 0: the row is a group of its own.
+        """
+        if not hashes.any():
+            first, self.count = self.count, self.count + len(hashes)
+            return np.arange(first, self.count, dtype=np.int32)
+        numbers: list[int] = []
+        for key in hashes.tolist():
+            number = self.known.setdefault(key, self.count) if key else self.count
+            self.count = max(self.count, number + 1)
+            numbers.append(number)
+        return np.array(numbers, dtype=np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class Converter:
     """Converts the blocks of a source.

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
@@ -35,8 +35,9 @@ from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.answer_log import PATTERN as ANSWERS
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import iter_input_rows, name_inputs, write_records, write_texts
+from fivetune.evaluation.inputs import iter_input_rows
 from fivetune.evaluation.predicted_file import PredictedFile
+from fivetune.evaluation.requests import answer_requests, list_inputs, read_requests
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -44,7 +45,6 @@ from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.records import EvalRecord, Prediction
 from fivetune.tasks import head_of
-from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training import checkpoint
@@ -140,30 +140,35 @@ class TrainedRun:
         A record or text that cannot be used gets a Prediction with the reason in `skipped`, also where none can be
         used and whatever data.on_bad_record is. Raises DataError for inputs that are neither records nor texts.
         """
-        given = _list_inputs(inputs)
-        if not given:
-            return []
-        texts = [one for one in given if isinstance(one, str)]
-        records = [one for one in given if not isinstance(one, str)]
-        if texts and records:
-            raise DataError("predict: texts and records are mixed. Give one kind.")
-        on_progress = watch_threads(self.threads, on_progress, on_note)
-        with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
-            path = Path(folder) / "inputs.jsonl"
-            with name_inputs(path):
-                if texts:
-                    written = write_texts(path, texts)
-                    rows = self._answer(str(path), JSONL(), {}, Path(folder), on_progress)
-                else:
-                    written = write_records(path, records, self.config.data.columns)
-                    columns = self.config.data.columns
-                    rows = self._answer(str(path), self.config.task, columns, Path(folder), on_progress)
-                found = [row.prediction for row in rows]
-        # A record that cannot be read from the file has no id there.
-        return [
-            replace(one, id=one.id or own, skipped=wrong or one.skipped)
-            for one, (own, wrong) in zip(found, written, strict=True)
-        ]
+        return self.predict_each([list_inputs(inputs)], on_progress=on_progress, on_note=on_note)[0]
+
+    def predict_each(
+        self,
+        requests: Sequence[Sequence[Mapping[str, object] | str]],
+        *,
+        max_input_tokens: int | None = None,
+        on_progress: ProgressCallback = ignore_progress,
+        on_note: Callable[[str], object] = ignore_note,
+    ) -> list[list[Prediction]]:
+        """Predict for several lists of records or texts in common batches; each gets what `predict` returns for it.
+
+        Args:
+            max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
+        """
+        require_single_part(self.config)
+        report = watch_threads(self.threads, on_progress, on_note)
+        columns = self.config.data.columns
+        with translate_oom_errors():
+            read = read_requests(
+                requests, self.tokenizer, task=self.config.task, columns=columns, describe=self._describe_source
+            )
+            return answer_requests(
+                read,
+                self.model,
+                build_evaluator=self._make_predictor,
+                max_input_tokens=max_input_tokens,
+                on_progress=partial(report, "answering"),
+            )
 
     def predict_file(
         self,
@@ -219,21 +224,13 @@ class TrainedRun:
         found = PredictedFile(source, task, dict(columns), folder)
         if all(row.skipped for row in iter_input_rows(source, task, columns)):
             return found
-        described = Source(
-            paths=(source,),
-            task=task,
-            limits=build_length_limits(self.config),
-            columns=dict(columns),
-            on_bad_record="skip",
-            labelled=False,
-        )
+        described = self._describe_source(source, task, columns)
         with translate_oom_errors():
             with world.run_rank_zero_first(f"answers in {folder}"):
                 store = load_or_build_store(described, self.tokenizer, cache=folder / "data", on_progress=on_progress)
                 if world.is_first:
                     self._discard_other_answers(folder, store, on_note)
-            evaluator = self._make_evaluator(store)
-            evaluator = replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
+            evaluator = self._make_predictor(store)
             with AnswerLog(folder) as answers:
                 missing = np.setdiff1d(np.arange(store.num_groups), answers.questions)
             world.barrier()  # no rank reads what another already writes
@@ -271,34 +268,25 @@ class TrainedRun:
         with replace_file(path) as file:
             file.write(new.encode())
 
+    def _describe_source(self, path: str, task: Task, columns: Mapping[str, str]) -> Source:
+        """Describe a source of questions without gold answers."""
+        return Source(
+            paths=(path,),
+            task=task,
+            limits=build_length_limits(self.config),
+            columns=dict(columns),
+            on_bad_record="skip",
+            labelled=False,
+        )
+
+    def _make_predictor(self, store: TokenStore) -> Evaluator:
+        evaluator = self._make_evaluator(store)
+        return replace(evaluator, decoding=replace(evaluator.decoding, score_targets=False))
+
     def _make_evaluator(self, store: TokenStore) -> Evaluator:
         return make_evaluator(
             self.config, self.tokenizer, store, self.compute, target_p99=NO_TARGETS, generate=self.generate
         )
-
-
-def _list_inputs(inputs: Iterable[Mapping[str, object] | str]) -> list[Mapping[str, object] | str]:
-    """List records or texts. Raises DataError for one record or text alone and for a table, which iterate by name or
-    letter, and for anything else.
-    """
-    kind = type(inputs).__name__
-    if isinstance(inputs, Mapping | str):
-        raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
-    if hasattr(inputs, "columns"):
-        raise DataError(
-            f"predict: the inputs are a {kind}. Allowed is a list of records or texts. Give its rows: with pandas "
-            'table.to_dict("records"), with polars table.to_dicts().'
-        )
-    if not isinstance(inputs, Iterable):
-        raise DataError(f"predict: the inputs are {kind}. Allowed is a list of records or texts. A file: predict_file.")
-    given = list(inputs)
-    for number, one in enumerate(given):
-        if not isinstance(one, Mapping | str):
-            raise DataError(
-                f"predict: inputs[{number}] is {quote_value(str(one))} ({type(one).__name__}). Allowed are records "
-                "(dict of column and value) and texts."
-            )
-    return given
 
 
 def open_run(

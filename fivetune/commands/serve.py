@@ -1,0 +1,158 @@
+"""Serve a trained run over HTTP: predictions in batches, an OpenAI-like route, health, measures, limits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from fivetune.commands import print_warning
+
+if TYPE_CHECKING:
+    from fivetune.training.inference import TrainedRun
+
+TAKES_SETTINGS = True
+OWN_REQUESTS: dict[str, str] = dict.fromkeys(
+    ("data.eval", "data.max_eval_examples", "data.cache_dir"), "serve answers the records of requests"
+)
+TOKEN = "FIVETUNE_TOKEN"
+MIN_TOKEN_CHARS = 16
+MAX_BEAMS, MAX_NEW_TOKENS = 8, 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run directory")
+    parser.add_argument("--host", default="127.0.0.1", help="address; any but a loopback one needs a token")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one (default: 8000)")
+    parser.add_argument(
+        "--token", help=f"that requests send as Authorization: Bearer TOKEN; better set {TOKEN}, which ps does not show"
+    )
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients call the server"
+    )
+    group = parser.add_argument_group("batches and limits")
+    for flag, kind, default, text in (
+        ("--max-batch", int, 32, "most records of a batch"),
+        ("--max-wait-ms", float, 10.0, "most milliseconds that a request waits for others"),
+        ("--max-queue", int, 64, "most requests that wait; more are answered 429"),
+        ("--max-records", int, 16, "most records of a request"),
+        ("--max-body-kib", int, 64, "most KiB of a request"),
+        ("--max-input-tokens", int, 2048, "most tokens of a record"),
+        ("--max-seconds", float, 30.0, "most seconds from the headers of a request to its answer"),
+        ("--drain-seconds", float, 30.0, "after SIGTERM or Ctrl-C, within which waiting requests are answered"),
+    ):
+        group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: {default:g})")
+    parser.epilog = (
+        "Settings of the run can be overridden: --eval.num_beams 4 --train.precision fp32 --device cpu\n"
+        'curl -H "Content-Type: application/json" -d \'{"question": "Who?", "context": "Ann."}\' localhost:8000/predict'
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config.layers import parse_overrides
+
+    _refuse_limits(args)
+    token = _read_token(args)
+    settings = parse_overrides(args.settings)
+    try:
+        from fivetune.serving.app import Service, ServingLimits, build_app
+        from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+    except ModuleNotFoundError as error:
+        from fivetune.errors import FiveTuneEnvironmentError
+
+        raise FiveTuneEnvironmentError(
+            f"serve: the package {error.name} is missing. Install it: pip install 'fivetune[serve]'"
+        ) from None
+    from fivetune.serving.batching import Batcher
+    from fivetune.serving.guard import Guard
+    from fivetune.serving.measures import ServerMeasures
+    from fivetune.serving.schema import RunFacts, find_example
+    from fivetune.training.inference import open_run
+    from fivetune.training.mixture import require_single_part
+
+    with bind_socket(args.host, args.port) as bound:
+        notes = {"on_damage": print_warning, "on_note": print}
+        trained = replace(open_run(args.run, settings, unsupported=OWN_REQUESTS, **notes), threads=None)
+        require_single_part(trained.config)
+        _refuse_costly_search(trained)
+        measures = ServerMeasures()
+        batcher = Batcher(
+            partial(trained.predict_each, max_input_tokens=args.max_input_tokens),
+            max_batch=args.max_batch,
+            max_wait_seconds=args.max_wait_ms / 1000,
+            max_queue=args.max_queue,
+            on_batch=measures.add_batch,
+        )
+        task = trained.config.task
+        example = find_example(task, trained.config.data.columns)
+        service = Service(
+            batcher=batcher,
+            facts=RunFacts(trained.folder.resolve().name, task.plugin_name(), trained.step, example),
+            limits=ServingLimits(args.max_body_kib * 1024, args.max_records, args.max_seconds),
+            guard=Guard(frozenset(name.lower() for name in (args.host, *args.allow_host)), token),
+            measures=measures,
+            max_new_tokens=trained.config.eval.max_new_tokens,
+        )
+        host, port = bound.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"serving {args.run} ({task.plugin_name()}, step {trained.step}) on {address}")
+        print(f"interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
+        run_until_stopped(build_server(build_app(service), drain_seconds=args.drain_seconds), bound)
+        batcher.close(timeout=0)
+    print("stopped", flush=True)
+    return 0
+
+
+def _refuse_limits(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a limit that would let no request pass."""
+    from fivetune.errors import ConfigError
+
+    if not 0 <= args.port <= 65_535:  # the system would take the remainder
+        raise ConfigError(f"--port {args.port}: Allowed are 1 to 65535, and 0 for a free one.")
+    names = ("max_batch", "max_queue", "max_records", "max_body_kib", "max_input_tokens", "max_seconds")
+    for name in names:
+        if not getattr(args, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be above 0.")
+    for name in ("max_wait_ms", "drain_seconds"):
+        if not 0 <= getattr(args, name) <= 3_600_000:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 0 or more.")
+
+
+def _read_token(args: argparse.Namespace) -> str | None:
+    """Read the token. Raises ConfigError for another than a loopback address without one, and for a weak one."""
+    from fivetune.errors import ConfigError
+
+    token = args.token if args.token is not None else os.environ.get(TOKEN)
+    if token is not None and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable()):
+        raise ConfigError(
+            f"--token or {TOKEN}: has {len(token)} characters. Allowed are {MIN_TOKEN_CHARS} or more, printable ASCII. "
+            'Make one: python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    if token is None and not _is_loopback(args.host):
+        raise ConfigError(
+            f"--host {args.host}: other machines could send requests. Set {TOKEN}, or leave --host out (127.0.0.1)."
+        )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _refuse_costly_search(trained: TrainedRun) -> None:
+    """Raise ConfigError for a search that costs too much per request."""
+    from fivetune.errors import ConfigError
+
+    settings = trained.config.eval
+    for name, value, most in (
+        ("num_beams", settings.num_beams, MAX_BEAMS),
+        ("max_new_tokens", settings.max_new_tokens or 0, MAX_NEW_TOKENS),
+    ):
+        if value > most:
+            raise ConfigError(f"eval.{name} {value}: serve allows {most} at most. Add --eval.{name} {most}.")

@@ -1,0 +1,164 @@
+"""Lists of records or texts that are answered together, without files that outlive them.
+
+In: requests, each a list of records or of texts. Out: for each its Predictions, those that it gets alone: ids, and the
+reasons of records that cannot be used, never depend on the other requests.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from fivetune.data.convert import ConvertedRows
+from fivetune.data.examples import Source
+from fivetune.data.in_memory import MemoryStore, convert_source
+from fivetune.data.source_files import quote_value
+from fivetune.errors import DataError
+from fivetune.evaluation.evaluator import Evaluator
+from fivetune.evaluation.inputs import InputRow, iter_input_rows, name_inputs, write_records, write_texts
+from fivetune.rundir.records import Prediction
+from fivetune.tasks.jsonl import JSONL
+from fivetune.types import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from fivetune.model.modules import T5Model
+
+Given = Mapping[str, object] | str
+"""A record, or a text exactly as the model reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A request that was read and tokenised.
+
+    Args:
+        rows: one per record.
+        written: id of each record, and why JSON cannot represent it ("" if it can).
+        converted: rows of tokens; empty if no record can be used.
+    """
+
+    rows: Sequence[InputRow]
+    written: Sequence[tuple[str, str]]
+    converted: Sequence[ConvertedRows]
+
+
+def list_inputs(inputs: object) -> list[Given]:
+    """List records or texts. Raises DataError for one record or text alone and for a table, which iterate by name or
+    letter, for anything else, and for records and texts mixed.
+    """
+    kind = type(inputs).__name__
+    if isinstance(inputs, Mapping | str):
+        raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
+    if hasattr(inputs, "columns"):
+        raise DataError(
+            f"predict: the inputs are a {kind}. Allowed is a list of records or texts. Give its rows: with pandas "
+            'table.to_dict("records"), with polars table.to_dicts().'
+        )
+    if not isinstance(inputs, Iterable):
+        raise DataError(f"predict: the inputs are {kind}. Allowed is a list of records or texts. A file: predict_file.")
+    found: list[Given] = []
+    for number, one in enumerate(cast("Iterable[object]", inputs)):
+        if not isinstance(one, Mapping | str):
+            raise DataError(
+                f"predict: inputs[{number}] is {quote_value(str(one))} ({type(one).__name__}). Allowed are records "
+                "(dict of column and value) and texts."
+            )
+        found.append(cast("Given", one))
+    if len({isinstance(one, str) for one in found}) > 1:
+        raise DataError("predict: texts and records are mixed. Give one kind.")
+    return found
+
+
+def read_requests(
+    requests: Sequence[Sequence[Given]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    task: Task,
+    columns: Mapping[str, str],
+    describe: Callable[[str, Task, Mapping[str, str]], Source],
+) -> list[ReadRequest]:
+    """Read and tokenise requests, each as `list_inputs` returns it.
+
+    Args:
+        task, columns: of records.
+        describe: describes the source of a path, a task and columns.
+    """
+    found: list[ReadRequest] = []
+    with tempfile.TemporaryDirectory(prefix="fivetune-inputs-") as folder:
+        path = Path(folder) / "inputs.jsonl"
+        for given in requests:
+            texts = [one for one in given if isinstance(one, str)]
+            records = [one for one in given if not isinstance(one, str)]
+            written = write_texts(path, texts) if texts else write_records(path, records, columns)
+            kind: tuple[Task, Mapping[str, str]] = (JSONL(), {}) if texts else (task, columns)
+            with name_inputs(path):
+                rows = list(iter_input_rows(str(path), *kind)) if given else []
+                is_usable = not all(row.skipped for row in rows)
+                converted = convert_source(describe(str(path), *kind), tokenizer) if is_usable else []
+            found.append(ReadRequest(rows, written, converted))
+    return found
+
+
+def answer_requests(
+    requests: Sequence[ReadRequest],
+    model: T5Model,
+    *,
+    build_evaluator: Callable[[MemoryStore], Evaluator],
+    max_input_tokens: int | None = None,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> list[list[Prediction]]:
+    """Answer requests in common batches; returns the Predictions of each, in its order.
+
+    Args:
+        max_input_tokens: most tokens of a record before clipping; one with more has a reason in `skipped`.
+    """
+    usable = [one for one in requests if one.converted]
+    if not usable:
+        return [_join_rows(one, {}) for one in requests]
+    store = MemoryStore([one.converted for one in usable])
+    found = _refuse_long_inputs(store, max_input_tokens)
+    questions = np.setdiff1d(np.arange(store.num_groups), np.fromiter(found, np.int64))
+    answered = build_evaluator(store).predict(model, questions=questions)
+    for number, (question, prediction) in enumerate(answered, start=1):
+        found[question] = prediction
+        on_progress(number, len(questions))
+    ends = [*store.first_groups[1:], store.num_groups]
+    own = {
+        id(one): {found[question].id: found[question] for question in range(first, end)}
+        for one, first, end in zip(usable, store.first_groups, ends, strict=True)
+    }
+    return [_join_rows(one, own.get(id(one), {})) for one in requests]
+
+
+def _refuse_long_inputs(store: MemoryStore, limit: int | None) -> dict[int, Prediction]:
+    """Return a Prediction with the reason for each question that has a passage of more than `limit` tokens."""
+    found: dict[int, Prediction] = {}
+    for row in np.flatnonzero(store.whole_lengths > limit).tolist() if limit else ():
+        example = store.read_example(row)
+        reason = (
+            f"the input has {store.whole_lengths[row]:,} tokens. Allowed are {limit:,}. Shorten it, or split it into "
+            "several records."
+        )
+        found[int(store.groups[row])] = Prediction(id=example.group or example.id, skipped=reason)
+    return found
+
+
+def _join_rows(request: ReadRequest, answers: Mapping[str, Prediction]) -> list[Prediction]:
+    """Return a Prediction per record of a request.
+
+    Args:
+        answers: by the key of `InputRow`.
+    """
+    found: list[Prediction] = []
+    for row, (own_id, wrong) in zip(request.rows, request.written, strict=True):
+        one = Prediction(id=row.id, skipped=row.skipped) if row.skipped else answers[row.key]
+        # A record that cannot be read from the file has no id there.
+        found.append(replace(one, id=row.id or own_id, skipped=wrong or one.skipped))
+    return found

@@ -1,0 +1,137 @@
+"""Dynamic batching: requests that arrive close together are answered by one call of the model.
+
+In: requests, each a list of records or texts. Out: a Future of each. One thread owns the model, so that no two
+computations share its cores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+
+from fivetune.rundir.records import Prediction
+
+Inputs = Sequence[dict[str, object] | str]
+AnswerTogether = Callable[[Sequence[Inputs]], Sequence[Sequence[Prediction]]]
+"""Answers several requests; `TrainedRun.predict_each` is one."""
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may wait."""
+
+
+class ServerStoppingError(Exception):
+    """The server takes no more requests, because it stops."""
+
+
+@dataclass(slots=True)
+class WaitingRequest:
+    """A request in the queue; one whose future is cancelled is dropped before it is computed."""
+
+    inputs: Inputs
+    future: Future[Sequence[Prediction]] = field(default_factory=Future[Sequence[Prediction]])
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """Answers requests in batches, oldest first.
+
+    A batch begins when `max_batch` records wait, or when the oldest request has waited `max_wait_seconds`. What arrives
+    during a batch joins the next one, so that under load none waits longer than the batches before it.
+
+    Args:
+        max_batch: most records of a batch; a request with more is a batch of its own.
+        max_queue: most requests that wait.
+        on_batch: called with the number of records of each batch and its seconds.
+    """
+
+    def __init__(
+        self,
+        answer: AnswerTogether,
+        *,
+        max_batch: int,
+        max_wait_seconds: float,
+        max_queue: int,
+        on_batch: Callable[[int, float], object] = lambda num_records, seconds: None,
+    ) -> None:
+        self._answer, self._on_batch = answer, on_batch
+        self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait_seconds, max_queue
+        self._waiting: deque[WaitingRequest] = deque()
+        self._changed = Condition()
+        self._is_closing = False
+        self._thread = Thread(target=self._run, name="model", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Number of requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._thread.is_alive() and not self._is_closing
+
+    def submit(self, inputs: Inputs) -> Future[Sequence[Prediction]]:
+        """Queue a request. Raises QueueFullError, ServerStoppingError."""
+        request = WaitingRequest(inputs)
+        with self._changed:
+            if not self.is_ready:
+                raise ServerStoppingError
+            if len(self._waiting) >= self._max_queue:
+                self._waiting = deque(one for one in self._waiting if not one.future.cancelled())
+            if len(self._waiting) >= self._max_queue:
+                raise QueueFullError
+            self._waiting.append(request)
+            self._changed.notify()
+        return request.future
+
+    def close(self, timeout: float | None = None) -> None:
+        """Take no more requests, and wait until those in the queue are answered or `timeout` seconds have passed."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (batch := self._take_batch()) is not None:
+            if batch:
+                self._compute(batch)
+
+    def _take_batch(self) -> list[WaitingRequest] | None:
+        """Wait for the requests of the next batch; None when the queue is empty and closed."""
+        with self._changed:
+            while not self._waiting:
+                if self._is_closing:
+                    return None
+                self._changed.wait()
+            until = self._waiting[0].arrived + self._max_wait
+            while not self._is_closing and sum(len(one.inputs) for one in self._waiting) < self._max_batch:
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+            taken, num_records = list[WaitingRequest](), 0
+            while self._waiting and (not taken or num_records + len(self._waiting[0].inputs) <= self._max_batch):
+                one = self._waiting.popleft()
+                if one.future.set_running_or_notify_cancel():
+                    taken.append(one)
+                    num_records += len(one.inputs)
+            return taken
+
+    def _compute(self, batch: Sequence[WaitingRequest]) -> None:
+        """Answer a batch; if that fails, each request alone, so that one cannot fail the others."""
+        started = time.monotonic()
+        try:
+            found = self._answer([one.inputs for one in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+            else:
+                for one in batch:
+                    self._compute([one])
+            return
+        self._on_batch(sum(len(one.inputs) for one in batch), time.monotonic() - started)
+        for one, predictions in zip(batch, found, strict=True):
+            one.future.set_result(predictions)

@@ -1,0 +1,68 @@
+"""Who may ask: the Host and Origin of a request, and the token.
+
+A page in a browser may send requests to its own name, and have its DNS resolve that to an address of this machine (DNS
+rebinding). Such a request has the page's name as Host; an address as Host cannot be rebound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hmac import compare_digest
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from fivetune.serving.body import RequestError
+
+OPEN_ROUTES = ("/health", "/ready")  # probes of a scheduler have no token
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Refuses requests by their headers.
+
+    Args:
+        hosts: names by which the server is called, beside localhost and addresses; lower case, without port.
+        token: None lets every request pass.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    token: str | None = None
+
+    def check(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raise RequestError 403 for a foreign Host or Origin, 401 without the token.
+
+        >>> Guard().check("/predict", {"host": "localhost:8000"})
+        >>> Guard().check("/predict", {"host": "evil.example"})
+        Traceback (most recent call last):
+        fivetune.serving.body.RequestError: Host 'evil.example': not a name of this server. Add it with --allow-host.
+        """
+        host = headers.get("host", "")
+        if not self._is_own_host(host):
+            raise RequestError(
+                403, "forbidden_host", f"Host {host[:100]!r}: not a name of this server. Add it with --allow-host."
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise RequestError(
+                403, "forbidden_origin", f"Origin {origin[:100]!r}: pages of other servers may not send requests here."
+            )
+        if self.token is not None and path not in OPEN_ROUTES:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not compare_digest(given.strip().encode(), self.token.encode()):
+                raise RequestError(401, "unauthorized", "Authorization: Bearer TOKEN is missing or wrong.")
+
+    def _is_own_host(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name == "localhost" or name in self.hosts or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

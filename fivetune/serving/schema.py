@@ -1,0 +1,153 @@
+"""The interface of a server as OpenAPI, and a page of it that needs no script and no other server.
+
+In: the run's task and columns. Out: a table for /openapi.json, HTML for /docs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from fivetune import __version__
+from fivetune.errors import DataError
+from fivetune.evaluation.output import PREDICTED
+from fivetune.plugins import import_plugin
+from fivetune.types import JsonTable, RawRecord, Task
+
+ERRORS = {
+    400: "not HTTP or not strict JSON",
+    401: "token missing or wrong",
+    403: "Host or Origin of another server",
+    404: "no such route",
+    405: "method not allowed",
+    408: "the request arrived too slowly",
+    413: "too many bytes or records",
+    415: "not application/json",
+    422: "a record that the run cannot answer",
+    429: "the queue is full: see Retry-After",
+    500: "internal error",
+    503: "stopping, or not answered in time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a server shows of its run.
+
+    Args:
+        example: a record of the task.
+    """
+
+    name: str
+    task: str
+    step: int
+    example: Mapping[str, Any]
+
+
+def find_example(task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Find the smallest record of a task: the columns of its sample that it cannot do without, by the data's names."""
+    record, _ = import_plugin("tasks", task.plugin_name()).SAMPLE
+    fields: dict[str, Any] = {name: value for name, value in record.fields.items() if name != "id"}
+    for name in list(fields):
+        rest = {key: value for key, value in fields.items() if key != name}
+        try:
+            is_enough = bool(task.to_text(RawRecord({"id": "1"} | rest, "sample"), labelled=False))
+        except (DataError, KeyError):
+            is_enough = False
+        if is_enough:
+            fields = rest
+    return {columns.get(name, name): value for name, value in fields.items()}
+
+
+def build_openapi(facts: RunFacts) -> JsonTable:
+    """Build the OpenAPI 3.1 description of a server."""
+    record = {"type": "object", "description": f"A record of the task {facts.task}.", "examples": [facts.example]}
+    inputs = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/components/schemas/Record"}]}}
+    batch = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
+    prompt = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    completion = {"type": "object", "properties": {"prompt": prompt}, "required": ["prompt"]}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": f"fivetune serve {facts.name}",
+            "version": __version__,
+            "description": f"Task {facts.task}, weights of step {facts.step}.",
+        },
+        "paths": {
+            "/predict": _describe_post(
+                "Predict for one record, or for a list of records or texts",
+                {"anyOf": [{"$ref": "#/components/schemas/Record"}, batch]},
+                {"anyOf": [{"$ref": "#/components/schemas/Prediction"}, {"type": "object"}]},
+            ),
+            "/v1/completions": _describe_post(
+                "Answer prompts, which are texts as the model reads them, in OpenAI's form", completion, {}
+            ),
+            **{
+                path: {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}
+                for path, summary in (
+                    ("/health", "The process runs"),
+                    ("/ready", "200 if requests are taken, else 503"),
+                    ("/metrics", "Counts and times in the text format of Prometheus"),
+                )
+            },
+        },
+        "components": {
+            "schemas": {
+                "Record": record,
+                "Prediction": {"type": "object", "properties": {name: {} for name in PREDICTED}},
+                "Error": {
+                    "type": "object",
+                    "properties": {
+                        "error": {
+                            "type": "object",
+                            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
+                        }
+                    },
+                },
+            },
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _describe_post(summary: str, body: JsonTable, answer: JsonTable) -> JsonTable:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "post": {
+            "summary": summary,
+            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+            "responses": {
+                "200": {"description": "OK", "content": {"application/json": {"schema": answer}}},
+                **{str(code): {"description": why, "content": error} for code, why in ERRORS.items()},
+            },
+        }
+    }
+
+
+def render_docs(openapi: JsonTable, facts: RunFacts) -> str:
+    """Render the page of /docs."""
+    routes = "".join(
+        f"<tr><td><code>{method.upper()} {path}</code></td><td>{escape(one['summary'])}</td></tr>"
+        for path, methods in openapi["paths"].items()
+        for method, one in methods.items()
+    )
+    errors = "".join(f"<tr><td>{code}</td><td>{escape(why)}</td></tr>" for code, why in ERRORS.items())
+    title, body = escape(openapi["info"]["title"]), json.dumps(facts.example, ensure_ascii=False)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width">
+<style>:root{{color-scheme:light dark}}body{{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}}
+pre{{overflow:auto;padding:1rem;border:1px solid}}td{{padding:.2rem 1rem .2rem 0;vertical-align:top}}</style>
+</head><body>
+<h1>{title}</h1><p>{escape(openapi["info"]["description"])}</p>
+<h2>Routes</h2><table>{routes}</table>
+<h2>A record</h2><pre>curl -H 'Content-Type: application/json' -d @record.json ADDRESS/predict</pre>
+<pre>{escape(body)}</pre>
+<h2>Errors</h2><p>Each is <code>{{"error": {{"message", "type"}}}}</code>.</p><table>{errors}</table>
+<h2>Schema</h2><details><summary>openapi.json</summary>
+<pre>{escape(json.dumps(openapi, indent=1, ensure_ascii=False))}</pre></details>
+</body></html>
+"""

@@ -1,0 +1,497 @@
+"""`fivetune serve`: a real server on loopback answers as `predict` does, in batches, within its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import kit
+import psutil
+import pytest
+
+import fivetune
+from fivetune.cli import main
+from fivetune.errors import NumericError
+from fivetune.rundir.records import Prediction
+from fivetune.serving.app import Service, ServingLimits, build_app
+from fivetune.serving.batching import Batcher
+from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
+from fivetune.serving.guard import Guard
+from fivetune.serving.measures import ServerMeasures
+from fivetune.serving.schema import RunFacts, find_example
+from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+from fivetune.training.inference import TrainedRun, open_run
+
+RECORDS = [
+    {"question": f"What has {owner}?", "context": f"{owner} has a {colour} {thing}."}
+    for owner in kit.OWNERS
+    for colour in kit.COLOURS
+    for thing in kit.WORDS[9:]
+]
+NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> TrainedRun:
+    folder = tmp_path_factory.mktemp("finished")
+    fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
+    return replace(open_run(folder / "run"), threads=None)
+
+
+@dataclass
+class Server:
+    client: httpx.Client
+    batcher: Batcher
+    port: int
+
+    def post(self, path: str = "/predict", **options: Any) -> tuple[int, Any]:
+        answer = self.client.post(path, **options)
+        return answer.status_code, answer.json()
+
+    def read_measures(self) -> dict[str, float]:
+        lines = self.client.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    def send(self, raw: bytes, *, half: bool = False) -> bytes:
+        """Send bytes as they are; `half`: cut the connection at once."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            connection.sendall(raw)
+            if half:
+                return b""
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@contextmanager
+def serving(
+    answer: Any, *, token: str | None = None, max_new_tokens: int | None = 8, **options: Any
+) -> Iterator[Server]:
+    limits = ServingLimits(**{key: options.pop(key) for key in ("body_bytes", "records", "seconds") if key in options})
+    measures = ServerMeasures()
+    batcher = Batcher(
+        answer,
+        **{"max_batch": 32, "max_wait_seconds": 0.01, "max_queue": 64, "on_batch": measures.add_batch, **options},
+    )
+    facts = RunFacts("run", "squad_v2", 6, RECORDS[0])
+    service = Service(batcher, facts, limits, Guard(token=token), measures, max_new_tokens)
+    with bind_socket("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        server = build_server(build_app(service), drain_seconds=5, idle_seconds=1)
+        thread = threading.Thread(target=run_until_stopped, args=(server, bound))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
+            yield Server(client, batcher, port)
+        server.should_exit = True
+        thread.join(20)
+        batcher.close(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(trained: TrainedRun) -> Generator[Server]:
+    with serving(lambda asked: trained.predict_each(asked, max_input_tokens=200), seconds=2) as found:
+        yield found
+
+
+# --- answers ---
+
+
+def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> None:
+    code, found = server.post(json={"inputs": RECORDS[:9]})
+    expected = trained.predict(RECORDS[:9])
+    assert code == 200 and [one["prediction"] for one in found["predictions"]] == [one.prediction for one in expected]
+    assert [one["id"] for one in found["predictions"]] == [one.id for one in expected]
+    for one, other in zip(found["predictions"], expected, strict=True):
+        assert one["confidence"] == pytest.approx(other.confidence, rel=1e-4)
+        assert one["num_input_tokens"] == other.num_input_tokens
+    code, one = server.post(json=RECORDS[3])
+    assert code == 200 and (one["prediction"], one["id"]) == (expected[3].prediction, "0")
+    text = expected[0].inputs
+    assert server.post(json={"inputs": [text]})[1]["predictions"][0]["prediction"] == expected[0].prediction
+
+
+def test_requests_that_share_a_batch_do_not_mix(trained: TrainedRun) -> None:
+    """Equal ids, records beside texts, and unusable records stay with their request."""
+    a, b = {"id": "q", **RECORDS[0]}, {"id": "q", **RECORDS[30]}
+    text = trained.predict([b])[0].inputs
+    requests = [[a], [b, b], [], [text], [{"x": 1}], [{"question": "long " * 300, "context": "c"}, a]]
+    together = trained.predict_each(requests, max_input_tokens=200)
+    for given, found in zip(requests[:5], together[:5], strict=True):
+        alone = trained.predict(given)
+        assert [(one.id, one.prediction, one.skipped) for one in found] == [
+            (one.id, one.prediction, one.skipped) for one in alone
+        ]
+    long, short = together[5]
+    assert re.fullmatch(r"the input has [\d,]+ tokens\. Allowed are 200\. Shorten it, .*", long.skipped or "")
+    assert short.prediction == together[0][0].prediction and not short.skipped
+    assert trained.predict_each([requests[5][:1]], max_input_tokens=200)[0][0].skipped == long.skipped
+
+
+def test_completions_in_openai_s_form(server: Server, trained: TrainedRun) -> None:
+    expected = trained.predict(RECORDS[:2])
+    prompts = [one.inputs for one in expected]
+    code, found = server.post("/v1/completions", json={"prompt": prompts, "temperature": 0, "max_tokens": 16, "n": 1})
+    assert code == 200 and found["object"] == "text_completion"
+    assert [(one["index"], one["text"]) for one in found["choices"]] == list(
+        enumerate(one.prediction for one in expected)
+    )
+    numbers = [sum(one.num_input_tokens or 0 for one in expected), sum(one.num_tokens or 0 for one in expected)]
+    assert list(found["usage"].values()) == [*numbers, sum(numbers)]
+    assert (
+        server.post("/v1/completions", json={"prompt": prompts[0]})[1]["choices"][0]["text"] == expected[0].prediction
+    )
+
+
+def test_200_clients_at_once_share_batches(trained: TrainedRun) -> None:
+    with serving(trained.predict_each, max_queue=256) as many:
+        before = many.read_measures()["fivetune_batch_records_count"]
+        with ThreadPoolExecutor(200) as pool:
+            asked = [RECORDS[i % len(RECORDS)] for i in range(200)]
+            found = list(
+                pool.map(lambda one: httpx.post(f"{many.client.base_url}/predict", json=one, timeout=60), asked)
+            )
+        assert [one.status_code for one in found] == [200] * 200
+        expected = [one.prediction for one in trained.predict(asked)]
+        assert [one.json()["prediction"] for one in found] == expected
+        measures = many.read_measures()
+        num_batches = measures["fivetune_batch_records_count"] - before
+        assert measures["fivetune_batch_records_sum"] == 200 and num_batches < 100
+        assert measures['fivetune_requests_total{route="/predict",code="200"}'] == 200
+        assert measures["fivetune_queue_requests"] == 0 and measures["fivetune_input_tokens_total"] > 200
+
+
+# --- the queue ---
+
+
+class Slow:
+    """A model that answers when it may, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.may_answer, self.begun, self.asked = threading.Event(), threading.Event(), list[Any]()
+
+    def __call__(self, requests: Any) -> Any:
+        self.begun.set()
+        assert self.may_answer.wait(20)
+        self.asked += requests
+        return [[Prediction(id="0", prediction="yes") for _ in one] for one in requests]
+
+
+def test_a_full_queue_is_429_and_waiting_requests_are_answered() -> None:
+    model = Slow()
+    with serving(model, max_queue=2, max_batch=1) as small, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(small.post, json={"inputs": ["first"]})]
+        assert model.begun.wait(10)
+        waiting += [pool.submit(small.post, json={"inputs": ["next"]}) for _ in range(2)]
+        while len(small.batcher) < 2:
+            time.sleep(0.01)
+        refused = small.client.post("/predict", json={"inputs": ["last"]})
+        assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+        assert refused.json() == {
+            "error": {"message": "the queue is full. Send the request again later.", "type": "queue_full"}
+        }
+        model.may_answer.set()
+        assert [one.result()[0] for one in waiting] == [200] * 3
+
+
+def test_a_client_that_has_gone_is_not_computed() -> None:
+    model = Slow()
+    with serving(model, max_batch=1) as slow, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(slow.post, json={"inputs": ["first"]})
+        assert model.begun.wait(10)
+        slow.send(_request(b'{"inputs": ["gone"]}'), half=True)
+        while not any('code="499"' in name for name in slow.read_measures()):
+            time.sleep(0.01)
+        model.may_answer.set()
+        assert first.result()[0] == 200
+        assert slow.post(json={"inputs": ["after"]})[0] == 200
+        assert [one[0] for one in model.asked] == ["first", "after"]
+
+
+def test_no_answer_in_time_is_503_and_a_slow_body_408() -> None:
+    model = Slow()
+    with serving(model, seconds=0.3) as slow:
+        code, found = slow.post(json={"inputs": ["a"]})
+        assert (code, found["error"]["type"]) == (503, "timeout")
+        head = (
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        answer = slow.send(head)
+        assert b" 408 " in answer and b'"request_timeout"' in answer
+        model.may_answer.set()
+        assert slow.post(json={"inputs": ["b"]})[0] == 200
+
+
+def test_one_request_cannot_fail_the_others_of_its_batch() -> None:
+    def answer(requests: Any) -> Any:
+        if any("bad" in one for one in requests):
+            raise NumericError("/secret/path: not finite")
+        return [[Prediction(id="0", prediction="yes")] for _ in requests]
+
+    with serving(answer, max_batch=4, max_wait_seconds=0.3) as faulty, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: faulty.post(json={"inputs": [text]}), ["a", "bad", "b", "c"]))
+        assert [code for code, _ in found] == [200, 500, 200, 200]
+        message = "internal error. The server's log has the cause."
+        assert found[1][1] == {"error": {"message": message, "type": "internal_error"}}
+
+
+def test_idle_connections_are_closed() -> None:
+    with serving(Slow()) as idle:
+        started = time.monotonic()
+        assert idle.send(b"POST /predict HTTP/1.1\r\nHost: loc") == b""
+        assert time.monotonic() - started < 10
+        assert idle.client.get("/health").json() == {"status": "ok"}
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "code", "message"),
+    [
+        ("/predict", {"content": b"{"}, 400, "body: malformed JSON at column 2"),
+        ("/predict", {"content": b'{"a": "\xff"}'}, 400, "body: not UTF-8 at byte 7. Send JSON in UTF-8."),
+        ("/predict", {"content": b'{"a": NaN}'}, 400, "body: field 'a': NaN is not JSON"),
+        ("/predict", {"content": b'{"a": 1, "a": 2}'}, 400, "body: the key 'a' occurs more than once"),
+        ("/predict", {"content": b'{"a": 1e999}'}, 400, "body: a number is too large for a double"),
+        ("/predict", {"content": b'{"a": 9223372036854775808}'}, 400, "body: a whole number has more than 64 bits"),
+        ("/predict", {"content": b'{"a": "\\ud800"}'}, 400, "half a surrogate pair"),
+        ("/predict", {"content": b"[" * 60_000}, 400, "body: malformed JSON"),
+        ("/predict", {"content": b"[" * 40 + b"]" * 40}, 400, "body: nested too deeply. Allowed are 32 levels."),
+        ("/predict", {"content": b" " * 100_000}, 413, "body: too many bytes. Allowed are 65,536."),
+        ("/predict", {"json": {"inputs": ["a"] * 17}}, 413, "inputs: 17 records. Allowed are 16."),
+        ("/predict", {"json": ["a"]}, 422, 'body: a list. Allowed is one record, or {"inputs"'),
+        ("/predict", {"json": {"inputs": []}}, 422, "inputs: an empty list. Give at least one."),
+        ("/predict", {"json": {"inputs": ["a", {}]}}, 422, "inputs: texts and records are mixed."),
+        ("/predict", {"json": {"inputs": [1]}}, 422, "inputs[0]: a number: '1'. Allowed are records and texts."),
+        ("/predict", {"json": {"inputs": ["a"], "beams": 9}}, 422, "body: 'beams' beside the list 'inputs'."),
+        ("/predict", {"json": {"x": 1}}, 422, "there is no column 'question'."),
+        ("/predict", {"json": {"question": "long " * 300, "context": "c"}}, 422, "Allowed are 200. Shorten it"),
+        ("/v1/completions", {"json": {"prompt": 1}}, 422, "prompt: Allowed is a text, or a list of texts."),
+        ("/v1/completions", {"json": [1]}, 422, 'body: a list. Allowed is {"prompt": TEXT}.'),
+        ("/v1/completions", {"json": {"prompt": "a", "temperature": 0.7}}, 422, "temperature: a number: '0.7'. The"),
+        (
+            "/v1/completions",
+            {"json": {"prompt": "a", "top_p": 0.9}},
+            422,
+            "top_p: a number: '0.9'. The server does not",
+        ),
+        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
+        ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: '0'. Allowed is"),
+        ("/v1/completions", {"json": {"prompt": "a", "tempreature": 0}}, 422, "Did you mean temperature?"),
+        ("/nothing", {"json": {}}, 404, "POST /nothing: Not Found. See /docs."),
+        ("/predict/", {"json": {}}, 404, "POST /predict/: Not Found."),
+        ("/health", {"json": {}}, 405, "POST /health: Method Not Allowed."),
+        ("/predict", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "Allowed is application/json"),
+        ("/predict", {"json": {}, "headers": {"Host": "evil.example"}}, 403, "Host 'evil.example': not a name of this"),
+        ("/predict", {"json": {}, "headers": {"Host": "[evil"}}, 403, "Host '[evil': not a name"),
+        ("/predict", {"json": {}, "headers": {"Origin": "http://evil.example"}}, 403, "Origin 'http://evil.example': "),
+        ("/predict", {"json": {}, "headers": {"Origin": "null"}}, 403, "Origin 'null': pages of other servers"),
+    ],
+)
+def test_faulty_requests_are_refused_by_code(
+    server: Server, path: str, options: dict[str, Any], code: int, message: str
+) -> None:
+    headers = {"Content-Type": "application/json"} | options.pop("headers", {})
+    answer = server.client.post(path, headers=headers, **options)
+    found = answer.json()
+    assert (answer.status_code, list(found), set(found["error"])) == (code, ["error"], {"message", "type"})
+    assert message in found["error"]["message"] and "Traceback" not in answer.text and "/tmp" not in answer.text
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_own_names_and_origins_pass(server: Server) -> None:
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
+        headers = {"Host": host, "Origin": f"http://{host}"}
+        assert server.client.get("/health", headers=headers).status_code == 200
+    assert Guard(frozenset({"t5.example"})).check("/", {"host": "T5.example:80"}) is None
+
+
+def test_a_token_is_needed_but_for_probes() -> None:
+    model, token = Slow(), "0123456789abcdef"
+    model.may_answer.set()
+    with serving(model, token=token) as guarded:
+        assert guarded.post(json={"inputs": ["a"]})[0] == 200
+        for given in ("", "Bearer 0123456789abcdeX", f"Basic {token}", "Bearer é"):
+            answer = guarded.client.post("/predict", json={}, headers={"Authorization": given.encode()})
+            assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+            assert answer.json()["error"]["type"] == "unauthorized"
+            assert guarded.client.get("/metrics", headers={"Authorization": given.encode()}).status_code == 401
+        assert guarded.client.get("/ready", headers={"Authorization": ""}).status_code == 200
+
+
+def test_ready_ends_with_the_queue_and_requests_are_503() -> None:
+    with serving(Slow()) as closed:
+        assert closed.client.get("/ready").json()["status"] == "ready"
+        closed.batcher.close()
+        assert closed.client.get("/ready").status_code == 503
+        code, found = closed.post(json={"inputs": ["a"]})
+        assert (code, found["error"]["type"]) == (503, "stopping")
+        assert closed.client.get("/health").status_code == 200
+
+
+def test_docs_need_no_other_server(server: Server, trained: TrainedRun) -> None:
+    page, openapi = server.client.get("/docs"), server.client.get("/openapi.json").json()
+    assert openapi["openapi"] == "3.1.0" and {"/predict", "/v1/completions"} < set(openapi["paths"])
+    assert not re.search(r"(src|href|url)\s*[=(]", page.text) and "<script" not in page.text
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    example = find_example(trained.config.task, {"question": "Frage"})
+    assert set(example) == {"Frage", "context"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host 0.0.0.0: other machines could send requests. Set FIVETUNE_TOKEN, or leave"),
+        (["--token", "short"], "--token or FIVETUNE_TOKEN: has 5 characters. Allowed are 16 or more, printable ASCII."),
+        (["--max-batch", "0"], "--max-batch 0: must be above 0."),
+        (["--drain-seconds", "-1"], "--drain-seconds -1.0: must be 0 or more."),
+        (["--port", "99999"], "--port 99999: Allowed are 1 to 65535, and 0 for a free one."),
+        (
+            ["--host", "192.0.2.1", "--token", "0" * 16],
+            "--host 192.0.2.1 --port 8000: Cannot assign requested address.",
+        ),
+        (["--eval.num_beams", "9"], "eval.num_beams 9: serve allows 8 at most. Add --eval.num_beams 8."),
+        (["--data.eval", "x.json"], "--data.eval: has no effect here: serve answers the records of requests."),
+    ],
+)
+def test_the_command_refuses(
+    trained: TrainedRun, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(trained.folder), *words]) in (2, 4)
+    assert message in capsys.readouterr().err
+
+
+def test_without_its_packages_the_command_names_them(
+    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "fivetune.serving.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", str(trained.folder)]) == 4
+    assert "serve: the package uvicorn is missing. Install it: pip install 'fivetune[serve]'" in capsys.readouterr().err
+
+
+# --- faults ---
+
+
+def _request(body: bytes, *, path: str = "/predict", **headers: str) -> bytes:
+    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+def _fuzz(draw: random.Random) -> bytes:
+    """A request of which most are faulty: cut, with changed bytes, wrong types, wrong headers, or no HTTP at all."""
+    values: list[Any] = [None, 1, -1e308, "", "\0", "é", [], {}, [[]], {"inputs": {}}, True, "x" * 3000, "<b>&"]
+    body: Any = draw.choice([draw.choice(values), {"inputs": [draw.choice(values)]}, draw.choice(RECORDS)])
+    if draw.random() < 0.3:
+        body = {
+            draw.choice(["inputs", "question", "prompt", "id"]): draw.choice(values),
+            "context": draw.choice(values),
+        }
+    raw = bytearray(json.dumps(body).encode())
+    if draw.random() < 0.3:
+        for _ in range(draw.randint(1, 4)):
+            raw[draw.randrange(len(raw))] = draw.randrange(256)
+    path = draw.choice(["/predict", "/predict", "/v1/completions", "/%00", "/docs", "/../x"])
+    headers = draw.choice(
+        [{}, {}, {}, {"Content_Type": "text/x"}, {"Origin": "x"}, {"Host": ""}, {"Expect": "100-continue"}]
+    )
+    whole = bytearray(_request(bytes(raw), path=path, Connection="close", **headers))
+    if draw.random() < 0.15:
+        whole[draw.randrange(len(whole))] = draw.randrange(256)
+    return bytes(whole) if draw.random() < 0.9 else draw.randbytes(draw.randint(1, 200)) + b"\r\n\r\n"
+
+
+def _send_fuzzed(server: Server, seeds: range) -> set[int]:
+    codes: set[int] = set()
+    for seed in seeds:
+        draw = random.Random(seed)
+        raw = _fuzz(draw)
+        if draw.random() < 0.1:  # a cut connection
+            server.send(raw[: draw.randrange(len(raw))], half=True)
+            continue
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(raw)
+            if is_closed := draw.random() < 0.1:
+                connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(8)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        if answer:
+            final = answer.rpartition(b"HTTP/1.1 ")[2]
+            code, body = int(final[:3]), final.partition(b"\r\n\r\n")[2]
+            if is_closed and code == 100:  # the server has seen that the client is gone
+                continue
+            codes.add(code)
+            assert code == 200 or set(json.loads(body)["error"]) == {"message", "type"}, (seed, raw, answer)
+            assert b"Traceback" not in answer
+    return codes
+
+
+def test_fuzzed_requests_get_the_right_codes(server: Server) -> None:
+    codes = _send_fuzzed(server, range(NUM_FUZZED))
+    common, rare = {200, 400, 403, 404, 405, 415, 422}, {408, 413, 429, 503}
+    assert common <= codes <= common | rare
+    assert server.post(json=RECORDS[0])[0] == 200
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_fuzzed_requests(server: Server) -> None:
+    _send_fuzzed(server, range(10_000, 10_000 + 2 * NUM_FUZZED))
+    before = psutil.Process().memory_info().rss
+    _send_fuzzed(server, range(20_000, 20_000 + 2 * NUM_FUZZED))
+    assert psutil.Process().memory_info().rss < 1.05 * before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_drains(trained: TrainedRun, signum: signal.Signals) -> None:
+    """The queue holds a request when the signal comes: it is answered, new ones are not, and the exit code is 0."""
+    command = [sys.executable, "-m", "fivetune", "serve", str(trained.folder), "--port", "0", "--max-wait-ms", "1500"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = re.search(r"http://\S+", process.stdout.readline())
+    assert address is not None
+    while True:
+        try:
+            httpx.get(f"{address[0]}/ready")
+            break
+        except httpx.ConnectError:
+            time.sleep(0.05)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, f"{address[0]}/predict", json=RECORDS[0], timeout=30)
+        while "fivetune_queue_requests 1" not in httpx.get(f"{address[0]}/metrics").text:
+            time.sleep(0.02)
+        process.send_signal(signum)
+        assert waiting.result().status_code == 200
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "") and output.endswith("stopped\n")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address[0]}/health")
+
+
+def test_bodies_are_read_as_they_are() -> None:
+    assert parse_json(b'\n{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+    assert read_inputs({"inputs": "text of a jsonl record"}, max_records=1) == (
+        [{"inputs": "text of a jsonl record"}],
+        False,
+    )
+    assert read_prompts({"prompt": "a", "model": "x", "stop": None}, max_records=1, max_new_tokens=None) == ["a"]
+    with pytest.raises(RequestError, match="Did you mean"):
+        read_prompts({"promt": "a"}, max_records=1, max_new_tokens=None)
