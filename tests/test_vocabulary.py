@@ -46,6 +46,7 @@ CONTRACTS = {
     "to_text", "from_text", "head_of", "plugin_name", "model_dump", "model_copy",  # a task, and what pydantic gives it
     "effective_lr", "factor", "elapsed_time", "evaluation", "error", "barrier",  # of optimizers, schedules, sinks ...
     "cat_file", "pipe_file", "rm_file", "exists",  # of fsspec's file systems
+    "connection_made",  # of asyncio's protocols
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
 }  # fmt: skip
 """Names of plugin contracts and of methods that a library calls."""
