@@ -19,7 +19,7 @@ VERBS = set(
         r"\w+",
         """
     accumulate add adopt advise align all_reduce allocate answer append apply assign attach attend average begin
-    benchmark broadcast build calibrate call capitalise cast catch check choose classify clean clear clip close
+    benchmark bind broadcast build calibrate call capitalise cast catch check choose classify clean clear clip close
     collate collect compare complete compute concatenate connect construct continue convert copy corrupt count
     create cut decide decode defer delete derive describe detect diagnose discard dispatch divide downsample draw
     drop dump embed encode end ensure enter escape estimate evaluate exclude expand explain export extend extract
