@@ -184,9 +184,8 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
 
 def _refuse_hopeless(table: RawTable) -> None:
     """Raise DataError for too few records, one column, or a table without a header."""
-    names = list(table.columns)
-    for name in names:
-        if _NUMBER.fullmatch(name) or _DATE.fullmatch(name) or len(name.split()) > 12:
+    for name, column in table.columns.items():
+        if name in column.values or _NUMBER.fullmatch(name) or _DATE.fullmatch(name) or len(name.split()) > 12:
             raise DataError(
                 f"{table.source}: the first line has {quote_value(name)} where the name of a column is expected, so it "
                 "seems to be a record. Write a first line with the names of the columns, such as text,label."

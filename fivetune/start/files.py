@@ -94,8 +94,8 @@ def start_recipe(
     recipe.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         opened = {one: stack.enter_context(replace_file(file)) for one, file in files.items()}
-        for one, fields in read_sets(plan):
-            opened[one].write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
+        for one, fields in read_sets(plan):  # times of Parquet become text
+            opened[one].write(json.dumps(fields, ensure_ascii=False, default=str).encode() + b"\n")
     write_text(recipe, text)
     return Started(plan, recipe, files)
 

@@ -167,6 +167,7 @@ def test_ids_and_groups_are_found():
             60,
             r"no task fits the columns id_a, id_b: .*not text to text: 0 columns",
         ),
+        (lambda i: {"a text": text(i), "late": LABELS[i % 3]}, 60, r"the first line has 'late' where the name of a"),
         (lambda i: {"3": text(i), "late": LABELS[i % 3]}, 60, r"the first line has '3' where the name of a column"),
         (
             lambda i: {"text": text(i), "label": f"n{i}"},

@@ -6,11 +6,14 @@ import csv
 import json
 import random
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import kit
+import pyarrow
 import pytest
 import yaml
+from pyarrow import parquet
 
 from fivetune import cli
 from fivetune.config import load_config
@@ -179,6 +182,13 @@ def test_repeated_ids_and_unusable_records(folder, capsys):
     assert "1 record is left out; the first: t.jsonl:6: text is empty" in err
     ids = [row["id"] for one in read_sets("t", folder).values() for row in one]
     assert len(set(ids)) == len(ids) == 59 and "q0 (2)" in ids
+
+
+def test_times_of_parquet_become_text(folder, capsys):
+    rows = [{"text": f"Ann has {i}", "label": "ab"[i % 2], "at": datetime(2024, 1, 1 + i % 9)} for i in range(40)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "t.parquet")
+    assert run(capsys, "new", "t.parquet", "--model", "t5-nano")[0] == 0
+    assert read_sets("t", folder)["test"][0]["at"].startswith("2024-01-0")
 
 
 def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
