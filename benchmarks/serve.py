@@ -1,0 +1,188 @@
+"""Requests per second and latencies of `fivetune serve`: in batches, one by one, and with transformers' generate.
+
+The model has the t5-small config and random weights, made so that answers are as long as real ones
+(`benchmarks.decode.make_answers_end`). All sides are behind the same server and get the same SQuAD 2.0 questions from
+1, 8 and 32 clients in another process; each client sends its next request when it has an answer. The sides compute in
+fp32 and greedily, and the share of equal answers is counted. transformers' side is what its pipeline did for a request
+(transformers 5 has no pipeline for text to text): tokenise, `generate`, decode.
+    OMP_NUM_THREADS=2 python -m benchmarks.serve --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.decode import CAP, SHARED, make_answers_end
+from benchmarks.harness import abba, facts, make_parser, publish_result, table
+from fivetune.config import load_config
+from fivetune.data.records import read_records
+from fivetune.distributed.world import SINGLE_PROCESS
+from fivetune.model.load import load_model_and_tokenizer
+from fivetune.progress import ignore_progress
+from fivetune.rundir.records import Prediction
+from fivetune.serving.app import Service, build_app
+from fivetune.serving.batching import AnswerTogether, Batcher
+from fivetune.serving.schema import RunFacts
+from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+from fivetune.training.inference import TrainedRun
+from fivetune.training.learner import choose_compute
+from fivetune.training.sources import prepare_split
+from fivetune.types import RawRecord, TextExample
+
+CLIENTS = (1, 8, 32)
+BATCHED, ONE_BY_ONE, PEER = "fivetune, batches of 32", "fivetune, one by one", "transformers, one by one"
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--squad", type=Path, default=SHARED / "squad_v2" / "dev-v2.0.json.gz")
+    parser.add_argument("--model", type=Path, default=SHARED / "tokenizers" / "t5-small", help="config and tokenizer")
+    parser.add_argument("--requests", type=int, default=64, help="of a window")
+    parser.add_argument("--windows", type=int, default=2, help="of each side")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        run = _open_run(args, Path(folder))
+        records = _select_records(args.squad, args.requests)
+        sides = {BATCHED: (run.predict_each, 32), ONE_BY_ONE: (run.predict_each, 1), PEER: (_make_peer(run), 1)}
+        with ExitStack() as stack:
+            ports = {name: stack.enter_context(_serve(*side)) for name, side in sides.items()}
+            windows = _measure(ports, records, args.windows)
+    result = {"facts": facts("cpu"), "num_requests": args.requests, **_summarise(windows)}
+    print(_format(result))
+    publish_result(args, "serve-cpu", result)
+
+
+def _open_run(args: argparse.Namespace, folder: Path) -> TrainedRun:
+    """A run of t5-small's shape as `open_run` returns it."""
+    recipe = {
+        "run": {"dir": str(folder / "run")},
+        "model": {"config": str(args.model), "tokenizer": str(args.model), "init": "random"},
+        "task": {"name": "squad_v2"},
+        "data": {"train": str(args.squad), "eval": str(args.squad), "cache_dir": str(folder / "cache")},
+        "train": {"num_steps": 1, "precision": "fp32"},
+        "eval": {"max_new_tokens": CAP, "suppress_sentinels": False},  # the answers are made of them
+        "device": "cpu",
+    }
+    config = load_config(recipe)
+    loaded = load_model_and_tokenizer(None, config=str(args.model), tokenizer=str(args.model), init="random")
+    store = prepare_split(config, loaded.tokenizer, "eval", on_progress=ignore_progress)
+    assert store is not None
+    model = loaded.model.eval()
+    with torch.no_grad():
+        make_answers_end(model, store)
+    return TrainedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
+
+
+def _select_records(source: Path, num: int) -> list[dict[str, object]]:
+    """Take questions evenly over the file."""
+    records: Sequence[RawRecord] = list(read_records(str(source)))
+    chosen = np.linspace(0, len(records) - 1, num).astype(int).tolist()
+    return [{name: records[i].fields[name] for name in ("question", "context")} for i in chosen]
+
+
+def _make_peer(run: TrainedRun) -> AnswerTogether:
+    """Answer each record with transformers' generate."""
+    model: Any = run.model
+
+    def answer(requests: Sequence[Sequence[Any]]) -> list[list[Prediction]]:
+        found: list[list[Prediction]] = []
+        for request in requests:
+            texts = [_format_input(run, one) for one in request]
+            encoded = run.tokenizer(texts, return_tensors="pt", truncation=True, max_length=512, padding=True)
+            with torch.inference_mode():
+                written = model.generate(**encoded, max_new_tokens=CAP, do_sample=False, num_beams=1)
+            ids = [[one for one in row if one > 1] for row in written.tolist()]  # without padding and end
+            found.append([Prediction(id="0", prediction=str(run.tokenizer.decode(row)).strip()) for row in ids])
+        return found
+
+    return answer
+
+
+def _format_input(run: TrainedRun, record: dict[str, object]) -> str:
+    example = run.config.task.to_text(RawRecord({"id": "0", **record}, ""), labelled=False)
+    assert isinstance(example, TextExample)
+    return example.inputs
+
+
+@contextmanager
+def _serve(answer: AnswerTogether, max_batch: int) -> Iterator[int]:
+    """Serve on loopback; yields the port."""
+    batcher = Batcher(answer, max_batch=max_batch, max_wait_seconds=0.01 if max_batch > 1 else 0, max_queue=64)
+    with bind_socket("127.0.0.1", 0) as bound:
+        port = bound.getsockname()[1]
+        server = build_server(build_app(Service(batcher, RunFacts("run", "squad_v2", 0, {}))), drain_seconds=1)
+        thread = threading.Thread(target=run_until_stopped, args=(server, bound))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield port
+        server.should_exit = True
+        thread.join()
+        batcher.close()
+
+
+def _measure(
+    ports: dict[str, int], records: list[dict[str, object]], num_windows: int
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Measure windows of each side and number of clients, interleaved: the servers that are not asked only wait."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {(name, num): [] for num in CLIENTS for name in ports}
+    for port in ports.values():
+        _send(port, 1, records[:4])  # warm
+    for place in abba([str(place) for place in range(len(found))], num_windows):
+        name, num = list(found)[int(place)]
+        found[name, num].append(_send(ports[name], num, records))
+    return found
+
+
+def _send(port: int, num_clients: int, records: list[dict[str, object]]) -> dict[str, Any]:
+    asked = json.dumps({"port": port, "num_clients": num_clients, "bodies": records})
+    command = [sys.executable, "-c", "from benchmarks.serve_client import main; main()"]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for (name, num), windows in measured.items():
+        latencies = sorted(one for window in windows for one in window["latencies"])
+        rates = [len(window["latencies"]) / window["seconds"] for window in windows]
+        row = {"side": name, "clients": num, "per_second": float(np.median(rates)), "each": rates}
+        rows.append(row | {f"p{p}_seconds": float(np.percentile(latencies, p)) for p in (50, 99)})
+    ratios = {}
+    for other in (ONE_BY_ONE, PEER):
+        speeds = {(row["side"], row["clients"]): row["per_second"] for row in rows}
+        ratios[other] = {num: speeds[BATCHED, num] / speeds[other, num] for num in CLIENTS}
+    own = measured[BATCHED, 1][0]["answers"]
+    equal = {
+        f"{name}, {num}": float(np.mean([a == b for a, b in zip(own, windows[0]["answers"], strict=True)]))
+        for (name, num), windows in measured.items()
+    }
+    return {"rows": rows, "ratios": ratios, "equal_answers": equal}
+
+
+def _format(result: dict[str, Any]) -> str:
+    head = ["side", "clients", "requests/s", "p50 ms", "p99 ms", "batches are"]
+    lines = [head]
+    for row in result["rows"]:
+        ratio = result["ratios"].get(row["side"], {}).get(row["clients"])
+        figures = [f"{row['per_second']:.1f}", f"{1000 * row['p50_seconds']:.0f}", f"{1000 * row['p99_seconds']:.0f}"]
+        lines.append([row["side"], str(row["clients"]), *figures, f"{ratio:.2f} x" if ratio else ""])
+    return table(lines)
+
+
+if __name__ == "__main__":
+    main()
