@@ -21,7 +21,7 @@ from fivetune.data.arrays import map_arrays, write_arrays
 from fivetune.data.ragged import Ragged
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.model.shapes import KNOWN_SHAPES, ModelShape
+from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.model.tokenizer import load_tokenizer
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import ignore_progress
@@ -35,16 +35,6 @@ _TINY = {
     "model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 4096,
     "feed_forward_proj": "relu",
 }  # fmt: skip
-
-
-def build_model_config(shape: ModelShape, model_type: str) -> dict[str, Any]:
-    """The entries of config.json that give a shape."""
-    return {
-        "model_type": model_type, "d_model": shape.d_model, "d_kv": shape.d_kv, "d_ff": shape.d_ff,
-        "num_heads": shape.num_heads, "num_layers": shape.num_layers, "vocab_size": shape.vocab_size,
-        "num_decoder_layers": shape.num_decoder_layers, "tie_word_embeddings": shape.is_tied,
-        "feed_forward_proj": "gated-gelu" if shape.is_gated_act else "relu",
-    }  # fmt: skip
 
 
 _PUBLISHED = {

@@ -130,6 +130,16 @@ def find_known_shape(name: str) -> ModelShape | None:
     return KNOWN_SHAPES.get(last)
 
 
+def build_model_config(shape: ModelShape, model_type: str) -> dict[str, object]:
+    """Build the entries of config.json that give a shape."""
+    return {
+        "model_type": model_type, "d_model": shape.d_model, "d_kv": shape.d_kv, "d_ff": shape.d_ff,
+        "num_heads": shape.num_heads, "num_layers": shape.num_layers, "vocab_size": shape.vocab_size,
+        "num_decoder_layers": shape.num_decoder_layers, "tie_word_embeddings": shape.is_tied,
+        "feed_forward_proj": "gated-gelu" if shape.is_gated_act else "relu",
+    }  # fmt: skip
+
+
 def read_shape(path: str | None, config: str | None = None) -> ModelShape:
     """Read the shape of a model: from a local folder or config.json, else from the table by its name.
 

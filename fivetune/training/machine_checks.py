@@ -24,7 +24,7 @@ from fivetune.config import load_config
 from fivetune.data.store import get_cache_folder
 from fivetune.errors import FiveTuneEnvironmentError, FiveTuneError, format_size
 from fivetune.model.flops import count_train_flops
-from fivetune.model.shapes import KNOWN_SHAPES, ModelShape
+from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import format_time_span
 from fivetune.rundir.files import lock_file
@@ -43,6 +43,7 @@ HUB_SECONDS = 5.0
 PACKAGE, EXTRAS_OF_DEVELOPERS = "fivetune", ("test", "bench")
 VECTOR_FLAGS = {"avx2": "AVX2", "avx512f": "AVX-512", "amx_tile": "AMX", "asimd": "NEON", "sve": "SVE"}
 PROBED, LARGER = "t5-small", "t5-base"
+TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 INPUT_TOKENS, BATCH_SIZE = 175, 8  # SQuAD's mean length
 NUM_EXAMPLES_TOLD = 10_000
 
@@ -202,7 +203,7 @@ def _check_speed(device: str, seconds: float) -> Outcome:
 
 
 def _set_up_probe(folder: Path, device: str) -> Setup:
-    (folder / "config.json").write_text(json.dumps(_describe_shape(KNOWN_SHAPES[PROBED])))
+    (folder / "config.json").write_text(json.dumps({**build_model_config(KNOWN_SHAPES[PROBED], "t5"), **TOKENS}))
     line = json.dumps({"inputs": "the red hat of Ann is on the table. " * INPUT_TOKENS, "targets": "the red hat"})
     (folder / "lines.jsonl").write_text(f"{line}\n" * BATCH_SIZE)
     config = load_config(
@@ -221,17 +222,6 @@ def _set_up_probe(folder: Path, device: str) -> Setup:
         }
     )
     return set_up(config)
-
-
-def _describe_shape(shape: ModelShape) -> dict[str, object]:
-    """The config.json of a T5 of this shape."""
-    return {
-        "model_type": "t5", "d_model": shape.d_model, "d_kv": shape.d_kv, "d_ff": shape.d_ff,
-        "num_heads": shape.num_heads, "num_layers": shape.num_layers, "num_decoder_layers": shape.num_decoder_layers,
-        "vocab_size": shape.vocab_size, "tie_word_embeddings": shape.is_tied,
-        "feed_forward_proj": "gated-gelu" if shape.is_gated_act else "relu",
-        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
-    }  # fmt: skip
 
 
 def _time_steps(setup: Setup, seconds: float) -> tuple[int, float]:

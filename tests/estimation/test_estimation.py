@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.workloads import build_model_config
 from fivetune import cli
 from fivetune.config import load_config
 from fivetune.errors import ModelError
@@ -50,7 +49,7 @@ from fivetune.estimation.speed import Machine, estimate_step_time
 from fivetune.estimation.workload import BUCKET_BYTES, Layout, Workload
 from fivetune.model import attention, loss
 from fivetune.model.flat import compute_flat_losses
-from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, find_known_shape, read_shape
+from fivetune.model.shapes import KNOWN_SHAPES, ModelShape, build_model_config, find_known_shape, read_shape
 from fivetune.rundir.records import DeviceSample
 from fivetune.strategies import _buckets
 from fivetune.telemetry import limits
