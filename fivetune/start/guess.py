@@ -170,6 +170,12 @@ def _find_question(table: RawTable, given: Given) -> dict[str, str] | str:
     return roles | ({"context": context} if context else {})
 
 
+def _find_answered_question(table: RawTable, given: Given) -> dict[str, str] | str:
+    """Find the same columns where there is one of answers; else the reason why not."""
+    roles = _find_question(table, given)
+    return roles if isinstance(roles, str) or "answer" in roles else "there is no column of answers"
+
+
 def _is_running_text(column: Column) -> bool:
     return column.kind == "text" and column.mean_words >= 3
 
@@ -197,11 +203,9 @@ def _try_choices(table: RawTable, given: Given) -> Guess | str:
 
 
 def _try_yes_no(table: RawTable, given: Given) -> Guess | str:
-    roles = _find_question(table, given)
+    roles = _find_answered_question(table, given)
     if isinstance(roles, str):
         return roles
-    if "answer" not in roles:
-        return "there is no column of answers"
     column = table.columns[roles["answer"]]
     if not _has_yes_no(column):
         return f"the answers in {roles['answer']} are not only yes and no"
@@ -213,11 +217,9 @@ def _try_yes_no(table: RawTable, given: Given) -> Guess | str:
 
 
 def _try_reasoning(table: RawTable, given: Given) -> Guess | str:
-    roles = _find_question(table, given)
+    roles = _find_answered_question(table, given)
     if isinstance(roles, str):
         return roles
-    if "answer" not in roles:
-        return "there is no column of answers"
     answers = [as_text(find_value(record.fields, roles["answer"])) for record in table.records[:SAMPLE]]
     num_marked = sum("####" in answer and extract_final_number(answer) is not None for answer in answers)
     if num_marked < 0.9 * len(answers):
@@ -258,11 +260,9 @@ def _is_in_context(record: RawRecord, name: str, golds: Sequence[str]) -> bool:
 
 
 def _try_free_answers(table: RawTable, given: Given) -> Guess | str:
-    roles = _find_question(table, given)
+    roles = _find_answered_question(table, given)
     if isinstance(roles, str):
         return roles
-    if "answer" not in roles:
-        return "there is no column of answers"
     column = table.columns[roles["answer"]]
     if column.has_labels and "question" not in given:
         return f"the {column.num_distinct} answers in {roles['answer']} repeat, as labels do"
