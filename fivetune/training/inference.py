@@ -193,9 +193,8 @@ class TrainedRun:
         is_temporary = folder is None
         folder = Path(tempfile.mkdtemp(prefix="fivetune-predict-")) if folder is None else folder
         try:
-            task, columns = self.config.task, self.config.data.columns
             watched = watch_threads(self.threads, on_progress, on_note)
-            found = self._answer(str(source), task, columns, folder, watched, on_note, world)
+            found = self._answer(str(source), folder, watched, on_note, world)
         except BaseException:
             if is_temporary:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -212,15 +211,14 @@ class TrainedRun:
     def _answer(
         self,
         source: str,
-        task: Task,
-        columns: Mapping[str, str],
         folder: Path,
         on_progress: ProgressCallback,
-        on_note: Callable[[str], object] = warnings.warn,
-        world: World = SINGLE_PROCESS,
+        on_note: Callable[[str], object],
+        world: World,
     ) -> PredictedFile:
         """Answer the questions of a source that the folder has no answer to."""
         require_single_part(self.config)
+        task, columns = self.config.task, self.config.data.columns
         found = PredictedFile(source, task, dict(columns), folder)
         if all(row.skipped for row in iter_input_rows(source, task, columns)):
             return found
