@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -300,7 +299,10 @@ def _predict(
         )
     given = list(texts) if texts else [record]
     predictions = trained.predict(given, on_progress=progress.update, on_note=progress.log)
-    rows = [InputRow(f"input {number}", one.id, record) for number, one in enumerate(predictions, start=1)]
+    rows = [
+        InputRow(f"input {number}", one.id, record, one.skipped or "")
+        for number, one in enumerate(predictions, start=1)
+    ]
     return [PredictedRow(*pair) for pair in zip(rows, predictions, strict=True)]
 
 
@@ -310,8 +312,8 @@ def _refuse_unanswered(counts: PredictionCounts) -> None:
 
     if counts.num_answered or counts.first is None:
         return
-    row, prediction = counts.first
-    found = f"{row.where}: {(prediction.skipped or '').rstrip('.')}."
+    row = counts.first
+    found = f"{row.where}: {row.skipped.rstrip('.')}."
     if counts.num_records > 1:
         found = (
             f"{row.where.rpartition(':')[0] or 'predict'}: none of {counts.num_records:,} records can be answered. "
@@ -337,9 +339,7 @@ def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_
     from fivetune.evaluation.output import (
         FORMATS,
         EscapedOutput,
-        build_line,
         choose_format,
-        escape_invisible,
         write_predictions,
     )
     from fivetune.rundir import replace_file
@@ -352,8 +352,5 @@ def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_
             raise FiveTuneEnvironmentError(
                 f"{target}: cannot be written: {error.strerror}. Choose another --output."
             ) from None
-    elif as_array and format is None:
-        lines = [build_line(one.prediction) for one in predicted.rows]
-        print(escape_invisible(json.dumps(lines, ensure_ascii=False)), flush=True)
     else:
-        FORMATS[format or "jsonl"].write(EscapedOutput(sys.stdout), predicted)
+        FORMATS[format or ("json" if as_array else "jsonl")].write(EscapedOutput(sys.stdout), predicted)

@@ -7,6 +7,7 @@ Prediction of a question by its id. Memory holds 32 bytes per question, the text
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import Prediction
 
 PATTERN = "answers-*.jsonl"
+START = re.compile(rb'\{"question": (\d+), "id": ("(?:[^"\\]|\\.)*")[,}]')  # of a line of AnswerWriter
 DAMAGED = "damaged. Delete the folder {folder}, and answer the file again."
 
 
@@ -46,7 +48,7 @@ class AnswerWriter:
 class AnswerLog:
     """The answers in a folder, of all ranks, read in a `with` block; a partial last line is left out.
 
-    `questions` holds their numbers, [n] int64. Raises DataError for a damaged line.
+    `questions` holds their numbers, [n] int64. Raises DataError for a damaged line, at the latest in `find`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,23 +86,30 @@ class AnswerLog:
                 break
             file = self._files[int(self._files_of[place])]
             file.seek(int(self._offsets[place]))
-            found = parse_record(Prediction, json.loads(file.readline()))
+            try:
+                found = parse_record(Prediction, json.loads(file.readline()))
+            except ValueError:
+                raise self._build_error(file) from None
             if found and found.id == own_id:
                 return found
         raise DataError(f"{self._folder}: no answer to {own_id!r}: {DAMAGED.format(folder=self._folder)}")
 
     def _iter_places(self, file: IO[bytes]) -> Iterator[tuple[int, int, str]]:
-        """Yield offset of the line, number and id of each answered question."""
+        """Yield offset of the line, number and id of each answered question; the rest of the line is not parsed."""
         offset = 0
         for line in file:
             if not line.endswith(b"\n"):
                 return
+            start = START.match(line)
             try:
-                table = json.loads(line)
-                yield offset, int(table["question"]), str(table["id"])
-            except (ValueError, KeyError, TypeError):
-                raise DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}") from None
+                question, own_id = (json.loads(part) for part in (start.groups() if start else ()))
+            except ValueError:
+                raise self._build_error(file) from None
+            yield offset, question, own_id
             offset += len(line)
+
+    def _build_error(self, file: IO[bytes]) -> DataError:
+        return DataError(f"{file.name}: {DAMAGED.format(folder=self._folder)}")
 
 
 def _hash(text: str) -> int:

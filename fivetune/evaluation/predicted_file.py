@@ -41,9 +41,13 @@ class PredictedFile:
         if self.temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
+    def iter_records(self) -> Iterator[InputRow]:
+        """Yield every record without its prediction; the answers are not read."""
+        return iter_input_rows(self.source, self.task, self.columns)
+
     def __iter__(self) -> Iterator[PredictedRow]:
         with AnswerLog(self.folder) as answers:
-            for row in iter_input_rows(self.source, self.task, self.columns):
+            for row in self.iter_records():
                 if row.skipped:
                     yield PredictedRow(row, Prediction(id=row.id, skipped=row.skipped))
                 else:
@@ -56,9 +60,19 @@ class MergedParts:
 
     parts: tuple[Iterable[PredictedRow], ...]
 
+    def iter_records(self) -> Iterator[InputRow]:
+        """Yield every record without its prediction."""
+        for rows in zip(*map(iter_records, self.parts), strict=True):
+            yield next((one for one in rows if not one.skipped), rows[0])
+
     def __iter__(self) -> Iterator[PredictedRow]:
         for rows in zip(*self.parts, strict=True):
             yield next((one for one in rows if not one.prediction.skipped), rows[0])
+
+
+def iter_records(rows: Iterable[PredictedRow]) -> Iterator[InputRow]:
+    """Yield the records of predicted rows, of a file without parsing its answers."""
+    return rows.iter_records() if isinstance(rows, (PredictedFile, MergedParts)) else (one.row for one in rows)
 
 
 @dataclass(slots=True)
@@ -73,23 +87,23 @@ class PredictionCounts:
     num_records: int = 0
     num_skipped: int = 0
     num_foreign: int = 0
-    first: PredictedRow | None = None
-    first_faulty: PredictedRow | None = None
+    first: InputRow | None = None
+    first_faulty: InputRow | None = None
     columns: dict[str, None] = field(default_factory=dict[str, None])
 
     @classmethod
     def count(cls, rows: Iterable[PredictedRow]) -> PredictionCounts:
         """Count the records of a source and collect their columns, in order of first appearance."""
         found = cls()
-        for one in rows:
+        for row in iter_records(rows):
             found.num_records += 1
-            found.first = found.first or one
-            found.columns.update(dict.fromkeys(one.row.fields))
-            if one.prediction.skipped:
+            found.first = found.first or row
+            found.columns.update(dict.fromkeys(row.fields))
+            if row.skipped:
                 found.num_skipped += 1
-                found.num_foreign += one.row.is_foreign
-                if not one.row.is_foreign:
-                    found.first_faulty = found.first_faulty or one
+                found.num_foreign += row.is_foreign
+                if not row.is_foreign:
+                    found.first_faulty = found.first_faulty or row
         return found
 
     @property
@@ -105,7 +119,6 @@ class PredictionCounts:
         parts = [f"{self.num_answered:,} answered"]
         if self.num_foreign:
             parts.append(f"{self.num_foreign:,} of other types")
-        if self.first_faulty:
-            row, prediction = self.first_faulty
-            parts.append(f"{self.num_skipped - self.num_foreign:,} skipped (first: {row.where}: {prediction.skipped})")
+        if row := self.first_faulty:
+            parts.append(f"{self.num_skipped - self.num_foreign:,} skipped (first: {row.where}: {row.skipped})")
         return f"{self.num_records:,} record{'s' if self.num_records != 1 else ''}: {', '.join(parts)}"

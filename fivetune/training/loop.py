@@ -38,7 +38,7 @@ from fivetune.training.bucket import Uploader
 from fivetune.training.checkpoint import NO_OWNER, CheckpointOwner, TrainingProgress
 from fivetune.training.loss_warnings import iter_loss_warnings
 from fivetune.training.machine import record_threads
-from fivetune.training.past_evals import describe_whole_evaluation, read_past_evals
+from fivetune.training.past_evals import log_whole_evaluation
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup
 from fivetune.training.signals import StopRequest
@@ -336,9 +336,9 @@ def run_evaluation(training: Training, *, step: int, limit: int | None = None, s
     assert evaluator is not None
     questions = select_subset(evaluator.num_questions, limit)
     split = split if questions is None else "subset"
-    if questions is None and select_subset(evaluator.num_questions, setup.config.eval.max_examples):
-        past = read_past_evals(training.run, setup.learner.world)
-        training.progress.log(describe_whole_evaluation(evaluator.num_questions, past))
+    if questions is None:
+        world, usual, log = setup.learner.world, setup.config.eval.max_examples, training.progress.log
+        log_whole_evaluation(evaluator.num_questions, training.run, world, usual_limit=usual, log=log)
 
     report = watch_threads(training.threads, training.progress.update, partial(_warn_of_threads, training))
 

@@ -24,7 +24,7 @@ from fivetune.model.forward import compute_padded_losses
 from fivetune.progress import Progress
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import EvalRecord, Prediction
-from fivetune.training import train
+from fivetune.training import past_evals, train
 
 
 @pytest.fixture
@@ -255,6 +255,17 @@ def test_a_resumed_run_announces_how_long_all_examples_take(tmp_path, model_fold
     train(tmp_path / "run", {"eval.final": "full"}, resume=True, quiet=True)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert re.search(r"evaluating all \d+ examples, about \d", log), log
+
+
+def test_a_long_evaluation_is_announced_without_a_limit_too(tmp_path, model_folder, monkeypatch):
+    given = kit.recipe(tmp_path, model_folder)
+    train(given, preflight=False, quiet=True)
+    log = tmp_path / "run" / "log.txt"
+    assert "evaluating" not in log.read_text()
+    monkeypatch.setattr(past_evals, "SECONDS_ANNOUNCED", 1e-6)
+    train(given | {"run": {**given["run"], "dir": str(tmp_path / "slow")}}, preflight=False, quiet=True)
+    log = (tmp_path / "slow" / "log.txt").read_text()
+    assert re.search(r"evaluating 12 examples, about \d.* \(eval\.max_examples limits it\)", log), log
 
 
 # --- fivetune evaluate ---

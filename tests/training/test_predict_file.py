@@ -19,7 +19,7 @@ import pytest
 import fivetune
 from fivetune.cli import main
 from fivetune.errors import DataError
-from fivetune.evaluation import output
+from fivetune.evaluation import answer_log, output
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.inputs import InputRow
 from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
@@ -255,3 +255,26 @@ def test_answers_are_found_by_id_and_a_damaged_line_is_named(tmp_path: Path) -> 
         file.write("{}\n")
     with pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"), AnswerLog(tmp_path):
         pass
+    (tmp_path / "answers-1.jsonl").write_text('{"question": 2, "id": "b", "inputs":\n')
+    with AnswerLog(tmp_path) as log, pytest.raises(DataError, match=r"answers-1\.jsonl: damaged\. Delete the folder"):
+        log.find("b")
+
+
+def test_each_answer_is_parsed_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = answer_log.parse_record
+    monkeypatch.setattr(
+        answer_log, "parse_record", lambda kind, table: parsed.append(table["id"]) or parse(kind, table)
+    )
+    found = predict(run, tmp_path / "out.jsonl")
+    assert parsed == [one["id"] for one in found] and len(parsed) == 12
+
+
+def test_the_array_of_standard_output_is_that_of_a_file(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(run.parent / "dev.json")
+    assert main(["predict", str(run), "--input", source, "--output", str(tmp_path / "out.json")]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(run), "--input", source, "--json"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "out.json").read_text()
