@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-fast lint bench nano
+.PHONY: install quickstart test test-fast test-release lint bench nano
 
 install: .venv/.installed
 
@@ -28,10 +28,13 @@ quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n logical --dist worksteal
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not release"
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow and not release"
+
+test-release: .venv/.installed-test
+	$(BIN)/python -m pytest -n logical --dist worksteal -m release
 
 lint: .venv/.installed-test
 	$(BIN)/ruff format fivetune tests benchmarks
