@@ -118,7 +118,7 @@ def args(tmp_path_factory):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("peer", ["default", "tuned-bf16", "padded", "plain"])
 def test_a_peer_does_the_same_updates_on_the_same_weights(args, peer):
     pytest.importorskip("accelerate")
@@ -202,7 +202,7 @@ def test_other_weights_are_refused():
         train.same_weights({"fivetune": [10, 0.5], "tuned": [10, 0.6]})
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_whole_run_in_processes(tmp_path, monkeypatch, capsys):
     pytest.importorskip("accelerate")
     monkeypatch.setattr(

@@ -38,7 +38,7 @@ def test_the_cuda_path_is_right(stage):
     check(stage, "cuda")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of steps that are not finite on purpose
 @pytest.mark.parametrize("stage", [*ON_CPU, *OTHERS[:2]], ids=lambda stage: stage.name)
 def test_a_stage_runs_on_a_cpu(stage):

@@ -155,7 +155,7 @@ def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, tmp_path, monkeyp
     assert sorted(path.name for path in (tmp_path / "run").glob("saved-*")) == ["saved-0", "saved-1"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_hung_rank_is_killed_once_the_others_have_failed(command, tmp_path):
     words = [*command, "--launch.timeout_minutes", "0.05"]
     code, told = ended(words, lambda process: workers(process)[1].suspend(), tmp_path / "run", seconds=120)

@@ -42,7 +42,7 @@ def namespaces() -> Generator[None]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_on_two_nodes_with_their_own_addresses(namespaces, tmp_path: Path, model_folder: Path):
     table = kit.recipe(
         tmp_path,

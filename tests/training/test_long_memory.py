@@ -33,7 +33,7 @@ def test_what_the_allocator_keeps_is_in_the_forecast_unless_it_is_bounded(monkey
     assert find_kept_share(SimpleNamespace(encoder_attention_type="local")) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_forecast_is_that_of_the_run(tmp_path: Path) -> None:
     """In a process of its own, as a peak cannot be reset; in fp32, as a trial of bf16 adds to the peak of some CPUs."""
     length = 2048

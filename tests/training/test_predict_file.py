@@ -97,7 +97,7 @@ def test_answers_of_other_settings_are_computed_again(
     assert "answered already" not in told and len(found) == 12
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_killed_process_is_continued_by_two(run: Path, tmp_path: Path) -> None:
     kit.squad_file(tmp_path / "many.json", num_questions=800)
     target, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"

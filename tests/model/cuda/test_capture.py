@@ -294,6 +294,7 @@ def test_memory_that_runs_out_halves_the_step(tmp_path, model_folder):
     assert [update.loss, *steps(setup, 1, 2)] == pytest.approx(steps(expected, 0, 2), rel=1e-5)
 
 
+@pytest.mark.release
 def test_a_run_by_graphs_is_recorded_resumed_and_exported(tmp_path, model_folder, capsys):
     options: dict[str, Any] = {
         "train__capture": "on", "train__batch_size": 2, "train__global_batch_size": 2, "train__num_steps": 4,
