@@ -230,7 +230,9 @@ def test_a_base_in_4_bits_is_computed_on_the_device_of_the_run(model_folder, tmp
 @pytest.mark.slow
 def test_bitsandbytes_is_imported_without_a_word():
     """With AVX-512 it logs that a kernel of the package `kernels` is not there, which FiveTune does not use."""
-    code = "import fivetune.optimizers._adamw_8bit, fivetune.model.adapters as a; a.import_peft(); import bitsandbytes.nn"
+    code = (
+        "import fivetune.optimizers._adamw_8bit, fivetune.model.adapters as a; a.import_peft(); import bitsandbytes.nn"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
 
