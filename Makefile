@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-fast test-release lint bench nano
+.PHONY: install quickstart test test-fast test-release lint bench reliability nano
 
 install: .venv/.installed
 
@@ -37,8 +37,8 @@ test-release: .venv/.installed-test
 	$(BIN)/python -m pytest -n logical --dist worksteal -m release
 
 lint: .venv/.installed-test
-	$(BIN)/ruff format fivetune tests benchmarks
-	$(BIN)/ruff check --fix fivetune tests benchmarks
+	$(BIN)/ruff format fivetune tests benchmarks reliability
+	$(BIN)/ruff check --fix fivetune tests benchmarks reliability
 	$(BIN)/pyright
 
 bench: .venv/.installed-bench
@@ -48,6 +48,9 @@ bench: .venv/.installed-bench
 	$(BIN)/python -m benchmarks.export --json
 	for model in t5-small mt5-small; do \
 	  $(BIN)/python -m benchmarks.train --device cpu --model $$model --workload squad --peers default,tuned,tuned-bf16 --json || exit; done
+
+reliability: .venv/.installed-test
+	$(BIN)/python -m reliability --release --output reliability.json --page docs/reliability.md
 
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano

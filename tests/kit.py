@@ -12,90 +12,20 @@ from safetensors.torch import load_file, save_file
 
 from fivetune.config import load_config
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.model.load import load_model_and_tokenizer
-from fivetune.model.save import save_model
-from fivetune.nano.tokenizer import train_tokenizer
-from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.records import EvalRecord
 from fivetune.training.setup import Setup, set_up
+from reliability.workload import COLOURS as COLOURS
+from reliability.workload import FAMILIES as FAMILIES
+from reliability.workload import OWNERS as OWNERS
+from reliability.workload import SHAPE as SHAPE
+from reliability.workload import WORDS as WORDS
+from reliability.workload import make_model as make_model
+from reliability.workload import make_tokenizer as make_tokenizer
+from reliability.workload import recipe as recipe
+from reliability.workload import squad_file as squad_file
 
 SHARED = Path(__file__).parents[2] / "shared"
 NEEDS_SHARED = "the shared data folder is not beside the checkout"
-
-COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
-WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
-FAMILIES: dict[str, dict[str, Any]] = {
-    "t5": {"model_type": "t5"},
-    "v1_1": {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "mt5": {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "umt5": {"model_type": "umt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-}
-SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0, "eos_token_id": 1}
-
-
-def make_tokenizer(folder: Path) -> Path:
-    """A real unigram tokenizer of about 250 pieces, trained on the sentences of `squad_file`."""
-    texts = [
-        f"question: What has {a}? context: {a} has a {c} {t}. unanswerable"
-        for a in WORDS
-        for c in WORDS[:4]
-        for t in WORDS[9:]
-    ]
-    train_tokenizer(folder, texts, num_pieces=320)
-    return folder
-
-
-def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int = 0, **shape: Any) -> Path:
-    """A saved random model of a family, with the tokenizer in its folder; `shape` changes settings of its config."""
-    config = folder.with_name(f"{folder.name}-config")
-    config.mkdir(parents=True, exist_ok=True)
-    settings = {**SHAPE, **FAMILIES[family], "vocab_size": 384, "decoder_start_token_id": 0, **shape}
-    (config / "config.json").write_text(json.dumps(settings))
-    torch.manual_seed(seed)
-    loaded = load_model_and_tokenizer(None, config=str(config), tokenizer=str(tokenizer), init="random", dropout=0.1)
-    save_model(loaded.model, loaded.tokenizer, folder)
-    (folder / MANIFEST).unlink()  # tests change such folders, as published models may be changed
-    return folder
-
-
-def squad_file(path: Path, *, num_questions: int = 24, offset: int = 0) -> Path:
-    """An official-schema SQuAD 2.0 file: who has what; every third question is unanswerable."""
-    paragraphs = []
-    for i in range(offset, offset + num_questions):
-        owner, colour, thing = WORDS[4 + i % 5], WORDS[i % 4], WORDS[9 + i % 5]
-        context = f"{owner} has a {colour} {thing}."
-        asked = WORDS[4 + (i + 1) % 5] if i % 3 == 0 else owner
-        answer = f"{colour} {thing}"
-        golds = [] if i % 3 == 0 else [{"text": answer, "answer_start": context.index(answer)}]
-        question = {"id": f"q{i}", "question": f"What has {asked}?", "answers": golds, "is_impossible": i % 3 == 0}
-        paragraphs.append({"context": context, "qas": [question]})
-    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Things", "paragraphs": paragraphs}]}))
-    return path
-
-
-def recipe(folder: Path, model: Path, **overrides: Any) -> dict[str, Any]:
-    """A nested config that trains `model` on a small SQuAD file for 6 steps of 8 examples."""
-    base: dict[str, Any] = {
-        "run": {"dir": str(folder / "run"), "seed": 1},
-        "model": {"path": str(model)},
-        "task": {"name": "squad_v2"},
-        "data": {
-            "train": str(squad_file(folder / "train.json")),
-            "eval": str(squad_file(folder / "dev.json", num_questions=12, offset=100)),
-            "cache_dir": str(folder / "cache"),
-        },
-        "optimizer": {"name": "adamw", "lr": 1e-3},
-        "train": {"num_steps": 6, "batch_size": 4, "global_batch_size": 8, "num_threads": 1},
-        "eval": {"every_steps": 3, "max_new_tokens": 8},
-        "device": "cpu",
-    }
-    for key, value in overrides.items():
-        section, _, name = key.partition("__")
-        if name:
-            base.setdefault(section, {})[name] = value
-        else:
-            base[section] = value
-    return base
 
 
 def changed_config(folder: Path, **changes: Any) -> Path:

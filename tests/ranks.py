@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from subprocess import CompletedProcess
 from typing import Any
 
-from warm import WarmProcess
+from reliability.warm import WarmProcess
 
 
 def start_ranks(

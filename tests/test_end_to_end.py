@@ -12,9 +12,9 @@ import kit
 import pytest
 import yaml
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-from warm import run_command
 
 from fivetune import cli, rundir
+from reliability.warm import run_command
 
 pytestmark = pytest.mark.slow
 TRAIN = kit.SHARED / "data/squad_v2/train-v2.0.first10articles.json.gz"

@@ -13,7 +13,7 @@ import pytest
 from fivetune import plugins
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = [name for name in ("fivetune", "tests", "benchmarks") if (ROOT / name).is_dir()]
+FOLDERS = [name for name in ("fivetune", "tests", "benchmarks", "reliability") if (ROOT / name).is_dir()]
 
 # Not that of tasks: pyright refuses a ClassVar where a contract has a property, and tasks may have either.
 CONTRACTS = {"optimizers": "Optimizer", "schedules": "Schedule", "strategies": "Strategy"}

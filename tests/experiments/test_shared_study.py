@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from shared_study import NUM_EVALS, share_study
-from warm import WarmProcess
 
 from fivetune.config import load_config
 from fivetune.experiments.study import Study
+from reliability.warm import WarmProcess
 
 pytestmark = pytest.mark.slow
 NUM_TRIALS, NUM_PROCESSES = 12, 3

@@ -18,9 +18,9 @@ import slurm_cluster
 import torch
 import yaml
 from safetensors.torch import load_file
-from warm import start_command
 
 from fivetune import cli, rundir
+from reliability.warm import start_command
 
 pytestmark = [
     pytest.mark.slow,

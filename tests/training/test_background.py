@@ -10,11 +10,11 @@ from typing import Any
 
 import kit
 import pytest
-from warm import WarmProcess
 
 from fivetune.errors import InterruptedRunError, RunDirError
 from fivetune.rundir.checksums import find_damage
 from fivetune.training import checkpoint, loop, train
+from reliability.warm import WarmProcess
 
 
 def recipe(folder, model_folder, **changes: Any) -> dict[str, Any]:

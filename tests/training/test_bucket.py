@@ -15,7 +15,6 @@ import kit
 import pytest
 from bucket import bucket, s3_server  # noqa: F401
 from ranks import start_ranks
-from warm import WarmProcess
 
 from fivetune import cli, rundir
 from fivetune.config import load_config
@@ -26,6 +25,7 @@ from fivetune.rundir.checksums import find_damage
 from fivetune.rundir.storage import StorageError, delete_object, get_object, join_location, list_objects, put_object
 from fivetune.training import bucket as copies
 from fivetune.training import checkpoint, loop, train
+from reliability.warm import WarmProcess
 
 STEPS = 6
 

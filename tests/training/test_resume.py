@@ -16,13 +16,13 @@ import kit
 import pytest
 import torch
 import yaml
-from warm import WarmProcess, start_command
 
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.progress import Progress
 from fivetune.rundir.records import Run
 from fivetune.training import checkpoint, train
+from reliability.warm import WarmProcess, start_command
 
 CADENCE = {"eval__every_steps": 3, "checkpoint__every_steps": 2, "model__dropout": 0.1, "eval__metric": "HasAns_exact"}
 

@@ -12,9 +12,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
+
+import psutil
 
 PRELOADED = [
     "fivetune.commands.train",
@@ -57,6 +60,15 @@ class WarmProcess:
 
     def send_signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
+
+    def kill_tree(self) -> None:
+        """SIGKILL it and all processes that it started, as a machine that goes down does."""
+        if self.code is None:
+            started = psutil.Process(self.pid).children(recursive=True)
+            for one in (self._process, *started):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(started)
 
     def wait(self, seconds: float = 300) -> CompletedProcess[str]:
         """Wait until it ends. Raises TimeoutError after `seconds`."""

@@ -1,0 +1,65 @@
+"""Run the scoreboard of reliability: faults injected into real runs, and whether each promise held.
+
+python -m reliability                        the numbers of each change, in minutes
+python -m reliability --release              those of a release, in hours; interrupted, it goes on where it stopped
+python -m reliability --only R1,R8           some rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import reliability.rows
+from reliability.campaign import ROOT, Campaign, Row
+from reliability.page import write_table
+
+
+def main() -> int:
+    """Exit code 0 if every promise held, 1 if one broke, 2 for a row that does not exist."""
+    parser = argparse.ArgumentParser(
+        prog="python -m reliability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--release", action="store_true", help="the number of trials of a release")
+    parser.add_argument("--only", metavar="R1,R8", help="these rows")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
+    parser.add_argument("--seed", type=int, default=0, help="of random times and places (default: 0)")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "reliability", help="workload and journal")
+    parser.add_argument("--output", type=Path, help="the scoreboard (default: reliability.json in the folder)")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its markers")
+    args = parser.parse_args()
+    rows = list_rows()
+    if args.only:
+        wanted = args.only.split(",")
+        if unknown := set(wanted) - {row.name for row in rows}:
+            print(
+                f"reliability: --only: no row {', '.join(sorted(unknown))}; rows: {' '.join(row.name for row in rows)}"
+            )
+            return 2
+        rows = [row for row in rows if row.name in wanted]
+    if args.list:
+        print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
+        return 0
+    result = Campaign(args.folder, release=args.release, seed=args.seed).run(rows)
+    output = args.output or args.folder / "reliability.json"
+    output.write_text(json.dumps(result, indent=1) + "\n")
+    if args.page:
+        write_table(args.page, result)
+    failed = sum(bool(row["failures"]) for row in result["rows"])
+    print(f"{len(rows) - failed} of {len(rows)} rows are green; {output}")
+    return int(failed > 0)
+
+
+def list_rows() -> list[Row]:
+    """The rows of all modules in reliability/rows, by number."""
+    modules = [import_module(f"reliability.rows.{module.name}") for module in iter_modules(reliability.rows.__path__)]
+    rows = [row for module in modules for row in module.ROWS]
+    return sorted(rows, key=lambda row: (int("".join(filter(str.isdigit, row.name))), row.name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

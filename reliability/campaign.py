@@ -1,0 +1,201 @@
+"""A campaign: rows of trials, run side by side, recorded one by one, counted into the scoreboard.
+
+In: rows. Out: `reliability.json` with trials, failures and bounds of each row, and the table of docs/reliability.md. A
+campaign that is interrupted goes on where it stopped: each trial's result stands in a line of the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from reliability.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One injected fault: `run(folder)` gets an empty folder and raises AssertionError where a promise broke."""
+
+    name: str
+    run: Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the scoreboard: a fault, what is promised under it, and the trials that show it.
+
+    `make_trials(workload, random)` yields trials; the first `num_trials` of them are run for each change and the first
+    `num_release` for a release, all where that is None. `make_peer_trials` yields the same faults for transformers'
+    Trainer; their failures are a figure beside ours, not a failure of the campaign.
+    """
+
+    name: str
+    fault: str
+    promise: str
+    make_trials: Callable[[Workload, random.Random], Iterable[Trial]]
+    num_trials: int | None = None
+    num_release: int | None = None
+    make_peer_trials: Callable[[Workload, random.Random], Iterable[Trial]] | None = None
+
+
+@dataclass
+class Result:
+    """What came of one trial; `failure` is empty where every promise held."""
+
+    row: str
+    trial: str
+    seconds: float
+    failure: str
+    peer: bool = False
+
+
+@dataclass
+class Score:
+    """A row's trials, its failures by name, and the bound of its failure rate at 95 % where none failed (3/N)."""
+
+    name: str
+    fault: str
+    promise: str
+    num_trials: int
+    failures: dict[str, str]
+    bound: float | None
+    seconds: float
+    peer: dict[str, Any] | None = None
+
+
+@dataclass
+class Campaign:
+    """Runs rows; `folder` keeps the workload and the journal, `jobs` trials run at a time."""
+
+    folder: Path
+    release: bool = False
+    seed: int = 0
+    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    tell: Callable[[str], None] = print
+
+    def run(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Run what the journal does not have yet and return the scoreboard."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        journal = self.folder / f"trials-{describe_code()}-{self.seed}.jsonl"
+        known = {(one.row, one.trial, one.peer): one for one in _read_journal(journal)}
+        workload = Workload(self.folder / "workload")
+        scores: list[Score] = []
+        for row in rows:
+            ours = self._run_trials(row, row.make_trials, workload, journal, known, peer=False)
+            theirs = None
+            if row.make_peer_trials is not None:
+                theirs = self._run_trials(row, row.make_peer_trials, workload, journal, known, peer=True)
+            scores.append(_count(row, ours, theirs))
+            self.tell(_describe(scores[-1]))
+        return {
+            "release": self.release,
+            "seed": self.seed,
+            "code": describe_code(),
+            "machine": describe_machine(),
+            "rows": [asdict(score) for score in scores],
+        }
+
+    def _run_trials(
+        self,
+        row: Row,
+        make_trials: Callable[[Workload, random.Random], Iterable[Trial]],
+        workload: Workload,
+        journal: Path,
+        known: dict[tuple[str, str, bool], Result],
+        *,
+        peer: bool,
+    ) -> list[Result]:
+        limit = row.num_release if self.release else row.num_trials
+        trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
+        assert len({trial.name for trial in trials}) == len(trials), f"{row.name}: two trials have the same name"
+
+        def run_one(trial: Trial) -> Result:
+            if (row.name, trial.name, peer) in known:
+                return known[row.name, trial.name, peer]
+            result = run_trial(row.name, trial, peer=peer)
+            with journal.open("a") as file:  # one write of one line: threads do not tear it
+                file.write(json.dumps(asdict(result)) + "\n")
+            return result
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(run_one, trials))
+
+
+def run_trial(row: str, trial: Trial, *, peer: bool = False) -> Result:
+    """Run a trial in a new folder, which is deleted when nothing failed."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{row}-"))
+    start, failure = time.monotonic(), ""
+    try:
+        trial.run(folder)
+    except Exception as error:  # a trial that cannot run has shown nothing
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        failure = f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {error}; files: {folder}"
+    if not failure:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Result(row, trial.name, round(time.monotonic() - start, 2), failure, peer)
+
+
+def describe_code() -> str:
+    """The commit, with "-changed" where files of the checkout differ from it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-changed"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, system and the versions that numbers depend on."""
+    names = [line.split(":")[1].strip() for line in _read_lines("/proc/cpuinfo") if line.startswith("model name")]
+    packages = ("torch", "transformers", "numpy", "safetensors", "pydantic")
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "num_cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def _read_lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _read_journal(path: Path) -> list[Result]:
+    return [Result(**json.loads(line)) for line in _read_lines(str(path))]
+
+
+def _count(row: Row, ours: list[Result], theirs: list[Result] | None) -> Score:
+    failures = {one.trial: one.failure for one in ours if one.failure}
+    return Score(
+        name=row.name,
+        fault=row.fault,
+        promise=row.promise,
+        num_trials=len(ours),
+        failures=failures,
+        bound=None if failures or not ours else round(3 / len(ours), 4),
+        seconds=round(sum(one.seconds for one in ours), 1),
+        peer=None
+        if theirs is None
+        else {"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)},
+    )
+
+
+def _describe(score: Score) -> str:
+    peer = f"; Trainer {score.peer['num_failures']} of {score.peer['num_trials']} failed" if score.peer else ""
+    held = score.num_trials - len(score.failures)
+    lines = [f"{score.name:4} {held} of {score.num_trials} held  {score.fault}  ({score.seconds:,.0f} s{peer})"]
+    return "\n".join(lines + [f"     FAILED {name}: {why}" for name, why in score.failures.items()])

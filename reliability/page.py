@@ -1,0 +1,40 @@
+"""The table of docs/reliability.md, from the scoreboard of a campaign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+START, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
+
+
+def write_table(page: Path, result: dict[str, Any]) -> None:
+    """Replace what stands between the markers of `page`. Raises ValueError if they are missing."""
+    before, start, rest = page.read_text().partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"{page}: the markers {START} and {END} are missing")
+    page.write_text(f"{before}{START}\n\n{make_table(result)}\n{END}{after}")
+
+
+def make_table(result: dict[str, Any]) -> str:
+    """A line for each row: fault, promise, how many trials held, the bound, and the same of transformers' Trainer."""
+    machine = result["machine"]
+    lines = [
+        "| row | fault | promise | held | failure rate below (95 %) | Trainer held |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        held = f"{row['num_trials'] - len(row['failures']):,} of {row['num_trials']:,}"
+        bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
+        peer = row["peer"]
+        theirs = f"{peer['num_trials'] - peer['num_failures']} of {peer['num_trials']}" if peer else ""
+        lines.append(f"| {row['name']} | {row['fault']} | {row['promise']} | {held} | {bound} | {theirs} |")
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    lines += [
+        "",
+        f"{'Release' if result['release'] else 'Per-change'} numbers, commit {result['code']}, seed {result['seed']}; "
+        f"{machine['processor']}, {machine['num_cores']} cores, {machine['system']}, Python {machine['python']}, "
+        f"{versions}.",
+    ]
+    return "\n".join(lines) + "\n"

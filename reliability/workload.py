@@ -1,0 +1,210 @@
+"""What the trials train: tiny real models, tokenizers and data, and the runs that no fault touches.
+
+In: a folder. Out: model folders, data files, recipes, and the weights of an undisturbed run of each recipe.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fivetune.rundir.checksums import MANIFEST
+from reliability.warm import WarmProcess, run_command, start_command
+
+COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
+WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "t5": {"model_type": "t5"},
+    "v1_1": {"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "mt5": {"model_type": "mt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5": {"model_type": "umt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}
+SHAPE = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0, "eos_token_id": 1}
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A real unigram tokenizer of about 250 pieces, trained on the sentences of `squad_file`."""
+    texts = [
+        f"question: What has {a}? context: {a} has a {c} {t}. unanswerable"
+        for a in WORDS
+        for c in WORDS[:4]
+        for t in WORDS[9:]
+    ]
+    from fivetune.nano.tokenizer import train_tokenizer
+
+    train_tokenizer(folder, texts, num_pieces=320)
+    return folder
+
+
+def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int = 0, **shape: Any) -> Path:
+    """A saved random model of a family, with the tokenizer in its folder; `shape` changes settings of its config."""
+    config = folder.with_name(f"{folder.name}-config")
+    config.mkdir(parents=True, exist_ok=True)
+    settings = {**SHAPE, **FAMILIES[family], "vocab_size": 384, "decoder_start_token_id": 0, **shape}
+    (config / "config.json").write_text(json.dumps(settings))
+    import torch
+
+    from fivetune.model.load import load_model_and_tokenizer
+    from fivetune.model.save import save_model
+
+    torch.manual_seed(seed)
+    loaded = load_model_and_tokenizer(None, config=str(config), tokenizer=str(tokenizer), init="random", dropout=0.1)
+    save_model(loaded.model, loaded.tokenizer, folder)
+    (folder / MANIFEST).unlink()  # tests change such folders, as published models may be changed
+    return folder
+
+
+def squad_file(path: Path, *, num_questions: int = 24, offset: int = 0) -> Path:
+    """An official-schema SQuAD 2.0 file: who has what; every third question is unanswerable."""
+    paragraphs = []
+    for i in range(offset, offset + num_questions):
+        owner, colour, thing = WORDS[4 + i % 5], WORDS[i % 4], WORDS[9 + i % 5]
+        context = f"{owner} has a {colour} {thing}."
+        asked = WORDS[4 + (i + 1) % 5] if i % 3 == 0 else owner
+        answer = f"{colour} {thing}"
+        golds = [] if i % 3 == 0 else [{"text": answer, "answer_start": context.index(answer)}]
+        question = {"id": f"q{i}", "question": f"What has {asked}?", "answers": golds, "is_impossible": i % 3 == 0}
+        paragraphs.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Things", "paragraphs": paragraphs}]}))
+    return path
+
+
+def recipe(folder: Path, model: Path, **overrides: Any) -> dict[str, Any]:
+    """A nested config that trains `model` on a small SQuAD file for 6 steps of 8 examples."""
+    base: dict[str, Any] = {
+        "run": {"dir": str(folder / "run"), "seed": 1},
+        "model": {"path": str(model)},
+        "task": {"name": "squad_v2"},
+        "data": {
+            "train": str(squad_file(folder / "train.json")),
+            "eval": str(squad_file(folder / "dev.json", num_questions=12, offset=100)),
+            "cache_dir": str(folder / "cache"),
+        },
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+        "train": {"num_steps": 6, "batch_size": 4, "global_batch_size": 8, "num_threads": 1},
+        "eval": {"every_steps": 3, "max_new_tokens": 8},
+        "device": "cpu",
+    }
+    for key, value in overrides.items():
+        section, _, name = key.partition("__")
+        if name:
+            base.setdefault(section, {})[name] = value
+        else:
+            base[section] = value
+    return base
+
+
+def label_file(path: Path, *, num_rows: int = 24) -> Path:
+    """A CSV file of two columns: the label is the colour that the text names."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        rows.writerows(
+            [f"{OWNERS[i % 5]} has a {COLOURS[i % 3]} {WORDS[9 + i % 5]}.", COLOURS[i % 3]] for i in range(num_rows)
+        )
+    return path
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "adafactor": {"optimizer": {"name": "adafactor", "lr": 1e-3}},
+    "accumulation": {"train__batch_size": 2},
+    "lora": {"model__adapter": "lora"},
+    "labels": {"task": {"name": "classification", "inputs": "{text}", "label": "label"}},
+    "mixture": {},
+    "extractive": {"task__head": "extractive"},
+    "ddp": {"strategy": "ddp", "launch": {"nproc": 2}},
+    "fsdp": {"strategy": "fsdp", "launch": {"nproc": 2}},
+}
+SEVERAL_PROCESSES = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An undisturbed run: the bytes of its exported weights, and how long its command took."""
+
+    run: Path
+    weights: bytes
+    seconds: float
+
+
+class Workload:
+    """Models and data of a campaign, in one folder; each is made once, whichever trial asks first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._references: dict[str, Reference] = {}
+        self.model = folder / "tiny-t5"
+        if not self.model.exists():
+            with WarmProcess(_make_models, str(folder)) as process:
+                done = process.wait()
+            assert done.returncode == 0, done.stderr
+
+    def write_recipe(self, folder: Path, variant: str = "adamw", **overrides: Any) -> Path:
+        """The recipe of a variant with its data in `folder`; its run directory is `folder`/run."""
+        cadence = {"checkpoint__every_steps": 1, "model__dropout": 0.1, "eval__at_start": False}
+        table = recipe(folder, self.model, **{**cadence, **VARIANTS[variant], **overrides})
+        if variant == "labels":
+            table["data"]["train"] = str(label_file(folder / "train.csv"))
+            table["data"]["eval"] = str(label_file(folder / "dev.csv", num_rows=6))
+        if variant == "mixture":
+            _mix(table, folder)
+        path = folder / "recipe.yaml"
+        path.write_text(yaml.safe_dump(table))
+        return path
+
+    def run_undisturbed(self, variant: str = "adamw", **overrides: Any) -> Reference:
+        """The run of a variant that nothing disturbs, made at the first call."""
+        key = json.dumps([variant, overrides], sort_keys=True)
+        with self._lock:
+            if key not in self._references:
+                folder = self.folder / f"whole-{len(self._references)}-{variant}"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                start = time.monotonic()
+                done = run_command("train", str(self.write_recipe(folder, variant, **overrides)), *TRAIN_WORDS)
+                assert done.returncode == 0, done.stderr
+                seconds = time.monotonic() - start
+                self._references[key] = Reference(folder / "run", read_weights(folder / "run"), seconds)
+            return self._references[key]
+
+
+TRAIN_WORDS = ("--no-preflight", "--quiet")
+
+
+def start_training(recipe: Path, *words: str, environ: Mapping[str, str] | None = None) -> WarmProcess:
+    """Start `fivetune train RECIPE` without its pre-flight checks."""
+    options = {} if environ is None else {"environ": environ}
+    return start_command("train", str(recipe), *TRAIN_WORDS, *words, **options)
+
+
+def read_weights(run: Path) -> bytes:
+    """The exported weights of a run, byte for byte; those of the adapter, where it trains one."""
+    (file,) = (run / "model").glob("*model.safetensors")
+    return file.read_bytes()
+
+
+def _make_models(folder: str) -> None:
+    tokenizer = make_tokenizer(Path(folder) / "tokenizer")
+    make_model(Path(folder) / "tiny-t5", tokenizer)
+
+
+def _mix(table: dict[str, Any], folder: Path) -> None:
+    """Questions and labels, learnt by one model."""
+    labels = {"train": str(label_file(folder / "train.csv")), "eval": str(label_file(folder / "dev.csv", num_rows=6))}
+    parts = {
+        "questions": {"task": "squad_v2", "train": table["data"]["train"], "eval": table["data"]["eval"]},
+        "labels": {"task": VARIANTS["labels"]["task"], **labels},
+    }
+    table["task"] = {"name": "mixture", "parts": parts, "by": "size"}
+    table["data"] = {"cache_dir": table["data"]["cache_dir"]}

@@ -1,0 +1,78 @@
+"""The campaign that measures reliability: what is counted, what continues, what the page says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reliability import __main__ as command
+from reliability import campaign
+from reliability.campaign import Campaign, Row, Trial
+from reliability.page import END, START, write_table
+
+RAN: list[str] = []
+
+
+def make_row(failing: int = 0, **options) -> Row:
+    def make_trials(workload, random):
+        def run(folder: Path, number: int) -> None:
+            RAN.append(f"{number}")
+            (folder / "left").touch()
+            assert number >= failing, "the weights differ"
+
+        for number in range(30):
+            yield Trial(f"{number} at {random.random():.3f}", lambda folder, number=number: run(folder, number))
+
+    return Row("R1", "a fault", "a promise", make_trials, num_trials=6, num_release=30, **options)
+
+
+@pytest.fixture
+def make_campaign(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "Workload", lambda folder: None)
+    monkeypatch.setattr(campaign, "describe_code", lambda: "0123")
+    RAN.clear()
+    return lambda **options: Campaign(tmp_path / "campaign", tell=lambda line: None, **options)
+
+
+def test_trials_are_counted_and_a_failure_is_named_with_its_files(make_campaign):
+    (row,) = make_campaign().run([make_row(failing=2)])["rows"]
+    assert (row["num_trials"], len(row["failures"]), row["bound"]) == (6, 2, None)
+    text = row["failures"][next(iter(row["failures"]))]
+    assert text.startswith("AssertionError in test_reliability.py:") and "the weights differ" in text
+    assert (Path(text.split("files: ")[1]) / "left").exists()
+
+
+def test_a_row_without_failure_bounds_its_rate_and_shows_the_peer(make_campaign, tmp_path):
+    result = make_campaign().run([make_row(make_peer_trials=make_row(failing=3).make_trials)])
+    (row,) = result["rows"]
+    assert (row["bound"], row["peer"]) == (0.5, {"num_trials": 6, "num_failures": 3})
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{START}\nold\n{END}\nbelow\n")
+    write_table(page, result)
+    assert "| R1 | a fault | a promise | 6 of 6 | 50.0% | 3 of 6 |" in page.read_text()
+    assert page.read_text().startswith("above\n") and page.read_text().endswith(f"{END}\nbelow\n")
+    assert "old" not in page.read_text()
+
+
+def test_a_campaign_goes_on_where_it_stopped(make_campaign):
+    make_campaign().run([make_row()])
+    assert len(RAN) == 6
+    (row,) = make_campaign(release=True).run([make_row()])["rows"]
+    assert len(RAN) == row["num_trials"] == 30
+
+
+def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "list_rows", lambda: [make_row(failing=1)])
+    for words, code in (("--only R1,R99", 2), ("--list", 0), (f"--folder {tmp_path / 'campaign'}", 1)):
+        monkeypatch.setattr("sys.argv", ["reliability", *words.split()])
+        assert command.main() == code
+    told = capsys.readouterr().out
+    assert "no row R99; rows: R1" in told and "0 of 1 rows are green" in told
+    assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
+
+
+def test_every_row_has_a_name_of_its_own():
+    names = [row.name for row in command.list_rows()]
+    assert len(names) == len(set(names)) and "R1" in names
