@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
-from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
 from fivetune.commands import print_warning
 
-if TYPE_CHECKING:
-    from fivetune.training.inference import TrainedRun
-
 TAKES_SETTINGS = True
-OWN_REQUESTS: dict[str, str] = dict.fromkeys(
-    ("data.eval", "data.max_eval_examples", "data.cache_dir"), "serve answers the records of requests"
-)
 TOKEN = "FIVETUNE_TOKEN"
 MIN_TOKEN_CHARS = 16
-MAX_BEAMS, MAX_NEW_TOKENS = 8, 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run directory")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directories or exports; requests name one of several"
+    )
+    parser.add_argument(
+        "--one-base", action="store_true", help="hold the weights of the base of several runs with adapters once"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address; any but a loopback one needs a token")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one (default: 8000)")
     parser.add_argument(
@@ -69,36 +64,37 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.serving.batching import Batcher
     from fivetune.serving.guard import Guard
     from fivetune.serving.measures import ServerMeasures
-    from fivetune.serving.schema import RunFacts, find_example
-    from fivetune.training.inference import open_run
-    from fivetune.training.mixture import require_single_part
+    from fivetune.serving.models import open_models
 
     with bind_socket(args.host, args.port) as bound:
-        notes = {"on_damage": print_warning, "on_note": print}
-        trained = replace(open_run(args.run, settings, unsupported=OWN_REQUESTS, **notes), threads=None)
-        require_single_part(trained.config)
-        _refuse_costly_search(trained)
+        models = open_models(
+            args.runs,
+            settings,
+            shares_base=args.one_base,
+            max_input_tokens=args.max_input_tokens,
+            on_warning=print_warning,
+            on_note=print,
+        )
         measures = ServerMeasures()
         batcher = Batcher(
-            partial(trained.predict_each, max_input_tokens=args.max_input_tokens),
+            {name: model.answer for name, model in models.items()},
             max_batch=args.max_batch,
             max_wait_seconds=args.max_wait_ms / 1000,
             max_queue=args.max_queue,
             on_batch=measures.add_batch,
         )
-        task = trained.config.task
-        example = find_example(task, trained.config.data.columns)
         service = Service(
             batcher=batcher,
-            facts=RunFacts(trained.folder.resolve().name, task.plugin_name(), trained.step, example),
+            models={name: model.facts for name, model in models.items()},
             limits=ServingLimits(args.max_body_kib * 1024, args.max_records, args.max_seconds),
             guard=Guard(frozenset(name.lower() for name in (args.host, *args.allow_host)), token),
             measures=measures,
-            max_new_tokens=trained.config.eval.max_new_tokens,
         )
         host, port = bound.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        print(f"serving {args.run} ({task.plugin_name()}, step {trained.step}) on {address}")
+        for name, model in models.items():
+            print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
+        print(f"serving on {address}")
         print(f"interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
         run_until_stopped(build_server(build_app(service), drain_seconds=args.drain_seconds), bound)
         batcher.close(timeout=0)
@@ -143,16 +139,3 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _refuse_costly_search(trained: TrainedRun) -> None:
-    """Raise ConfigError for a search that costs too much per request."""
-    from fivetune.errors import ConfigError
-
-    settings = trained.config.eval
-    for name, value, most in (
-        ("num_beams", settings.num_beams, MAX_BEAMS),
-        ("max_new_tokens", settings.max_new_tokens or 0, MAX_NEW_TOKENS),
-    ):
-        if value > most:
-            raise ConfigError(f"eval.{name} {value}: serve allows {most} at most. Add --eval.{name} {most}.")

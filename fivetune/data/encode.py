@@ -251,6 +251,23 @@ def compute_encoded_offsets(
     return _compute_offsets(tokenizer, pieces, limits)
 
 
+def find_clipped_spans(
+    tokenizer: PreTrainedTokenizerBase, example: TextExample, limits: LengthLimits
+) -> tuple[tuple[int, int], ...]:
+    """Find the characters [start, end) of the inputs that `encode` removes; () without offsets, as of MyT5."""
+    [pieces] = tokenize_inputs(tokenizer, [example])
+    limit, num = compute_input_room(tokenizer, limits), len(pieces.ids)
+    if limit is None or num <= limit or pieces.offsets is None:
+        return ()
+    if num - limit < pieces.stop - pieces.start:
+        ranges = [_truncate_to_fit(pieces, limit, limits.overlong, _find_gap(tokenizer))[1:]]
+    elif limit > pieces.start:  # the whole span, and the end of what follows it
+        ranges = [(pieces.start, pieces.stop), (pieces.stop + limit - pieces.start, num)]
+    else:
+        ranges = [(limit, num)]
+    return tuple((int(pieces.offsets[low, 0]), int(pieces.offsets[high - 1, 1])) for low, high in ranges if low < high)
+
+
 def _compute_offsets(
     tokenizer: PreTrainedTokenizerBase, pieces: TokenizedInput, limits: LengthLimits
 ) -> list[tuple[int, int] | None]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from fivetune.data.convert import ConvertedRows
+from fivetune.data.encode import find_clipped_spans
 from fivetune.data.examples import Source
 from fivetune.data.in_memory import MemoryStore, convert_source
 from fivetune.data.source_files import quote_value
@@ -125,9 +126,9 @@ def answer_requests(
     store = MemoryStore([one.converted for one in usable])
     found = _refuse_long_inputs(store, max_input_tokens)
     questions = np.setdiff1d(np.arange(store.num_groups), np.fromiter(found, np.int64))
-    answered = build_evaluator(store).predict(model, questions=questions)
-    for number, (question, prediction) in enumerate(answered, start=1):
-        found[question] = prediction
+    evaluator = build_evaluator(store)
+    for number, (question, prediction) in enumerate(evaluator.predict(model, questions=questions), start=1):
+        found[question] = _add_clipped_spans(prediction, evaluator, np.flatnonzero(store.groups == question))
         on_progress(number, len(questions))
     ends = [*store.first_groups[1:], store.num_groups]
     own = {
@@ -135,6 +136,19 @@ def answer_requests(
         for one, first, end in zip(usable, store.first_groups, ends, strict=True)
     }
     return [_join_rows(one, own.get(id(one), {})) for one in requests]
+
+
+def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, rows: Iterable[int]) -> Prediction:
+    """Add the part of the inputs that was not read.
+
+    Args:
+        rows: of the question's passages.
+    """
+    if not prediction.num_clipped_tokens:
+        return prediction
+    examples = (evaluator.store.read_example(int(row)) for row in rows)
+    read = next(one for one in examples if one.inputs == prediction.inputs)
+    return replace(prediction, clipped_spans=find_clipped_spans(evaluator.tokenizer, read, evaluator.limits))
 
 
 def _refuse_long_inputs(store: MemoryStore, limit: int | None) -> dict[int, Prediction]:

@@ -323,9 +323,9 @@ class Prediction:
         references: all gold answers; () where none is known.
         scores: of this example, by name.
         confidence: 0-1; logprob: of the generated tokens, in nats.
-        hit_cap: generation ended at max_new_tokens.
-        sentinel: the text holds a sentinel token (<extra_id_0>); unknown_chars: number of unknown tokens in it.
-        num_clipped_tokens: input tokens beyond the length limit; answer_clipped: they held every reference.
+        hit_cap: generation ended at max_new_tokens. sentinel: the text holds a sentinel token (<extra_id_0>);
+        unknown_chars: number of unknown tokens in it. num_clipped_tokens: input tokens beyond the length limit, which
+        are at `clipped_spans` of inputs (not in files); answer_clipped: they held every reference.
         in_context: the answer is a span of its context. candidates: the best answers, best first.
         no_answer_score: probability of the no-answer text; answer: the best answer other than no answer.
         left_label_set: free generation leaves the set of labels.
@@ -346,6 +346,7 @@ class Prediction:
     unknown_chars: int | None = None
     num_input_tokens: int | None = None
     num_clipped_tokens: int | None = None
+    clipped_spans: tuple[tuple[int, int], ...] = ()
     answer_clipped: bool | None = None
     in_context: bool | None = None
     no_answer_score: float | None = None
@@ -361,7 +362,11 @@ class Prediction:
     def as_dict(self) -> JsonTable:
         """Return the JSON object of a predictions file, without the fields that do not apply."""
         line = {name: value for name, value in asdict(self).items() if value is not None}
-        return {name: value for name, value in line.items() if value or name not in ("scores", "candidates")}
+        return {
+            name: value
+            for name, value in line.items()
+            if value or name not in ("scores", "candidates", "clipped_spans")
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -26,7 +26,7 @@ from fivetune.errors import is_out_of_memory
 from fivetune.evaluation.output import build_line
 from fivetune.rundir.records import Prediction
 from fivetune.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
-from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
+from fivetune.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
 from fivetune.serving.guard import Guard
 from fivetune.serving.measures import ServerMeasures
 from fivetune.serving.schema import RunFacts, build_openapi, render_docs
@@ -56,20 +56,22 @@ class Service:
     """Answers the routes.
 
     Args:
-        max_new_tokens: cap of an answer; None for answers without tokens.
+        models: facts by the name of the model, of those that `batcher` answers with.
+        started: seconds since 1970.
     """
 
     batcher: Batcher
-    facts: RunFacts
+    models: Mapping[str, RunFacts]
     limits: ServingLimits = field(default_factory=ServingLimits)
     guard: Guard = field(default_factory=Guard)
     measures: ServerMeasures = field(default_factory=ServerMeasures)
-    max_new_tokens: int | None = None
+    started: float = field(default_factory=time.time)
 
     async def predict(self, request: Request) -> Response:
+        model = choose_model(read_query(request.query_params.multi_items()), list(self.models))
         value = parse_json(await self._read_body(request))
         inputs, is_list = read_inputs(value, max_records=self.limits.records)
-        found = await self._answer(request, inputs)
+        found = await self._answer(request, model, inputs)
         if is_list:
             return JSONResponse({"predictions": [_build_answer(one) for one in found]})
         _refuse_skipped(found)
@@ -77,8 +79,10 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         value = parse_json(await self._read_body(request))
-        limits = {"max_records": self.limits.records, "max_new_tokens": self.max_new_tokens}
-        found = await self._answer(request, read_prompts(value, **limits))
+        given = value.get("model") if isinstance(value, dict) else None
+        model = choose_model(given, list(self.models))
+        limits = {"max_records": self.limits.records, "max_new_tokens": self.models[model].max_new_tokens}
+        found = await self._answer(request, model, read_prompts(value, **limits))
         _refuse_skipped(found)
         num_read, num_written = (
             sum(one.num_input_tokens or 0 for one in found),
@@ -95,7 +99,12 @@ class Service:
             for index, one in enumerate(found)
         ]
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
-        return JSONResponse({**head, "model": self.facts.name, "choices": choices, "usage": usage})
+        return JSONResponse({**head, "model": model, "choices": choices, "usage": usage})
+
+    async def list_models(self, request: Request) -> Response:
+        common = {"object": "model", "created": int(self.started), "owned_by": "fivetune"}
+        data = [{"id": one.name, **common, "task": one.task, "step": one.step} for one in self.models.values()]
+        return JSONResponse({"object": "list", "data": data})
 
     async def report_health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -103,16 +112,17 @@ class Service:
     async def report_ready(self, request: Request) -> Response:
         if not self.batcher.is_ready:
             raise _make_stopping_error()
-        return JSONResponse({"status": "ready", "run": self.facts.name, "step": self.facts.step})
+        return JSONResponse({"status": "ready", "models": list(self.models)})
 
     async def report_measures(self, request: Request) -> Response:
         return PlainTextResponse(self.measures.format_text({"fivetune_queue_requests": len(self.batcher)}))
 
     async def show_openapi(self, request: Request) -> Response:
-        return JSONResponse(build_openapi(self.facts))
+        return JSONResponse(build_openapi(list(self.models.values())))
 
     async def show_docs(self, request: Request) -> Response:
-        return HTMLResponse(render_docs(build_openapi(self.facts), self.facts))
+        facts = list(self.models.values())
+        return HTMLResponse(render_docs(build_openapi(facts), facts[0]))
 
     async def _read_body(self, request: Request) -> bytes:
         """Read the body. Raises RequestError 415 unless it is JSON, 413 if it is too long."""
@@ -137,10 +147,10 @@ class Service:
         request.scope["fivetune.has_body"] = True
         return bytes(body)
 
-    async def _answer(self, request: Request, inputs: Inputs) -> Sequence[Prediction]:
+    async def _answer(self, request: Request, model: str, inputs: Inputs) -> Sequence[Prediction]:
         """Queue the inputs and wait for the answers; a client that has gone, or a timeout, cancels them."""
         try:
-            answer = asyncio.wrap_future(self.batcher.submit(inputs))
+            answer = asyncio.wrap_future(self.batcher.submit(model, inputs))
         except QueueFullError:
             raise RequestError(
                 429, "queue_full", "the queue is full. Send the request again later.", retry_seconds=1
@@ -156,9 +166,12 @@ class Service:
         finally:
             gone.cancel()
             answer.cancel()
-        self.measures.count("fivetune_records_total", len(found))
-        self.measures.count("fivetune_input_tokens_total", sum(one.num_input_tokens or 0 for one in found))
-        self.measures.count("fivetune_output_tokens_total", sum(one.num_tokens or 0 for one in found))
+        for name, number in (
+            ("records", len(found)),
+            ("input_tokens", sum(one.num_input_tokens or 0 for one in found)),
+            ("output_tokens", sum(one.num_tokens or 0 for one in found)),
+        ):
+            self.measures.count(f"fivetune_{name}_total", number, model=model)
         return found
 
 
@@ -171,7 +184,8 @@ def _build_answer(prediction: Prediction) -> dict[str, object]:
     if prediction.skipped:
         return build_line(prediction)
     tokens = {"num_input_tokens": prediction.num_input_tokens, "num_clipped_tokens": prediction.num_clipped_tokens}
-    return {**build_line(prediction), **tokens}
+    clipped = {"inputs": prediction.inputs, "clipped_spans": prediction.clipped_spans}
+    return {**build_line(prediction), **tokens, **(clipped if prediction.clipped_spans else {})}
 
 
 def _refuse_skipped(found: Sequence[Prediction]) -> None:
@@ -194,6 +208,7 @@ def build_app(service: Service) -> ASGIApp:
     routes = {
         "/predict": (service.predict, "POST"),
         "/v1/completions": (service.complete, "POST"),
+        "/v1/models": (service.list_models, "GET"),
         "/health": (service.report_health, "GET"),
         "/ready": (service.report_ready, "GET"),
         "/metrics": (service.report_measures, "GET"),

@@ -1,14 +1,14 @@
 """Dynamic batching: requests that arrive close together are answered by one call of the model.
 
-In: requests, each a list of records or texts. Out: a Future of each. One thread owns the model, so that no two
-computations share its cores.
+In: requests, each a list of records or texts for one model. Out: a Future of each. One thread owns all models, so that
+no two computations share its cores.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -32,6 +32,7 @@ class ServerStoppingError(Exception):
 class WaitingRequest:
     """A request in the queue; one whose future is cancelled is dropped before it is computed."""
 
+    model: str
     inputs: Inputs
     future: Future[Sequence[Prediction]] = field(default_factory=Future[Sequence[Prediction]])
     arrived: float = field(default_factory=time.monotonic)
@@ -41,9 +42,11 @@ class Batcher:
     """Answers requests in batches, oldest first.
 
     A batch begins when `max_batch` records wait, or when the oldest request has waited `max_wait_seconds`. What arrives
-    during a batch joins the next one, so that under load none waits longer than the batches before it.
+    during a batch joins the next one, so that under load none waits longer than the batches before it. A batch is for
+    one model, that of the oldest request.
 
     Args:
+        answers: what answers, by the name of the model.
         max_batch: most records of a batch; a request with more is a batch of its own.
         max_queue: most requests that wait.
         on_batch: called with the number of records of each batch and its seconds.
@@ -51,14 +54,14 @@ class Batcher:
 
     def __init__(
         self,
-        answer: AnswerTogether,
+        answers: Mapping[str, AnswerTogether],
         *,
         max_batch: int,
         max_wait_seconds: float,
         max_queue: int,
         on_batch: Callable[[int, float], object] = lambda num_records, seconds: None,
     ) -> None:
-        self._answer, self._on_batch = answer, on_batch
+        self._answers, self._on_batch = answers, on_batch
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait_seconds, max_queue
         self._waiting: deque[WaitingRequest] = deque()
         self._changed = Condition()
@@ -74,9 +77,9 @@ class Batcher:
     def is_ready(self) -> bool:
         return self._thread.is_alive() and not self._is_closing
 
-    def submit(self, inputs: Inputs) -> Future[Sequence[Prediction]]:
-        """Queue a request. Raises QueueFullError, ServerStoppingError."""
-        request = WaitingRequest(inputs)
+    def submit(self, model: str, inputs: Inputs) -> Future[Sequence[Prediction]]:
+        """Queue a request for the model of that name. Raises QueueFullError, ServerStoppingError."""
+        request = WaitingRequest(model, inputs)
         with self._changed:
             if not self.is_ready:
                 raise ServerStoppingError
@@ -107,24 +110,37 @@ class Batcher:
                 if self._is_closing:
                     return None
                 self._changed.wait()
-            until = self._waiting[0].arrived + self._max_wait
-            while not self._is_closing and sum(len(one.inputs) for one in self._waiting) < self._max_batch:
+            oldest = self._waiting[0]
+            until = oldest.arrived + self._max_wait
+            while not self._is_closing and self._count_records(oldest.model) < self._max_batch:
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)
-            taken, num_records = list[WaitingRequest](), 0
-            while self._waiting and (not taken or num_records + len(self._waiting[0].inputs) <= self._max_batch):
-                one = self._waiting.popleft()
-                if one.future.set_running_or_notify_cancel():
-                    taken.append(one)
-                    num_records += len(one.inputs)
-            return taken
+            return self._take_requests(oldest.model)
+
+    def _count_records(self, model: str) -> int:
+        return sum(len(one.inputs) for one in self._waiting if one.model == model)
+
+    def _take_requests(self, model: str) -> list[WaitingRequest]:
+        """Take the oldest requests for a model that fit into a batch, at least one."""
+        taken, left, num_records, is_full = list[WaitingRequest](), deque[WaitingRequest](), 0, False
+        for one in self._waiting:
+            is_full = is_full or (
+                one.model == model and bool(taken) and num_records + len(one.inputs) > self._max_batch
+            )
+            if is_full or one.model != model:
+                left.append(one)
+            elif one.future.set_running_or_notify_cancel():
+                taken.append(one)
+                num_records += len(one.inputs)
+        self._waiting = left
+        return taken
 
     def _compute(self, batch: Sequence[WaitingRequest]) -> None:
         """Answer a batch; if that fails, each request alone, so that one cannot fail the others."""
         started = time.monotonic()
         try:
-            found = self._answer([one.inputs for one in batch])
+            found = self._answers[batch[0].model]([one.inputs for one in batch])
         except Exception as error:
             if len(batch) == 1:
                 batch[0].future.set_exception(error)

@@ -5,7 +5,7 @@ In: bytes. Out: records or texts. Raises RequestError with the HTTP code for eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ COMPLETION_OPTIONS: dict[str, tuple[object, ...]] = {
     "suffix": (None, ""),
 }
 """Options of completions with the values that describe what a run does."""
-IGNORED_OPTIONS = ("model", "user", "seed", "top_p", "frequency_penalty", "presence_penalty", "logit_bias")
+IGNORED_OPTIONS = ("user", "seed", "top_p", "frequency_penalty", "presence_penalty", "logit_bias")
 """Without effect on a search for the most probable answer where they have their default value."""
 NEUTRAL = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
 
@@ -96,6 +96,33 @@ def read_inputs(value: Any, *, max_records: int) -> tuple[list[JsonTable | str],
     return check_inputs(table["inputs"], "inputs", max_records=max_records), True
 
 
+def choose_model(given: Any, names: Sequence[str]) -> str:
+    """Choose the model that a request names; without a name the only one.
+
+    Raises RequestError 404 for another name, 422 if several are served and none is named.
+    """
+    known = ", ".join(names)
+    if given is None and len(names) == 1:
+        return names[0]
+    if given is None:
+        raise _refuse(f"model: missing. Several are served: {known}. Name one.")
+    if given not in names:
+        shown = repr(given[:100]) if isinstance(given, str) else describe_value(given)
+        raise RequestError(404, "unknown_model", f"model: {shown}: not served here. Known: {known}.")
+    return given
+
+
+def read_query(query: Iterable[tuple[str, str]]) -> str | None:
+    """Read the name of a model from the parameters of a URL. Raises RequestError 422 for other ones."""
+    given = list(query)
+    for name, _ in given:
+        if name != "model":
+            raise _refuse(f"{name[:100]!r}: no parameter of this route. Allowed is model.")
+    if len(given) > 1:
+        raise _refuse("model: given twice. Name one.")
+    return given[0][1] if given else None
+
+
 def check_inputs(found: list[Any], name: str, *, max_records: int) -> list[JsonTable | str]:
     """Return a list of records or texts. Raises RequestError 413 for too many, 422 for others."""
     if not found:
@@ -121,7 +148,7 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
     if not isinstance(value, dict):
         raise _refuse(f'body: {describe_kind(value)}. Allowed is {{"prompt": TEXT}}.')
     table = cast("JsonTable", value)
-    names = {"prompt", "max_tokens", *COMPLETION_OPTIONS, *IGNORED_OPTIONS}
+    names = {"model", "prompt", "max_tokens", *COMPLETION_OPTIONS, *IGNORED_OPTIONS}
     for name, given in table.items():
         if name not in names:
             raise _refuse(f"{name!r}: no option of completions. {suggest_names(name, names)}")

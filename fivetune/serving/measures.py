@@ -78,10 +78,14 @@ class ServerMeasures:
             for name, counter in self._counts.items():
                 lines.append(f"# TYPE {name} counter")
                 for labels, number in counter.items():
-                    shown = ",".join(f'{key}="{value}"' for key, value in labels)
+                    shown = ",".join(f'{key}="{_escape(value)}"' for key, value in labels)
                     lines.append(f"{name}{{{shown}}} {number}" if shown else f"{name} {number}")
             for name, series in self._series.items():
                 lines += [f"# TYPE {name} histogram", *series.format_lines(name)]
         for name, value in gauges.items():
             lines += [f"# TYPE {name} gauge", f"{name} {value}"]
         return "\n".join(lines) + "\n"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -6,7 +6,7 @@ In: the run's task and columns. Out: a table for /openapi.json, HTML for /docs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -21,7 +21,7 @@ ERRORS = {
     400: "not HTTP or not strict JSON",
     401: "token missing or wrong",
     403: "Host or Origin of another server",
-    404: "no such route",
+    404: "no such route or model",
     405: "method not allowed",
     408: "the request arrived too slowly",
     413: "too many bytes or records",
@@ -38,13 +38,16 @@ class RunFacts:
     """What a server shows of its run.
 
     Args:
+        name: by which requests name the model.
         example: a record of the task.
+        max_new_tokens: cap of an answer; None for answers without tokens.
     """
 
     name: str
     task: str
     step: int
     example: Mapping[str, Any]
+    max_new_tokens: int | None = None
 
 
 def find_example(task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -62,25 +65,33 @@ def find_example(task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
     return {columns.get(name, name): value for name, value in fields.items()}
 
 
-def build_openapi(facts: RunFacts) -> JsonTable:
+def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
     """Build the OpenAPI 3.1 description of a server."""
-    record = {"type": "object", "description": f"A record of the task {facts.task}.", "examples": [facts.example]}
+    record = {
+        "type": "object",
+        "description": " ".join(f"{one.name}: a record of the task {one.task}." for one in models),
+        "examples": [one.example for one in models],
+    }
+    name: JsonTable = {"type": "string", "enum": [one.name for one in models]}
+    parameter = {"name": "model", "in": "query", "required": len(models) > 1, "schema": name}
     inputs = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"$ref": "#/components/schemas/Record"}]}}
     batch = {"type": "object", "properties": {"inputs": inputs}, "required": ["inputs"]}
     prompt = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    completion = {"type": "object", "properties": {"prompt": prompt}, "required": ["prompt"]}
+    required = ["prompt", "model"] if len(models) > 1 else ["prompt"]
+    completion = {"type": "object", "properties": {"prompt": prompt, "model": name}, "required": required}
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": f"fivetune serve {facts.name}",
+            "title": f"fivetune serve {' '.join(one.name for one in models)}",
             "version": __version__,
-            "description": f"Task {facts.task}, weights of step {facts.step}.",
+            "description": " ".join(f"{one.name}: task {one.task}, weights of step {one.step}." for one in models),
         },
         "paths": {
             "/predict": _describe_post(
                 "Predict for one record, or for a list of records or texts",
                 {"anyOf": [{"$ref": "#/components/schemas/Record"}, batch]},
                 {"anyOf": [{"$ref": "#/components/schemas/Prediction"}, {"type": "object"}]},
+                [parameter],
             ),
             "/v1/completions": _describe_post(
                 "Answer prompts, which are texts as the model reads them, in OpenAI's form", completion, {}
@@ -88,6 +99,7 @@ def build_openapi(facts: RunFacts) -> JsonTable:
             **{
                 path: {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}
                 for path, summary in (
+                    ("/v1/models", "The models that are served"),
                     ("/health", "The process runs"),
                     ("/ready", "200 if requests are taken, else 503"),
                     ("/metrics", "Counts and times in the text format of Prometheus"),
@@ -113,11 +125,12 @@ def build_openapi(facts: RunFacts) -> JsonTable:
     }
 
 
-def _describe_post(summary: str, body: JsonTable, answer: JsonTable) -> JsonTable:
+def _describe_post(summary: str, body: JsonTable, answer: JsonTable, parameters: Sequence[JsonTable] = ()) -> JsonTable:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "post": {
             "summary": summary,
+            "parameters": list(parameters),
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
             "responses": {
                 "200": {"description": "OK", "content": {"application/json": {"schema": answer}}},

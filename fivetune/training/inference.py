@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 
     from fivetune.model.modules import T5Model
 
+LoadModel: TypeAlias = Callable[[Path, RunConfig, ComputeConfig], tuple[LoadedModel, GenerateAnswers]]
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has set the generation cap
 HARDWARE = ("device", "train.precision", "train.num_threads")
@@ -295,6 +296,7 @@ def open_run(
     on_damage: Callable[[str], object] = warnings.warn,
     on_note: Callable[[str], object] = ignore_note,
     world: World = SINGLE_PROCESS,
+    load_model: LoadModel | None = None,
 ) -> TrainedRun:
     """Load model/ of a run directory, or an export of one.
 
@@ -305,6 +307,7 @@ def open_run(
         on_damage: called with a sentence for each damaged file that prediction does not need.
         on_note: called with the reasons of the precision and of the number of CPU threads, where they need one.
         world: the ranks that predict together; each loads the model on its own device.
+        load_model: replaces the loading of model/, such as `SharedBase.load_model`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
     without effect.
@@ -333,7 +336,7 @@ def open_run(
         compute, threads = replace(compute, precision="fp32", precision_why=""), None
     else:
         compute = adopt_trained_precision(compute, config.train.precision, machine.precision)
-        loaded, answer = _load_model(folder, config, compute)
+        loaded, answer = (load_model or _load_model)(folder, config, compute)
         threads = ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None
     if compute.reasons:
         on_note(compute.reasons)

@@ -10,12 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +21,17 @@ import httpx
 import kit
 import psutil
 import pytest
+from serving_kit import RECORDS, Server, Slow, serving
 
 import fivetune
 from fivetune.cli import main
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
-from fivetune.serving.app import Service, ServingLimits, build_app
-from fivetune.serving.batching import Batcher
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
-from fivetune.serving.measures import ServerMeasures
-from fivetune.serving.schema import RunFacts, find_example
-from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+from fivetune.serving.schema import find_example
 from fivetune.training.inference import TrainedRun, open_run
 
-RECORDS = [
-    {"question": f"What has {owner}?", "context": f"{owner} has a {colour} {thing}."}
-    for owner in kit.OWNERS
-    for colour in kit.COLOURS
-    for thing in kit.WORDS[9:]
-]
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
 
@@ -51,57 +40,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Tra
     folder = tmp_path_factory.mktemp("finished")
     fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
     return replace(open_run(folder / "run"), threads=None)
-
-
-@dataclass
-class Server:
-    client: httpx.Client
-    batcher: Batcher
-    port: int
-
-    def post(self, path: str = "/predict", **options: Any) -> tuple[int, Any]:
-        answer = self.client.post(path, **options)
-        return answer.status_code, answer.json()
-
-    def read_measures(self) -> dict[str, float]:
-        lines = self.client.get("/metrics").text.splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-
-    def send(self, raw: bytes, *, half: bool = False) -> bytes:
-        """Send bytes as they are; `half`: cut the connection at once."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
-            connection.sendall(raw)
-            if half:
-                return b""
-            return b"".join(iter(lambda: connection.recv(65536), b""))
-
-
-@contextmanager
-def serving(
-    answer: Any, *, token: str | None = None, max_new_tokens: int | None = 8, **options: Any
-) -> Iterator[Server]:
-    limits = ServingLimits(**{key: options.pop(key) for key in ("body_bytes", "records", "seconds") if key in options})
-    measures = ServerMeasures()
-    batcher = Batcher(
-        answer,
-        **{"max_batch": 32, "max_wait_seconds": 0.01, "max_queue": 64, "on_batch": measures.add_batch, **options},
-    )
-    facts = RunFacts("run", "squad_v2", 6, RECORDS[0])
-    service = Service(batcher, facts, limits, Guard(token=token), measures, max_new_tokens)
-    with bind_socket("127.0.0.1", 0) as bound:
-        port = bound.getsockname()[1]
-        server = build_server(build_app(service), drain_seconds=5, idle_seconds=1)
-        thread = threading.Thread(target=run_until_stopped, args=(server, bound))
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
-            yield Server(client, batcher, port)
-        server.should_exit = True
-        thread.join(20)
-        batcher.close(20)
-        assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +112,10 @@ def test_200_clients_at_once_share_batches(trained: TrainedRun) -> None:
         num_batches = measures["fivetune_batch_records_count"] - before
         assert measures["fivetune_batch_records_sum"] == 200 and num_batches < 100
         assert measures['fivetune_requests_total{route="/predict",code="200"}'] == 200
-        assert measures["fivetune_queue_requests"] == 0 and measures["fivetune_input_tokens_total"] > 200
+        assert measures["fivetune_queue_requests"] == 0 and measures['fivetune_input_tokens_total{model="run"}'] > 200
 
 
 # --- the queue ---
-
-
-class Slow:
-    """A model that answers when it may, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.may_answer, self.begun, self.asked = threading.Event(), threading.Event(), list[Any]()
-
-    def __call__(self, requests: Any) -> Any:
-        self.begun.set()
-        assert self.may_answer.wait(20)
-        self.asked += requests
-        return [[Prediction(id="0", prediction="yes") for _ in one] for one in requests]
 
 
 def test_a_full_queue_is_429_and_waiting_requests_are_answered() -> None:
@@ -466,24 +391,23 @@ def test_a_stop_signal_drains(trained: TrainedRun, signum: signal.Signals) -> No
     command = [sys.executable, "-m", "fivetune", "serve", str(trained.folder), "--port", "0", "--max-wait-ms", "1500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    address = re.search(r"http://\S+", process.stdout.readline())
-    assert address is not None
+    address = next(found for line in process.stdout if (found := re.search(r"serving on (http://\S+)", line)))[1]
     while True:
         try:
-            httpx.get(f"{address[0]}/ready")
+            httpx.get(f"{address}/ready")
             break
         except httpx.ConnectError:
             time.sleep(0.05)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(httpx.post, f"{address[0]}/predict", json=RECORDS[0], timeout=30)
-        while "fivetune_queue_requests 1" not in httpx.get(f"{address[0]}/metrics").text:
+        waiting = pool.submit(httpx.post, f"{address}/predict", json=RECORDS[0], timeout=30)
+        while "fivetune_queue_requests 1" not in httpx.get(f"{address}/metrics").text:
             time.sleep(0.02)
         process.send_signal(signum)
         assert waiting.result().status_code == 200
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (0, "") and output.endswith("stopped\n")
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{address[0]}/health")
+        httpx.get(f"{address}/health")
 
 
 def test_bodies_are_read_as_they_are() -> None:
@@ -492,6 +416,6 @@ def test_bodies_are_read_as_they_are() -> None:
         [{"inputs": "text of a jsonl record"}],
         False,
     )
-    assert read_prompts({"prompt": "a", "model": "x", "stop": None}, max_records=1, max_new_tokens=None) == ["a"]
+    assert read_prompts({"prompt": "a", "model": "run", "stop": None}, max_records=1, max_new_tokens=None) == ["a"]
     with pytest.raises(RequestError, match="Did you mean"):
         read_prompts({"promt": "a"}, max_records=1, max_new_tokens=None)

@@ -1,0 +1,93 @@
+"""Several runs on one base: its weights are in memory once, and each run has its adapter beside them.
+
+In: runs that trained an adapter of the same base. Out: their models, which share its tensors. The matrices of adapters
+are not merged, so that answers agree with those of model/ up to rounding.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fivetune.adapters.saved import Saved
+from fivetune.config.paths import find_typed_path, resolve_adapter
+from fivetune.decode import GenerateAnswers, generate
+from fivetune.errors import ConfigError
+from fivetune.model.adapters import FOLDER, attach_adapter, compute_base_checksum
+from fivetune.model.load import LoadedModel, load_model_and_tokenizer
+from fivetune.model.saved_adapter import BaseModel, read_base
+from fivetune.tasks import head_of
+
+if TYPE_CHECKING:
+    from fivetune.config import RunConfig
+    from fivetune.model.modules import T5Model
+    from fivetune.training.learner import ComputeConfig
+
+ALONE = "Serve it without --one-base."
+
+
+class SharedBase:
+    """Loads the models of runs; the first one loads the base, which the others must have too."""
+
+    def __init__(self) -> None:
+        self._loaded: LoadedModel | None = None
+        self._first: tuple[Path, BaseModel] | None = None
+
+    def load_model(
+        self, folder: Path, config: RunConfig, compute: ComputeConfig
+    ) -> tuple[LoadedModel, GenerateAnswers]:
+        """Load a run's model for `open_run`.
+
+        Raises ConfigError for a run without adapter, with one whose base was in 4 bits, with an extractive head, and
+        for one of another base than the first run's.
+        """
+        trained_on = self._refuse_other_base(folder, config)
+        if self._loaded is None:
+            self._loaded = self._load_base(folder, config, trained_on)
+            self._loaded.model.to(compute.device)
+            self._first = (folder, trained_on)
+        model = share_weights(self._loaded.model)
+        attach_adapter(model, Saved(path=str(folder / FOLDER)), base=trained_on.name, device=str(compute.device))
+        return replace(self._loaded, model=model.to(compute.device)), generate
+
+    def _refuse_other_base(self, folder: Path, config: RunConfig) -> BaseModel:
+        """Return the base of a run's adapter. Raises ConfigError."""
+        trained_on = read_base(folder / FOLDER)
+        if resolve_adapter(config.model.adapter, folder) is None or trained_on is None:
+            raise ConfigError(f"--one-base: {folder} was not trained with an adapter of a base. {ALONE}")
+        if trained_on.bits != 32:
+            raise ConfigError(
+                f"--one-base: {folder}: the base of its adapter was in {trained_on.bits} bits (qlora), and the common "
+                f"one is not. {ALONE}"
+            )
+        if head_of(config.task) != "generate":
+            raise ConfigError(f"--one-base: {folder}: task.head extractive trains another model. {ALONE}")
+        if self._first and trained_on.checksum != self._first[1].checksum:
+            first, base = self._first
+            raise ConfigError(
+                f"--one-base: {folder} was trained on {trained_on.name} (weights {trained_on.checksum}), and {first} "
+                f"on {base.name} (weights {base.checksum}). Allowed are adapters of one base. {ALONE}"
+            )
+        return trained_on
+
+    def _load_base(self, folder: Path, config: RunConfig, trained_on: BaseModel) -> LoadedModel:
+        """Load the base from where the training had it. Raises ConfigError if its weights have changed."""
+        section = config.model
+        path, tokenizer = (name and find_typed_path(name, folder) for name in (section.path, section.tokenizer))
+        loaded = load_model_and_tokenizer(
+            path, tokenizer=tokenizer, revision=section.revision, any_seq2seq=section.any_seq2seq
+        )
+        if (checksum := compute_base_checksum(loaded.model)) != trained_on.checksum:
+            raise ConfigError(
+                f"--one-base: {folder} was trained on {trained_on.name} with weights {trained_on.checksum}, and "
+                f"{path} has weights {checksum}. Restore the base, or serve the runs without --one-base."
+            )
+        return loaded
+
+
+def share_weights(model: T5Model) -> T5Model:
+    """Copy the modules of a model, not its parameters and buffers."""
+    held = [*model.parameters(), *model.buffers()]
+    return deepcopy(model, {id(tensor): tensor for tensor in held})
