@@ -302,12 +302,10 @@ def open_run(
 
     Args:
         overrides: settings that differ from the run's, by dotted name: {"eval.batch_size": 8, "device": "cpu"}.
-        unsupported: settings without effect for the caller, each with the reason; settings of training are always
-            refused.
+        unsupported: settings without effect for the caller, each with the reason; those of training never have one.
         on_damage: called with a sentence for each damaged file that prediction does not need.
         on_note: called with the reasons of the precision and of the number of CPU threads, where they need one.
-        world: the ranks that predict together; each loads the model on its own device.
-        load_model: replaces the loading of model/, such as `SharedBase.load_model`.
+        world: the ranks that predict together; each loads the model on its own device, by `load_model`.
 
     Raises RunDirError if the run has no model, its files are damaged or another run's, ConfigError for an override
     without effect.
