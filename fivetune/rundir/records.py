@@ -321,11 +321,10 @@ class Prediction:
 
     Args:
         references: all gold answers; () where none is known.
-        scores: of this example, by name.
-        confidence: 0-1; logprob: of the generated tokens, in nats.
+        scores: of this example, by name. confidence: 0-1; logprob: of the generated tokens, in nats.
         hit_cap: generation ended at max_new_tokens. sentinel: the text holds a sentinel token (<extra_id_0>);
-        unknown_chars: number of unknown tokens in it. num_clipped_tokens: input tokens beyond the length limit, which
-        are at `clipped_spans` of inputs (not in files); answer_clipped: they held every reference.
+        unknown_chars: number of unknown tokens in it. answer_clipped: every reference was clipped.
+        num_clipped_tokens: input tokens beyond the length limit, at `clipped_spans` of inputs (not in files).
         in_context: the answer is a span of its context. candidates: the best answers, best first.
         no_answer_score: probability of the no-answer text; answer: the best answer other than no answer.
         left_label_set: free generation leaves the set of labels.
@@ -362,11 +361,8 @@ class Prediction:
     def as_dict(self) -> JsonTable:
         """Return the JSON object of a predictions file, without the fields that do not apply."""
         line = {name: value for name, value in asdict(self).items() if value is not None}
-        return {
-            name: value
-            for name, value in line.items()
-            if value or name not in ("scores", "candidates", "clipped_spans")
-        }
+        left_out = ("scores", "candidates", "clipped_spans")
+        return {name: value for name, value in line.items() if value or name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)
