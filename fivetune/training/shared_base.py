@@ -48,7 +48,7 @@ class SharedBase:
             self._loaded = self._load_base(folder, config, trained_on)
             self._loaded.model.to(compute.device)
             self._first = (folder, trained_on)
-        model = share_weights(self._loaded.model)
+        model = copy_modules(self._loaded.model)
         attach_adapter(model, Saved(path=str(folder / FOLDER)), base=trained_on.name, device=str(compute.device))
         return replace(self._loaded, model=model.to(compute.device)), generate
 
@@ -87,7 +87,7 @@ class SharedBase:
         return loaded
 
 
-def share_weights(model: T5Model) -> T5Model:
+def copy_modules(model: T5Model) -> T5Model:
     """Copy the modules of a model, not its parameters and buffers."""
     held = [*model.parameters(), *model.buffers()]
     return deepcopy(model, {id(tensor): tensor for tensor in held})
