@@ -150,6 +150,13 @@ class Workload:
                 done = process.wait()
             assert done.returncode == 0, done.stderr
 
+    def make_folder(self, name: str) -> Path:
+        """A new, empty folder of the campaign."""
+        folder = self.folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
     def write_recipe(self, folder: Path, variant: str = "adamw", **overrides: Any) -> Path:
         """The recipe of a variant with its data in `folder`; its run directory is `folder`/run."""
         cadence = {"checkpoint__every_steps": 1, "model__dropout": 0.1, "eval__at_start": False}
@@ -168,9 +175,7 @@ class Workload:
         key = json.dumps([variant, overrides], sort_keys=True)
         with self._lock:
             if key not in self._references:
-                folder = self.folder / f"whole-{len(self._references)}-{variant}"
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
+                folder = self.make_folder(f"whole-{len(self._references)}-{variant}")
                 start = time.monotonic()
                 done = run_command("train", str(self.write_recipe(folder, variant, **overrides)), *TRAIN_WORDS)
                 assert done.returncode == 0, done.stderr
@@ -186,6 +191,18 @@ def start_training(recipe: Path, *words: str, environ: Mapping[str, str] | None 
     """Start `fivetune train RECIPE` without its pre-flight checks."""
     options = {} if environ is None else {"environ": environ}
     return start_command("train", str(recipe), *TRAIN_WORDS, *words, **options)
+
+
+def find_resume_words(run: Path) -> list[str]:
+    """`--resume` where a run is there, as the script of a user decides it."""
+    return ["--resume"] if run.exists() else []
+
+
+def resume(recipe: Path, run: Path) -> None:
+    """Continue the run, or start it where nothing of it is there yet; it must succeed without any help."""
+    with start_training(recipe, *find_resume_words(run)) as process:
+        done = process.wait()
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
 
 
 def read_weights(run: Path) -> bytes:

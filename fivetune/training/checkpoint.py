@@ -181,8 +181,8 @@ def _build_write_error(target: Path, error: Exception, num_bytes: int) -> RunDir
     folder = target.parent
     kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
     return RunDirError(
-        f"{target}: the checkpoint cannot be written: {_get_first_line(error)}.{_describe_space(folder, num_bytes)} "
-        f"Free disk space. {kept}"
+        f"{target}: the checkpoint cannot be written: {_get_first_line(error)}. "
+        f"{_describe_space(folder, num_bytes)} {kept}"
     )
 
 
@@ -193,12 +193,15 @@ def _count_bytes(tree: object) -> int:
 
 
 def _describe_space(folder: Path, needed: int) -> str:
-    """A sentence with the needed and the free disk space; empty if the free space is unknown."""
+    """What to do about a failed write, by the needed and the free disk space."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
-        return ""
-    return f" It needs {format_size(needed)}, {format_size(free)} are free."
+        return "Free disk space."
+    advice = (
+        "Free disk space." if free < 2 * needed else "Look at the quota and the limit of a file's size (ulimit -f)."
+    )
+    return f"It needs {format_size(needed)}, {format_size(free)} are free. {advice}"
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -489,4 +492,6 @@ def _remove(path: Path) -> None:
 def _get_first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or "no space"
+    if "inline_container" in str(error):  # torch.save, whose message does not have the system's reason
+        return "the system did not write the whole file"
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -418,7 +418,9 @@ def small_disk():
 
 def test_real_full_disk(tmp_path, setup, small_disk):
     with pytest.raises(
-        RunDirError, match=r"checkpoints/1: the checkpoint cannot be written: .*Free disk space. There is no earlier"
+        RunDirError,
+        match=r"checkpoints/1: the checkpoint cannot be written: .*File too large.* It needs .* are free. "
+        r"Look at the quota and the limit of a file's size \(ulimit -f\). There is no earlier",
     ):
         _save(tmp_path / "checkpoints", setup)
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -1,0 +1,93 @@
+"""Faults inside a process: an act before its k-th file operation, limits on what it may write.
+
+These functions run in a warm process that ends with its trial: nothing that they change is put back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def watch_file_operations(folder: str, act: Callable[[int], None]) -> None:
+    """Call `act(number)` before each operation that changes a file below `folder`; the first has number 1.
+
+    An operation opens a file to write, renames, removes, links, makes or removes a folder, or flushes to the disk. What
+    native code opens (safetensors) is seen at the flush and at the rename that follow it.
+    """
+    place, lock, number = os.path.realpath(folder), threading.RLock(), 0
+
+    def count(path: Any) -> None:
+        nonlocal number
+        if isinstance(path, (str, os.PathLike)) and os.path.realpath(path).startswith(place):
+            with lock:
+                number += 1
+                act(number)
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event in CHANGES or (event == "open" and args[2] & WRITING):
+            count(args[0])
+
+    flush = os.fsync
+
+    def fsync(file: Any) -> None:
+        number = file if isinstance(file, int) else file.fileno()
+        count(os.readlink(f"/proc/self/fd/{number}"))
+        flush(file)
+
+    os.fsync = fsync
+    sys.addaudithook(hook)
+
+
+def train_and_count(recipe: str, folder: str, counted: str) -> int:
+    """Run `fivetune train RECIPE` and write the number of its file operations into the file `counted`."""
+    last = 0
+
+    def act(number: int) -> None:
+        nonlocal last
+        last = number
+
+    watch_file_operations(folder, act)
+    code = _train(recipe)
+    Path(counted).write_text(str(last))
+    return code
+
+
+def train_and_die(recipe: str, folder: str, at: int, *words: str) -> int:
+    """Run `fivetune train RECIPE` and end the process, without any clean-up, before its file operation `at`."""
+    watch_file_operations(folder, lambda number: os._exit(137) if number == at else None)
+    return _train(recipe, *words)
+
+
+def train_on_a_full_disk(recipe: str, folder: str, at: int) -> int:
+    """Run `fivetune train RECIPE`; its file operation `at` and all that follow find the disk full."""
+
+    def act(number: int) -> None:
+        if number >= at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    watch_file_operations(folder, act)
+    return _train(recipe)
+
+
+def train_with_small_files(recipe: str, num_bytes: int) -> int:
+    """Run `fivetune train RECIPE` where no file may become larger than `num_bytes`."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+    return _train(recipe)
+
+
+def _train(recipe: str, *words: str) -> int:
+    from fivetune.cli import main
+
+    return main(["train", recipe, "--no-preflight", "--quiet", *words])

@@ -1,0 +1,105 @@
+"""Disks that are full: from a file operation on, by the size of a file, by the size of the file system."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from reliability.campaign import Row, Trial
+from reliability.faults import train_on_a_full_disk, train_with_small_files
+from reliability.rows.kills import FEW_STEPS, count_file_operations
+from reliability.warm import WarmProcess
+from reliability.workload import Workload, read_weights, resume, start_training
+
+
+def fill_at_each_operation(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """From one operation on, each finds the disk full; then there is space again."""
+    num_operations = count_file_operations(workload)
+    for at in random.sample(range(1, num_operations + 1), num_operations):
+
+        def run(folder: Path, at: int = at) -> None:
+            recipe = workload.write_recipe(folder, **FEW_STEPS)
+            with WarmProcess(train_on_a_full_disk, str(recipe), str(folder / "run"), at) as process:
+                check_told(process.wait())
+            check_resumed(workload, recipe, folder / "run")
+
+        yield Trial(f"operation {at} of {num_operations}", run)
+
+
+def limit_files(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """No file may become larger than a part of the largest that an undisturbed run writes."""
+    sizes = [path.stat().st_size for path in workload.run_undisturbed(**FEW_STEPS).run.rglob("*") if path.is_file()]
+    shares = [(number + 0.5) / 40 for number in range(40)]
+    for share in random.sample(shares, len(shares)):
+
+        def run(folder: Path, limit: int = int(share * max(sizes))) -> None:
+            recipe = workload.write_recipe(folder, **FEW_STEPS)
+            with WarmProcess(train_with_small_files, str(recipe), limit) as process:
+                check_told(process.wait())
+            check_resumed(workload, recipe, folder / "run")
+
+        yield Trial(f"{share:.4f} of the largest file", run)
+
+
+def shrink_file_system(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """A file system in memory that holds 0.5 to 3 checkpoints; then it becomes larger. Needs the right to mount."""
+    checkpoint = workload.run_undisturbed(**FEW_STEPS).run / "checkpoints" / "2"
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*"))
+    shares = [0.5 + 2.5 * number / 19 for number in range(20)]
+    for share in random.sample(shares, len(shares)):
+
+        def run(folder: Path, num_bytes: int = int(share * size)) -> None:
+            recipe = workload.write_recipe(folder, **FEW_STEPS)
+            with mount_in_memory(folder / "run", num_bytes):
+                with start_training(recipe) as process:
+                    check_told(process.wait())
+                _call("mount", "-o", "remount,size=64m", str(folder / "run"))
+                check_resumed(workload, recipe, folder / "run")
+
+        yield Trial(f"{share:.2f} checkpoints", run)
+
+
+@contextmanager
+def mount_in_memory(folder: Path, num_bytes: int) -> Iterator[None]:
+    """A file system of `num_bytes` at `folder`."""
+    folder.mkdir()
+    _call("mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _call("umount", "--lazy", str(folder))
+
+
+def check_told(done: CompletedProcess[str]) -> None:
+    """The run ended well without the file, or says what could not be written, in a line and without a trace."""
+    assert "Traceback" not in done.stderr, done.stderr[-900:]
+    assert done.returncode in (0, 4, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
+    words = ("No space left", "File too large", "did not write the whole file")
+    assert any(word in done.stderr for word in words), f"the full disk is not named: {done.stderr[-600:]}"
+
+
+def check_resumed(workload: Workload, recipe: Path, run: Path) -> None:
+    """With space, the run goes on to the weights of an undisturbed one, and nothing half-written is left."""
+    resume(recipe, run)
+    whole = workload.run_undisturbed(**FEW_STEPS)
+    assert read_weights(run) == whole.weights, "the weights differ from those of the undisturbed run"
+    names = {str(path.relative_to(run)) for path in run.rglob("*")}
+    expected = {str(path.relative_to(whole.run)) for path in whole.run.rglob("*")}
+    assert names <= expected, f"left behind: {sorted(names - expected)}"
+
+
+def _call(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+ROWS = [
+    Row("R7a", "a file system of 0.5 to 3 checkpoints, which later grows",
+        "the message names the full disk; resumes to identical weights, nothing half-written is left",
+        shrink_file_system, 4, 20),
+    Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 8),
+    Row("R7c", "no file may become larger than a limit", "as R7a", limit_files, 4, 40),
+]  # fmt: skip
