@@ -50,13 +50,13 @@ def redact_secrets(text: str) -> str:
     >>> redact_secrets("fivetune train r.yaml --search.api_key 1234 WANDB_API_KEY=5678 --optimizer.lr 1e-3")
     'fivetune train r.yaml --search.api_key (hidden) WANDB_API_KEY=(hidden) --optimizer.lr 1e-3'
     """
-    text = _hide_tokens(text)
+    text = hide_tokens(text)
     for form in (_ARGUMENT, _ENTRY):
         text = form.sub(rf"\g<1>\g<quote>\g<open>{HIDDEN}\g<quote>", text)
     return _BEARER.sub(rf"\g<1>{HIDDEN}", text)
 
 
-def _hide_tokens(text: str) -> str:
+def hide_tokens(text: str) -> str:
     """Replace tokens and passwords in URLs, which are recognised by their form alone."""
     return _URL_CREDENTIALS.sub(HIDDEN, _TOKENS.sub(HIDDEN, text))
 
@@ -82,7 +82,7 @@ def redact_settings(value: Any, name: str = "") -> Any:
         return [redact_settings(item, name) for item in value]
     if not isinstance(value, str):
         return value
-    return HIDDEN if value and is_secret_name(name) else _hide_tokens(value)
+    return HIDDEN if value and is_secret_name(name) else hide_tokens(value)
 
 
 def is_secret_name(name: str) -> bool:

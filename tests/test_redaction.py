@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import kit
 import pytest
@@ -11,10 +12,12 @@ import yaml
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import DataError
+from fivetune.publish.card import CardRequest, build_model_card
+from fivetune.publish.usage import Place
 from fivetune.redaction import is_secret_name, redact_json, redact_secrets
 from fivetune.report import write_report
+from fivetune.rundir.records import Run
 from fivetune.training import train
-from fivetune.training.card import build_model_card
 
 TOKEN = "hf_" + "aB3" * 11
 
@@ -119,7 +122,8 @@ def test_a_model_card_hides_the_secrets_of_settings():
     config = load_config(
         {"model": {"path": path}, "task": "squad_v2", "run": {"dir": token}, "report": {"title": TOKEN}}
     )
-    card = build_model_card(config, None, name=TOKEN, model_type="t5")
+    request = CardRequest(Path(token), Place(token), "t5")
+    card = build_model_card(config, Run(TOKEN), None, None, request)
     assert "# (hidden)" in card and "from https://(hidden)@host/model." in card and 'open_run("runs/(hidden)")' in card
     assert TOKEN not in card and "me:pw" not in card
 

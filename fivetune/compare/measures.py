@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from fivetune.rundir import figures
-from fivetune.rundir.figures import DeviceSeries, select_comparable_evals
+from fivetune.rundir.figures import select_comparable_evals
 from fivetune.rundir.records import DeviceSample, EvalRecord, Run, StepRecord, TelemetryRecord
 from fivetune.tasks import is_higher_better
 from fivetune.values import divide
-
-MAX_GAP_SECONDS = 60.0  # between two samples of a device; the energy of a longer gap is unknown
 
 
 class MeasureSpec(NamedTuple):
@@ -89,7 +86,7 @@ def compute_measures(run: Run, *, metric: str, price_per_hour: float | None = No
     evals = select_comparable_evals(run.evals)
     best, last = find_best_metric_eval(run, metric), evals[-1] if evals else None
     score, seconds = get_score(best, metric), run.status.seconds
-    energy = compute_energy_joules(run.telemetry)
+    energy = figures.compute_energy_joules(run.telemetry)
     cost = None if price_per_hour is None or seconds is None else price_per_hour * seconds / 3600
     return {
         **dict.fromkeys(MEASURES),
@@ -188,23 +185,3 @@ def _list_used_samples(telemetry: Iterable[TelemetryRecord]) -> list[DeviceSampl
 def _compute_mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def compute_energy_joules(telemetry: Iterable[TelemetryRecord]) -> float | None:
-    """Energy of the run's devices by energy counters, else as the integral of power (trapezoids); None if unknown."""
-    parts = [_compute_device_energy(one) for one in figures.list_device_series(telemetry) if one.is_used]
-    known = [part for part in parts if part is not None]
-    return math.fsum(known) if known and len(known) == len(parts) else None
-
-
-def _compute_device_energy(series: DeviceSeries) -> float | None:
-    """Energy of one device over its samples, without gaps of more than a minute."""
-    parts: list[float] = []
-    for (before, a), (after, b) in pairwise(zip(series.seconds, series.samples, strict=True)):
-        if after - before > MAX_GAP_SECONDS:
-            continue
-        if a.energy_joules is not None and b.energy_joules is not None and b.energy_joules >= a.energy_joules:
-            parts.append(b.energy_joules - a.energy_joules)
-        elif a.power_watts is not None and b.power_watts is not None:
-            parts.append((after - before) * (a.power_watts + b.power_watts) / 2)
-    return math.fsum(parts) if parts else None

@@ -25,9 +25,9 @@ from fivetune.model.adapters import find_adapter
 from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.progress import ProgressCallback
-from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir.checksums import MANIFEST, compute_sha256
 from fivetune.tasks import head_of
-from fivetune.training.exported import EXPORT, FORMAT_VERSION, compute_sha256
+from fivetune.training.exported import EXPORT, FORMAT_VERSION
 from fivetune.training.inference import TrainedRun, open_run
 
 if TYPE_CHECKING:

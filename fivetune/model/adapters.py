@@ -410,12 +410,12 @@ def refuse_lost_tokens(folder: Path, key: str, advice: str) -> None:
 
 
 def attach_exported(model: T5Model, folder: Path) -> None:
-    """Put the virtual tokens of adapter/ beside model/ into the model that was loaded from there; no-op without them.
+    """Put the virtual tokens of adapter/ into the model that was loaded from a run; no-op without them.
 
     Args:
-        folder: model/ of a run.
+        folder: model/ of a run, which adapter/ is beside, or a published run, which holds adapter/.
     """
-    saved = folder.with_name(FOLDER)
+    saved = folder / FOLDER if (folder / FOLDER).is_dir() else folder.with_name(FOLDER)
     if not has_virtual_tokens(saved):  # a merged adapter needs no peft
         return
     import_peft()

@@ -22,6 +22,7 @@ from fivetune.rundir.layout import (
     TRACE,
     TRACE_FOLDER,
     build_sibling_path,
+    find_model_folder,
 )
 from fivetune.rundir.reader import (
     read_data,
@@ -63,6 +64,7 @@ __all__ = [
     "RunDir",
     "build_sibling_path",
     "find_conflict",
+    "find_model_folder",
     "fsync_folder",
     "lock_file",
     "lock_folder",

@@ -12,6 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TypedDict
 
@@ -117,3 +118,12 @@ def compute_crc32(path: Path) -> int:
         while block := file.read(1 << 20):
             value = zlib.crc32(block, value)
     return value
+
+
+def compute_sha256(path: Path) -> str:
+    """Compute the sha256 of a file, read in pieces, in hexadecimal digits. Raises OSError."""
+    found = sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

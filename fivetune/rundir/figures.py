@@ -31,6 +31,8 @@ NORM_RATIO, NORM_LOSS_RATIO = 100.0, 1.5
 """A gradient norm of NORM_RATIO times its minimum has exploded if the loss is NORM_LOSS_RATIO times its minimum: near a
 loss of 0, norms vary by more than that without harm."""
 
+MAX_GAP_SECONDS = 60.0
+"""Time between two samples of a device up to which its energy is computed; that of a longer gap is unknown."""
 IDLE_UTILISATION = 0.05
 """Utilisation (0-1) up to which a device is idle: NVML counts whole per cents over up to a second, and a desktop or
 the driver itself uses a few; a device that trains is far above, even while it waits."""
@@ -446,3 +448,23 @@ def compute_host_load(telemetry: Iterable[TelemetryRecord]) -> HostLoad | None:
         return None
     whole, mine = fmean(map(math.fsum, busy)), math.fsum(own.values())
     return HostLoad(mine, max(0.0, whole - mine), len(busy[0]))
+
+
+def compute_energy_joules(telemetry: Iterable[TelemetryRecord]) -> float | None:
+    """Energy of the run's devices by energy counters, else as the integral of power (trapezoids); None if unknown."""
+    parts = [_compute_device_energy(one) for one in list_device_series(telemetry) if one.is_used]
+    known = [part for part in parts if part is not None]
+    return math.fsum(known) if known and len(known) == len(parts) else None
+
+
+def _compute_device_energy(series: DeviceSeries) -> float | None:
+    """Energy of one device over its samples, without gaps of more than a minute."""
+    parts: list[float] = []
+    for (before, a), (after, b) in pairwise(zip(series.seconds, series.samples, strict=True)):
+        if after - before > MAX_GAP_SECONDS:
+            continue
+        if a.energy_joules is not None and b.energy_joules is not None and b.energy_joules >= a.energy_joules:
+            parts.append(b.energy_joules - a.energy_joules)
+        elif a.power_watts is not None and b.power_watts is not None:
+            parts.append((after - before) * (a.power_watts + b.power_watts) / 2)
+    return math.fsum(parts) if parts else None

@@ -36,3 +36,8 @@ def build_sibling_path(folder: str | Path, name: str) -> Path:
     """Return the path of a file beside a run directory, for results that precede the run: runs/squad.find-lr.json."""
     folder = Path(folder).resolve()
     return folder.with_name(f"{folder.name}.{name}")
+
+
+def find_model_folder(folder: Path) -> Path:
+    """Return the folder of a run's model: model/, or the folder itself if it is a published run (`fivetune push`)."""
+    return folder if (folder / "config.json").is_file() and not (folder / "model").is_dir() else folder / "model"

@@ -18,11 +18,12 @@ from fivetune import rundir
 from fivetune.distributed.sharding import get_local, release_gathered
 from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
+from fivetune.publish.card import CardRequest, build_model_card
+from fivetune.publish.usage import Place
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE
 from fivetune.rundir.plan import Plan
 from fivetune.training import checkpoint
-from fivetune.training.card import build_model_card
 from fivetune.training.loop import Training, measure_phase, run_evaluation, warn_once
 from fivetune.training.past_evals import read_past_evals
 from fivetune.training.setup import build_decoding
@@ -52,8 +53,6 @@ def export_model(training: Training) -> str | None:
     with measure_phase(training, "checkpoint"):
         if learner.world.is_first:
             run.refuse_moved()
-        best = find_chosen_eval(rundir.read_evals(run.path), state.best) if state.best else None
-        name, model_type = run.path.resolve().name, learner.model.config.model_type
         target_p99 = setup.data.stream.store.summary["target_p99"]
         learner.save_model(
             setup.loaded.tokenizer,
@@ -61,10 +60,22 @@ def export_model(training: Training) -> str | None:
             generation=build_decoding(
                 setup.config, setup.loaded.tokenizer, target_p99=target_p99
             ).as_generation_config(),
-            card=build_model_card(setup.config, best, state.best, name=name, model_type=model_type),
+            card=_build_card(training) if learner.world.is_first else "",
             run_id=training.owner.run_id,
         )
     return incomplete
+
+
+def _build_card(training: Training) -> str:
+    """Build the model card from what the run has recorded until now."""
+    setup, best = training.setup, training.state.best
+    request = CardRequest(
+        folder=training.run.path,
+        place=Place(setup.config.run.dir),
+        model_type=setup.learner.model.config.model_type,
+    )
+    run = rundir.read_run(training.run.path)
+    return build_model_card(setup.config, run, find_chosen_eval(run.evals, best) if best else None, best, request)
 
 
 def _find_damage(training: Training, path: Path) -> str | None:

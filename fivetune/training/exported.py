@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fivetune.config.aliases import ALIASES
 from fivetune.decode import GenerateAnswers
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.plugins import load_plugin
+from fivetune.rundir.checksums import compute_sha256
 from fivetune.training.learner import ComputeConfig
 from fivetune.types import JsonTable
 
@@ -57,15 +57,6 @@ def verify_export(folder: Path, export: JsonTable) -> None:
         else:
             continue
         raise RunDirError(f"{folder}: {name} {reason}. Export the run again with --overwrite.")
-
-
-def compute_sha256(path: Path) -> str:
-    """Compute the sha256 of a file, read in pieces, in hexadecimal digits. Raises OSError."""
-    found = sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
 
 
 def load_exporter_of(folder: Path) -> Any:

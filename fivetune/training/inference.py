@@ -246,7 +246,8 @@ class TrainedRun:
 
     def _discard_other_answers(self, folder: Path, store: TokenStore, on_note: Callable[[str], object]) -> None:
         """Remove the answers of other weights, settings or data; writes what the next ones belong to."""
-        weights = sha256((self.folder / (EXPORT if self.is_export else f"model/{MANIFEST}")).read_bytes())
+        listed = self.folder / EXPORT if self.is_export else rundir.find_model_folder(self.folder) / MANIFEST
+        weights = sha256(listed.read_bytes())
         for path in sorted((self.folder / FOLDER).glob("*.safetensors")):  # virtual tokens are not in model/
             weights.update(path.read_bytes())
         settings = {
@@ -326,7 +327,7 @@ def open_run(
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
     if "data.eval" in (overrides or ()):
         check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
-    config = with_exported_cap(config, folder / "model")
+    config = with_exported_cap(config, rundir.find_model_folder(folder))
     compute = choose_compute(config, world)
     if exporter and exporter.has_own_engine:
         refuse_fixed_settings(overrides or (), exporter.plugin_name())
@@ -352,10 +353,9 @@ def open_run(
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
     """Load model/ of a run, with the virtual tokens that it trained, on the device; also returns what answers."""
-    loaded = load_model_and_tokenizer(
-        str(folder / "model"), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq
-    )
-    attach_exported(loaded.model, folder / "model")
+    model = rundir.find_model_folder(folder)
+    loaded = load_model_and_tokenizer(str(model), head=head_of(config.task), any_seq2seq=config.model.any_seq2seq)
+    attach_exported(loaded.model, model)
     _refuse_missing_adapter(folder, config, loaded.model)
     loaded.model = loaded.model.to(compute.device)
     chips = build_chips(config, loaded.model, compute)

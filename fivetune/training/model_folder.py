@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fivetune.config import RunConfig
 from fivetune.errors import RunDirError
+from fivetune.rundir import find_model_folder
 from fivetune.rundir.checksums import MANIFEST, read_owner
 from fivetune.rundir.records import RunStatus
 from fivetune.tasks import head_of
@@ -18,7 +19,7 @@ from fivetune.training import checkpoint
 
 def refuse_missing_model(folder: Path, status: RunStatus) -> None:
     """Raise RunDirError with the command that exports the model if there is no model/."""
-    if (folder / "model").is_dir():
+    if find_model_folder(folder).is_dir():
         return
     if status.state == "finished":
         why, advice = "model/ is missing, although the run is finished", "Export it again from the checkpoint with"
@@ -40,14 +41,15 @@ def refuse_foreign_model(folder: Path, own: str | None) -> None:
     Args:
         own: id of the run; None if machine.json is lost.
     """
-    manifest, exporter = folder / "model" / MANIFEST, read_owner(folder / "model")
+    model = find_model_folder(folder)
+    manifest, exporter = model / MANIFEST, read_owner(model)
     if not manifest.is_file():
         reason = "is missing: whether model/ is whole and belongs to the run is unknown"
     elif own and exporter and exporter != own:
         reason = f"belongs to another run (id {exporter}, this run is {own})"
     else:
         return
-    raise RunDirError(f"{manifest}: {reason}. {_advise_export(folder / 'model')}")
+    raise RunDirError(f"{manifest}: {reason}. {_advise_export(model)}")
 
 
 def _advise_export(folder: Path) -> str:

@@ -16,7 +16,6 @@ from fivetune.cli import main
 from fivetune.compare import MEASURES, compare, compare_predictions, group_runs
 from fivetune.compare.measures import (
     TIME_MEASURES,
-    compute_energy_joules,
     compute_measures,
     compute_seconds_to_score,
     find_best_score,
@@ -26,6 +25,7 @@ from fivetune.compare.spread import T_QUANTILES, compute_mean_interval, compute_
 from fivetune.errors import RunDirError
 from fivetune.report.comparison import build_comparison_page
 from fivetune.report.comparison.variants import describe_outcome
+from fivetune.rundir.figures import compute_energy_joules
 from fivetune.rundir.records import (
     BestEval,
     DataSummary,

@@ -39,6 +39,8 @@ from fivetune import plugins
 from fivetune.analysis.bootstrap import compute_wilson_interval
 from fivetune.config import load_config
 from fivetune.errors import RunDirError
+from fivetune.publish.card import CardRequest, build_model_card
+from fivetune.publish.usage import Place
 from fivetune.report import build_page, write_report
 from fivetune.report.page import charts
 from fivetune.report.page.parts import Chart, Example, Figure, Page, Section, Table, Text
@@ -67,7 +69,6 @@ from fivetune.rundir import write_json
 from fivetune.rundir.figures import find_exported_eval, find_own_eval
 from fivetune.rundir.records import Histogram, Run
 from fivetune.tasks.mixture import Mixture
-from fivetune.training.card import build_model_card
 
 EMPTY = make_run()
 
@@ -410,7 +411,8 @@ def test_the_best_evaluation_is_the_run_s_own_and_the_whole_set() -> None:
     assert find_own_eval(run.evals, 9) is run.evals[4]
     assert find_exported_eval(make_run(evals=evals)) is find_own_eval(run.evals, 7) is None
     config = load_config({"model": {"path": "m"}, "task": "squad_v2"})
-    assert "| f1 | 2.00 |" in build_model_card(config, best, name="run", model_type="t5")
+    request = CardRequest(Path("run"), Place("run"), "t5")
+    assert "| f1 | 2.00 |" in build_model_card(config, run, best, run.status.best, request)
 
 
 def test_a_run_that_got_worse_says_so() -> None:

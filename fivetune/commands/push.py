@@ -1,0 +1,62 @@
+"""Upload the model of a run to a model hub, with its card; lists what it uploads, and holds back data and secrets."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fivetune.commands import print_json, print_table, print_warning
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="run directory, or an export of one")
+    parser.add_argument("repo", metavar="ORG/NAME", help="repository; it is created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="create it as private; a public one is refused")
+    parser.add_argument("--dry-run", action="store_true", help="list the files and upload nothing; needs no token")
+    parser.add_argument("--adapter", action="store_true", help="the adapter alone, without the merged model")
+    parser.add_argument("--report", action="store_true", help="also report.html, which shows examples of your data")
+    parser.add_argument("--license", metavar="ID", help="licence that you give the model, such as apache-2.0")
+    parser.add_argument("--message", metavar="TEXT", help="message of the commit")
+    parser.add_argument("--token", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = (
+        "The access token is read from HF_TOKEN, the address of the hub from HF_ENDPOINT. Data, predictions, logs, "
+        "telemetry and checkpoints are never uploaded."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.errors import ConfigError, format_size
+    from fivetune.publish.hub import get_endpoint, read_token, refuse_repo_name, upload_files
+    from fivetune.publish.package import list_files
+
+    if args.token is not None:
+        raise ConfigError(
+            "--token: is not taken: a token on the command line stays in the shell's history and is seen by other "
+            "users. Set the environment variable HF_TOKEN to it."
+        )
+    refuse_repo_name(args.repo)
+    token = "" if args.dry_run else read_token()
+    files = list_files(
+        args.run,
+        args.repo,
+        only_adapter=args.adapter,
+        with_report=args.report,
+        license=args.license,
+        on_note=print_warning,
+    )
+    print_table(["file", "size", "sha256"], [[one.name, format_size(one.size), one.sha256] for one in files])
+    total = sum(one.size for one in files)
+    visibility = "private" if args.private else "public unless it is private already"
+    print(f"{len(files)} files, {format_size(total)}, to {get_endpoint()}/{args.repo} ({visibility})", flush=True)
+    address = None
+    if args.dry_run:
+        print("dry run: nothing was uploaded")
+    else:
+        message = args.message or f"Model of the run {args.run.resolve().name}, by FiveTune"
+        address = upload_files(args.repo, files, token=token, private=args.private, message=message)
+        print(f"published  {address}")
+    if args.json:
+        listed = [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in files]
+        print_json({"repo": args.repo, "address": address, "private": args.private, "files": listed})
+    return 0

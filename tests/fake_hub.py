@@ -1,0 +1,160 @@
+"""A model hub on loopback: repositories, LFS objects, commits and downloads, as huggingface_hub asks for them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import yaml
+
+COMMIT = "0" * 40
+
+
+@dataclass
+class FakeHub:
+    """What the hub holds, and how it answers.
+
+    Args:
+        fails: status by a part of the path; the answer to every request whose path has it.
+        cuts: parts of the path at which the connection is closed without an answer, once each.
+    """
+
+    address: str = ""
+    token: str = "hf_abcdefghijklmnopqrstuvwx"
+    repos: dict[str, bool] = field(default_factory=dict)  # name -> private
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    fails: dict[str, int] = field(default_factory=dict)
+    cuts: list[str] = field(default_factory=list)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def answer(self, status: int, body: Any = b"", **headers: str) -> None:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def handle_request(self) -> None:
+        hub, path = self.hub, self.path.partition("?")[0]
+        body = self.read_body()
+        hub.requests.append(f"{self.command} {path}")
+        for part in [part for part in hub.cuts if part in path]:
+            hub.cuts.remove(part)
+            self.close_connection = True
+            self.connection.close()
+            return
+        for part, status in hub.fails.items():
+            if part in path:
+                return self.answer(status, {"error": "refused"})
+        if "/lfs/" not in path and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            return self.answer(401, {"error": "Invalid username or password."})
+        if path == "/api/repos/create":
+            table = json.loads(body)
+            name = f"{table['organization']}/{table['name']}" if table.get("organization") else table["name"]
+            if name in hub.repos:
+                return self.answer(409, {"error": "You already created this model repo", "url": f"/{name}"})
+            hub.repos[name] = bool(table.get("private") or table.get("visibility") == "private")
+            return self.answer(200, {"url": f"{hub.address}/{name}"})
+        if path == "/api/validate-yaml":
+            metadata = yaml.safe_load(json.loads(body)["content"].split("---")[1])
+            errors = [] if isinstance(metadata, dict) else [{"message": "no metadata"}]
+            return self.answer(400 if errors else 200, {"errors": errors, "warnings": []})
+        if found := re.match(r"/lfs/(\w+)$", path):
+            assert sha256(body).hexdigest() == found[1]
+            hub.objects[found[1]] = body
+            return self.answer(200)
+        if found := re.match(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?$", path):
+            return self.answer_repo(found[1], found[2] or "", body)
+        return self.answer(404)
+
+    def answer_repo(self, name: str, rest: str, body: bytes) -> None:
+        hub = self.hub
+        if name not in hub.repos:
+            return self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+        files = hub.files.setdefault(name, {})
+        if rest in ("", "revision/main"):
+            siblings = [{"rfilename": path} for path in files]
+            return self.answer(200, {"id": name, "private": hub.repos[name], "sha": COMMIT, "siblings": siblings})
+        if rest.startswith("tree/"):
+            return self.answer(
+                200,
+                [{"type": "file", "path": path, "size": len(files[path]), "oid": COMMIT} for path in files],
+            )
+        if rest.startswith("preupload"):
+            asked = json.loads(body)["files"]
+            modes = [
+                {
+                    "path": one["path"],
+                    "uploadMode": "lfs" if one["path"].endswith(".safetensors") else "regular",
+                    "shouldIgnore": False,
+                }
+                for one in asked
+            ]
+            return self.answer(200, {"files": modes})
+        if rest.endswith("objects/batch"):
+            objects = []
+            for one in json.loads(body)["objects"]:
+                action = {"upload": {"href": f"{hub.address}/lfs/{one['oid']}"}}
+                objects.append({**one, **({} if one["oid"] in hub.objects else {"actions": action})})
+            return self.answer(200, {"transfer": "basic", "objects": objects})
+        if rest.startswith("commit/"):
+            for line in map(json.loads, body.decode().splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    files[value["path"]] = hub.objects[value["oid"]]
+            return self.answer(200, {"commitUrl": f"{hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+        if (found := re.match(rf"resolve/(?:main|{COMMIT})/(.+)$", rest)) and found[1] in files:
+            content = files[found[1]]
+            return self.answer(200, content, ETag=f'"{sha256(content).hexdigest()}"', X_Repo_Commit=COMMIT)
+        return self.answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
+
+    do_GET = do_POST = do_PUT = do_HEAD = handle_request
+
+
+@contextmanager
+def running_hub() -> Iterator[FakeHub]:
+    """A hub that answers until the block ends."""
+    hub = FakeHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    server.handle_error = lambda request, client_address: None  # a connection that `cuts` closed
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
