@@ -190,7 +190,11 @@ def test_virtual_tokens_are_published_with_their_base(tmp_path, hub, model_folde
     pytest.importorskip("peft")
     from huggingface_hub import snapshot_download
 
-    options = {"model__adapter": {"name": "prompt", "num_virtual_tokens": 3}, "train__num_steps": 2, "optimizer__lr": 0.3}
+    options = {
+        "model__adapter": {"name": "prompt", "num_virtual_tokens": 3},
+        "train__num_steps": 2,
+        "optimizer__lr": 0.3,
+    }
     fivetune.train(kit.recipe(tmp_path, model_folder, **options), quiet=True, preflight=False)
     assert push(tmp_path / "run") == 0
     folder = snapshot_download("me/t5-squad", endpoint=hub.address, token=hub.token, cache_dir=tmp_path / "hub")
