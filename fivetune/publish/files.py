@@ -162,15 +162,10 @@ def _check_files(files: list[RepoFile]) -> list[RepoFile]:
             continue
         text = file.read().decode("utf-8", errors="replace")
         for number, line in enumerate(text.split("\n"), start=1):
-            if len(line) < 10_000 and _holds_token(line):
+            if len(line) < 10_000 and hide_tokens(line) != line:
                 where = file.content if isinstance(file.content, Path) else file.name
                 raise ConfigError(
                     f"{where}:{number}: holds what looks like an access token or a password. Nothing is uploaded. "
                     "Remove it; if the file was public before, revoke the token."
                 )
     return sorted(files, key=lambda one: (one.name != CARD, one.name))
-
-
-def _holds_token(line: str) -> bool:
-    """Whether a line holds a secret that is recognised by its form: the names of settings are no secrets."""
-    return hide_tokens(line) != line

@@ -89,7 +89,7 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
             CommitOperationAdd(file.name, file.content if isinstance(file.content, bytes) else str(file.content))
             for file in files
         ]
-        with _without_bars():
+        with _suppress_bars():
             api.create_commit(repo, operations, commit_message=message)
     except OfflineModeIsEnabled:
         raise FiveTuneEnvironmentError(
@@ -108,7 +108,7 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
 
 
 @contextmanager
-def _without_bars() -> Generator[None]:
+def _suppress_bars() -> Generator[None]:
     """Show no progress bars of the upload outside a terminal: they would fill a log."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
