@@ -86,7 +86,7 @@ def test_python_dash_m():
 def test_unknown_command(capsys):
     code, out, err = run(capsys, "trian", "recipe")
     assert (code, out) == (2, "")
-    assert err.startswith("fivetune: there is no command 'trian'. Did you mean train? Allowed: check, ")
+    assert err.startswith("fivetune: there is no command 'trian'. Did you mean train? Allowed: card, check, ")
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
