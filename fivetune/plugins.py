@@ -23,7 +23,7 @@ from fivetune.errors import ConfigError, FiveTuneError, UnknownPluginError, sugg
 
 KINDS = (
     "tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters",
-    "commands",
+    "importers", "commands",
 )  # fmt: skip
 
 

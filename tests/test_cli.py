@@ -228,7 +228,7 @@ def test_what_docs_say_is_up_to_date(capsys, flag, name):
 def test_config_of_nothing(capsys):
     code, out, err = run(capsys, "config")
     assert (code, out) == (2, "")
-    assert err == "fivetune: config: nothing to print. Give a recipe, --from-args, --schema or --manual.\n"
+    assert err == "fivetune: config: nothing to print. Give a recipe, --schema or --manual.\n"
 
 
 def test_config_as_json_is_a_recipe_too(capsys, tmp_path):
@@ -243,8 +243,8 @@ def test_config_as_json_is_a_recipe_too(capsys, tmp_path):
         (["train"], "the following arguments are required: recipe"),
         (["list", "tasks", "--x"], "unrecognized arguments: --x"),
         (
-            ["config", "--from-args", "--fp16"],
-            "argument --from-args: expected one argument (write one that begins with - after an equals sign: "
+            ["import-config", "--output", "--fp16"],
+            "argument --output: expected one argument (write one that begins with - after an equals sign: "
             "--name=-value)",
         ),
     ],
@@ -278,24 +278,6 @@ def test_a_metric_that_is_never_computed_is_found_by_every_command(capsys, comma
     )
 
 
-def test_config_converts_a_command_line(capsys):
-    code, out, err = run(capsys, "config", "--from-args", "--model_name_or_path m --learning_rate 1e-3 --fp16")
-    assert (code, err) == (0, "")
-    assert out.startswith("# not carried over: --fp16: Set train.precision: fp16")
-    assert "lr: 0.001" in out
-
-
-def test_a_metric_is_converted_to_a_score_of_the_task_or_left_out(capsys):
-    words = "run_summarization.py --model_name_or_path m --metric_for_best_model"
-    code, out, _ = run(capsys, "config", "--from-args", f"{words} rougeL")
-    assert (code, "metric: rougeL_f1" in out) == (0, True)
-    code, out, _ = run(capsys, "config", "--from-args", f"{words} eval_loss")
-    assert (code, "\n  metric:" in out) == (0, False)
-    assert out.startswith(
-        "# not carried over: --metric_for_best_model: the task has no score 'loss'. Allowed: rouge1_f1"
-    )
-
-
 def test_a_run_that_does_not_exist_is_not_resumed(capsys, tmp_path):
     (tmp_path / "ke").mkdir()
     (tmp_path / "ke" / "config.yaml").touch()
@@ -304,13 +286,6 @@ def test_a_run_that_does_not_exist_is_not_resumed(capsys, tmp_path):
         f"Allowed: {tmp_path}/ke.\n",
     )  # fmt: skip
     assert "no such recipe" in run(capsys, "train", f"{tmp_path}/k.yaml", "--resume")[2]
-
-
-@pytest.mark.parametrize("text", ["", "run_qa.py --learning_rate 1e-3"])
-def test_arguments_without_a_model_are_not_converted(capsys, text):
-    code, out, err = run(capsys, "config", "--from-args", text)
-    assert (code, out) == (2, "")
-    assert err == "fivetune: --from-args: names no model. Give the arguments with --model_name_or_path MODEL.\n"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ROWS = (
     ("data", "model"),
     ("analysis", "progress", "start", "decode", "evaluation", "telemetry", "launch", "publish"),
     ("diagnosis", "profiling", "estimation", "training", "compare"),
-    ("report", "experiments", "launchers", "exporters", "serving"),
+    ("report", "experiments", "launchers", "exporters", "importers", "serving"),
     ("commands",),
     ("cli", "__main__"),
 )
@@ -56,6 +56,7 @@ WITHOUT_TORCH = (
     "experiments",
     "launchers",
     "exporters",
+    "importers",
     "commands",
     "cli",
 )

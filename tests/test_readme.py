@@ -26,12 +26,12 @@ from fivetune.config.recipes import SWEEPS, find_recipe, list_recipe_names
 from fivetune.experiments.sweep import read_sweep
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE_SUFFIXES = {"json", "jsonl", "html", "yaml", "csv", "tsv", "py", "md", "txt", "pt", "safetensors", "gz", "parquet"}
 PACKAGE_FOLDERS = {"commands", "data", "model", "report", "training", "nano", "telemetry", *plugins.KINDS}
 ERRORS_ON_PURPOSE = {"optimizer.lrr"}  # shown with the message that refuses them
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def _blocks(text: str, *languages: str) -> list[str]:

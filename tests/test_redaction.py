@@ -137,13 +137,13 @@ def test_errors_show_no_secret(capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["squad_v2", "--report.title", TOKEN],
-        ["squad_v2", "--report.title", TOKEN, "--json"],
-        ["--from-args", f"run_qa.py --model_name_or_path m --train_file t.json --output_dir {TOKEN}"],
+        ["config", "squad_v2", "--report.title", TOKEN],
+        ["config", "squad_v2", "--report.title", TOKEN, "--json"],
+        ["import-config", f"run_qa.py --model_name_or_path m --train_file t.json --output_dir {TOKEN}"],
     ],
 )
 def test_printed_settings_show_no_secret(arguments, capsys):
-    assert main(["config", *arguments]) == 0
+    assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "(hidden)" in printed and TOKEN not in printed
 

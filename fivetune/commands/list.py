@@ -12,7 +12,10 @@ from pathlib import Path
 
 from fivetune.commands import print_json
 
-PLUGINS = ("tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters")
+PLUGINS = (
+    "tasks", "metrics", "optimizers", "schedules", "strategies", "adapters", "sinks", "launchers", "exporters",
+    "importers",
+)  # fmt: skip
 KINDS = (*PLUGINS, "recipes", "models")
 PIPED = (120, 24)  # columns and lines if the output is not a terminal
 NARROWEST = 20  # characters of help beside the name; with fewer the help is below it

@@ -61,7 +61,7 @@ def build_manual() -> str:
     lines += [
         "## Names from transformers",
         "",
-        "Accepted at the top level of a recipe and as flags; `fivetune config --from-args` converts a command line:",
+        "Accepted at the top level of a recipe and as flags; `fivetune import-config` converts a whole command line:",
         "",
     ]
     lines += ["| name | setting |", "|---|---|", *(f"| `{name}` | `{key}` |" for name, key in sorted(ALIASES.items()))]

@@ -23,7 +23,6 @@ from fivetune.config.aliases import (
     NoEquivalentError,
     is_known,
 )
-from fivetune.config.convert import convert_arguments
 from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, parse_overrides, parse_value
 from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import find_recipe, list_recipe_names
@@ -608,93 +607,6 @@ def test_a_table_on_the_command_line():
 def test_the_shortest_answer_fits_into_the_longest():
     with pytest.raises(ConfigError, match="min_new_tokens 9 is more than max_new_tokens 4"):
         load_config(BASIC, {"eval.min_new_tokens": 9, "eval.max_new_tokens": 4})
-
-
-# --- command lines of transformers' scripts ---
-
-RUN_SEQ2SEQ_QA = """torchrun --nproc_per_node 2 run_seq2seq_qa.py \\
-  --model_name_or_path t5-small --dataset_name squad_v2 --version_2_with_negative \\
-  --context_column context --question_column question --answer_column answers --do_train --do_eval --do_predict \\
-  --per_device_train_batch_size 12 --gradient_accumulation_steps 4 --learning_rate 3e-5 --num_train_epochs 2 \\
-  --max_seq_length 384 --doc_stride 128 --max_answer_length 40 --predict_with_generate --num_beams 4 --fp16 \\
-  --metric_for_best_model eval_f1 --dataloader_num_workers 4 --colour blue --output_dir /tmp/debug_seq2seq_squad/"""
-
-
-def test_a_command_line_of_run_seq2seq_qa_becomes_a_recipe(tmp_path):
-    recipe = convert_arguments(RUN_SEQ2SEQ_QA)
-    config = load_config(write(tmp_path, recipe.as_yaml()))
-    assert (config.model.path, config.task.plugin_name(), config.run.seed) == ("t5-small", "squad_v2", 42)
-    assert (config.run.dir, config.data.columns) == ("/tmp/debug_seq2seq_squad/", {})
-    assert config.data.train == ("rajpurkar/squad_v2::train",)
-    assert (config.data.max_input_tokens, config.data.max_target_tokens, config.data.overlong) == (384, 40, "windows")
-    assert (config.train.batch_size, config.train.global_batch_size, config.launch.nproc) == (12, 96, 2)
-    assert (config.optimizer.plugin_name(), config.optimizer.lr, config.schedule.plugin_name()) == (
-        "adamw", 3e-5, "linear",
-    )  # fmt: skip
-    assert (config.strategy.plugin_name(), config.eval.num_beams, config.eval.metric) == ("ddp", 4, "f1")
-    assert [reason.partition(":")[0] for reason in recipe.left_out] == [
-        "--do_predict", "--fp16", "--dataloader_num_workers", "--colour",
-    ]  # fmt: skip
-
-
-def test_a_command_line_of_run_qa_becomes_a_recipe(tmp_path):
-    text = (
-        "python examples/run_qa.py --model_name_or_path google-t5/t5-base --train_file train.json --validation_file "
-        "dev.json --do_train --do_eval --max_steps 500 --adafactor --adam_beta1 0.9 --max_seq_length 384 "
-        "--doc_stride 128 --overwrite_output_dir --output_dir out --bf16 --save_total_limit 3"
-    )
-    recipe = convert_arguments(text)
-    config = load_config(write(tmp_path, recipe.as_yaml()))
-    assert (config.task.plugin_name(), config.task.head) == ("squad", "extractive")
-    assert (config.data.train, config.data.eval) == (("train.json",), ("dev.json",))
-    assert (config.train.num_steps, config.train.num_epochs, config.train.precision) == (500, None, "bf16")
-    assert (config.optimizer.plugin_name(), config.optimizer.preset, config.optimizer.beta1) == (
-        "adafactor", "hf", None,
-    )  # fmt: skip
-    assert recipe.as_yaml().startswith("# not carried over: --overwrite_output_dir: Write --overwrite, which moves")
-
-
-def test_a_command_line_of_run_summarization_becomes_templates():
-    text = "run_summarization.py --model_name_or_path m --text_column article --summary_column highlights"
-    settings = convert_arguments(f"{text} --source_prefix 'summarize: ' --dataset_name cnn_dailymail").settings
-    assert (settings["task.inputs"], settings["task.targets"]) == ("summarize: {article}", "{highlights}")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("run_glue.py --model_name_or_path m", "--from-args: run_glue.py has no counterpart. Allowed: run_seq2seq_qa,"),
-        (
-            "--per_device_train_batch_size auto --gradient_accumulation_steps 2",
-            "'auto' times accumulation and processes",
-        ),
-        ("run_qa.py --learning_rate '3", "--from-args: cannot be read as a command line: No closing quotation."),
-    ],
-)
-def test_command_lines_that_cannot_be_converted(text, message):
-    with pytest.raises(ConfigError) as caught:
-        convert_arguments(text)
-    assert message in str(caught.value)
-
-
-def test_arguments_may_be_abbreviated_as_argparse_allows():
-    recipe = convert_arguments("--model_name m --dataset_name o/d --dataset_config c --max-source 9 --do_pred --save 1")
-    assert recipe.settings["data.train"] == "o/d:c:train" and recipe.settings["data.max_input_tokens"] == 9
-    assert [reason.partition(":")[0] for reason in recipe.left_out] == ["--do_predict", "--save"]
-
-
-def test_a_split_percentage_counts_without_validation_data_only(tmp_path):
-    words = "--model_name_or_path m --validation_split_percentage 5 --train_file"
-    assert convert_arguments(f"{words} a.csv").settings["data.eval_share"] == 0.05
-    recipe = convert_arguments(f"{words} a.csv --validation_file b.csv")
-    config = load_config(write(tmp_path, recipe.as_yaml()))
-    assert (config.data.eval, config.data.eval_share) == (("b.csv",), None)
-    [reason] = recipe.left_out
-    assert reason.startswith("--validation_split_percentage: applies only without validation data")
-
-
-def test_lines_may_end_as_on_windows():
-    assert convert_arguments("run_qa.py \\\r\n --learning_rate 1e-3").settings["optimizer.lr"] == 1e-3
 
 
 def test_the_home_folder_is_expanded(tmp_path, monkeypatch):

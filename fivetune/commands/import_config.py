@@ -1,0 +1,60 @@
+"""Convert the configuration of transformers' scripts, simpletransformers, simpleT5, AutoTrain or t5x to a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from fivetune import plugins
+from fivetune.commands import print_json, print_table
+
+TAKES_SETTINGS = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    formats = plugins.list_plugins("importers")
+    parser.add_argument("source", nargs="?", help="command line in quotation marks, script, notebook, or file")
+    parser.add_argument("--format", choices=formats, help="of the source; default: the one that it is in")
+    parser.add_argument("--output", type=Path, metavar="RECIPE", help="write the recipe there; default: print it")
+    parser.add_argument("--overwrite", action="store_true", help="write over an existing recipe")
+    parser.add_argument("--manual", choices=formats, metavar="FORMAT", help="print docs/migrating/FORMAT.md")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.epilog = "Any setting can follow, which wins over the source: --data.train train.csv"
+
+
+def run(args: argparse.Namespace) -> int:
+    from fivetune.config.layers import parse_overrides
+    from fivetune.errors import ConfigError
+    from fivetune.importers._recipe import build_manual_page, describe_recipe, format_recipe, import_recipe, read_source
+
+    if args.manual:
+        print(build_manual_page(args.manual), end="")
+        return 0
+    if args.source is None:
+        raise ConfigError("import-config: no source. Give a command line in quotation marks, or a file.")
+    if args.output and args.output.exists() and not args.overwrite:
+        raise ConfigError(f"{args.output}: exists already. Give another --output, or --overwrite.")
+    recipe = import_recipe(read_source(args.source), args.format, parse_overrides(args.settings))
+    text = format_recipe(recipe)
+    if args.output is None:
+        if not args.json:
+            print(text, end="")
+    else:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(text, encoding="utf-8")
+        _print_summary(args.output, recipe)
+    if args.json:
+        print_json(describe_recipe(recipe))
+    return 0
+
+
+def _print_summary(path: Path, recipe) -> None:
+    """Print what became of each argument, and the next command."""
+    from fivetune.importers._recipe import list_rows
+
+    print_table(("argument", "became", "why"), list_rows(recipe))
+    left_out = recipe.count_left_out()
+    print(f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out: {path}")
+    missing = "" if "data.train" in recipe.settings else " --data.train FILE --data.eval FILE"
+    print(f"next: fivetune check {shlex.quote(str(path))}{missing}")

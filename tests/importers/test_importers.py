@@ -1,0 +1,434 @@
+"""Configurations of other programs as recipes: nothing is dropped in silence, and each recipe loads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import kit
+import pytest
+
+from fivetune import plugins
+from fivetune.cli import main
+from fivetune.config import RunConfig, load_config
+from fivetune.errors import ConfigError
+from fivetune.importers import NOT_LITERAL, ImportedRecipe, RawConfig
+from fivetune.importers._gin import parse_gin
+from fivetune.importers._python import parse_python
+from fivetune.importers._recipe import build_manual_page, format_recipe, import_recipe, load_importer, read_source
+
+ROOT = Path(__file__).parents[2]
+FORMATS = plugins.list_plugins("importers")
+EXAMPLES = [(name, file) for name in FORMATS for file in plugins.load_plugin("importers", name).examples]
+
+
+def convert(text: str, name: str = "the command line", **overrides) -> ImportedRecipe:
+    return import_recipe(RawConfig(name, text), None, overrides)
+
+
+def load(recipe: ImportedRecipe, folder: Path) -> RunConfig:
+    """The recipe as it is written and read back."""
+    (folder / "recipe.yaml").write_text(format_recipe(recipe), encoding="utf-8")
+    return load_config(folder / "recipe.yaml")
+
+
+def left_out(recipe: ImportedRecipe) -> dict[str, str]:
+    return {one.argument: one.reason for one in recipe.findings if one.state in ("left out", "unknown")}
+
+
+# --- every example of every format ---
+
+
+@pytest.mark.parametrize(("name", "file"), EXAMPLES)
+def test_each_example_is_detected_and_loads(tmp_path, name, file):
+    importer = plugins.load_plugin("importers", name)()
+    source = RawConfig(file or "the command line", importer.examples[file])
+    assert type(load_importer(source, None)) is type(importer)
+    recipe = import_recipe(source, None, {})
+    config = load(recipe, tmp_path)
+    assert config.model.path and config.task.plugin_name() in ("squad", "squad_v2", "jsonl")
+    arguments = importer.read_arguments(source)
+    assert len(recipe.findings) >= len(arguments)  # one for each argument
+    assert all(one.state == "set" or one.reason for one in recipe.findings)
+    assert all(name.partition(".")[0] in RunConfig.model_fields for name in recipe.settings)
+    if "olour" in importer.examples[file] or "COLOUR" in importer.examples[file]:
+        assert [one.state for one in recipe.findings if "olour" in one.argument.lower()] == ["unknown"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_settings_of_rules_exist(name):
+    from test_readme import _is_setting
+
+    for argument, rule in plugins.load_plugin("importers", name).rules.items():
+        for setting in filter(None, rule.setting.split(", ")):
+            assert setting == "device" or _is_setting(setting), (argument, setting)
+        assert rule.setting or rule.ignored or rule.note, argument
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_pages_of_migration_are_up_to_date(name):
+    path = ROOT / "docs" / "migrating" / f"{name}.md"
+    assert path.read_text(encoding="utf-8") == build_manual_page(name), (
+        f"fivetune import-config --manual {name} > {path.relative_to(ROOT)}"
+    )
+
+
+def write_table(path: Path, columns: tuple[str, ...]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows([[f"Ann has a {kit.WORDS[i % 4]} hat" for _ in columns] for i in range(6)])
+
+
+COMMANDS = {
+    "": "run_summarization.py --model_name_or_path MODEL --train_file t.csv --text_column a --max_steps 2 --seed 3",
+    "simple.py": 'import pandas as pd\nmodel = T5Model("t5", "MODEL", args={"num_train_epochs": 1})\n'
+    'model.train_model(pd.read_csv("t.csv"))\n',
+    "simplet5.py": 'model = SimpleT5()\nmodel.from_pretrained("t5", "MODEL")\ndf = pd.read_csv("t.csv")\n'
+    "model.train(train_df=df, max_epochs=1, precision=32)\n",
+    "autotrain.yml": "task: seq2seq\nbase_model: MODEL\nproject_name: p\nlog: none\nbackend: local\ndata:\n  path: .\n"
+    "  train_split: t\n  valid_split: null\n  column_mapping: {text_column: a, target_column: summary}\n",
+    "train.gin": 'INITIAL_CHECKPOINT_PATH = "gs://mine/checkpoint_1000000"\nTRAIN_STEPS = 1000002\nBATCH_SIZE = 2\n',
+}
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, marks=[] if file in ("", "train.gin") else pytest.mark.release) for file in COMMANDS]
+)
+def test_check_accepts_a_recipe_with_its_data(tmp_path, monkeypatch, capsys, model_folder, file):
+    monkeypatch.chdir(tmp_path)
+    write_table(
+        Path("t.csv"), ("a", "summary", "prefix", "input_text", "target_text", "source_text", "inputs", "targets")
+    )
+    text = COMMANDS[file].replace("MODEL", str(model_folder))
+    if file:
+        Path(file).write_text(text, encoding="utf-8")
+    words = ["import-config", file or text, "--output", "my.yaml", "--device", "cpu", "--data.cache_dir", "cache"]
+    words += ["--model.path", str(model_folder), "--data.train", "t.csv"] if file.endswith(".gin") else []
+    assert main(words) == 0
+    assert "next: fivetune check my.yaml\n" in capsys.readouterr().out
+    assert main(["check", "my.yaml", "--train.num_threads", "1"]) == 0, capsys.readouterr().out
+
+
+# --- transformers ---
+
+
+def test_run_seq2seq_qa(tmp_path):
+    text = """CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --standalone run_seq2seq_qa.py \\
+      --model_name_or_path t5-small --dataset_name squad_v2 --version_2_with_negative --context_column context \\
+      --question_column question --answer_column answers --do_train --do_eval --do_predict \\
+      --per_device_train_batch_size 12 --gradient_accumulation_steps 4 --learning_rate 3e-5 --num_train_epochs 2 \\
+      --max_seq_length 384 --doc_stride 128 --max_answer_length 40 --predict_with_generate --num_beams 4 --fp16 \\
+      --metric_for_best_model eval_f1 --dataloader_num_workers 4 --colour blue --output_dir /tmp/debug/"""
+    recipe = convert(text)
+    config = load(recipe, tmp_path)
+    assert (config.model.path, config.task.plugin_name(), config.run.seed) == ("t5-small", "squad_v2", 42)
+    assert (config.run.dir, config.data.train) == ("/tmp/debug/", ("rajpurkar/squad_v2::train",))
+    assert (config.data.max_input_tokens, config.data.max_target_tokens, config.data.overlong) == (384, 40, "windows")
+    assert (config.train.batch_size, config.train.global_batch_size, config.launch.nproc) == (12, 96, 2)
+    assert (config.optimizer.lr, config.schedule.plugin_name(), config.eval.metric) == (3e-5, "linear", "f1")
+    assert list(left_out(recipe)) == ["--standalone", "--do_predict true", "--fp16 true", "--colour blue"]
+
+
+def test_run_qa_with_adafactor(tmp_path):
+    text = (
+        "python examples/run_qa.py --model_name_or_path google-t5/t5-base --train_file train.json --validation_file "
+        "dev.json --do_train --max_steps 500 --num_train_epochs 3 --adafactor --adam_beta1 0.9 --warmup_ratio 0.1 "
+        "--warmup_steps 50 --validation_split_percentage 5 --overwrite_output_dir --output_dir out --bf16"
+    )
+    recipe = convert(text)
+    config = load(recipe, tmp_path)
+    assert (config.task.head, config.data.eval, config.data.eval_share) == ("extractive", ("dev.json",), None)
+    assert (config.train.num_steps, config.train.num_epochs, config.train.precision) == (500, None, "bf16")
+    assert (config.optimizer.preset, config.optimizer.beta1, config.schedule.warmup_steps) == ("hf", None, 50)
+    assert left_out(recipe) == {
+        "--num_train_epochs 3": "--max_steps is given, which wins",
+        "--adam_beta1 0.9": "AdamW's; Adafactor does not use it",
+        "--warmup_ratio 0.1": "--warmup_steps is given, which wins",
+        "--validation_split_percentage 5": "applies only without validation data, which is given",
+        "--overwrite_output_dir true": "Write --overwrite, which moves the old run aside.",
+    }
+
+
+def test_a_script_with_variables_and_a_pipe(tmp_path):
+    text = "A=1\nM=t5-small # the model\nexport LR='1e-4'\n# run_qa.py --seed 9\n"
+    text += (
+        "python run_summarization.py --model_name_or_path $M --learning_rate ${LR} --seed $SEED \\\n --source_prefix "
+    )
+    text += '"summarize: " --text_column article --summary_column highlights 2>&1 | tee log.txt\n'
+    recipe = convert(text, "a.sh")
+    config = load(recipe, tmp_path)
+    assert (config.model.path, config.optimizer.lr, config.run.seed) == ("t5-small", 1e-4, 42)
+    assert (config.task.inputs, config.task.targets) == ("summarize: {article}", "{highlights}")
+    assert list(left_out(recipe)) == ["--seed $SEED"]
+    with pytest.raises(ConfigError, match=r"^a\.sh: has several commands of the kind"):
+        convert("python run_qa.py --seed 1\npython run_qa.py --seed 2\n", "a.sh")
+
+
+def test_a_translation_reads_nested_columns(tmp_path):
+    text = "run_translation.py --model_name_or_path m --source_lang en_XX --target_lang ro --source_prefix 'to ro: '"
+    config = load(convert(text), tmp_path)
+    assert config.data.columns == {"source": "translation.en", "target": "translation.ro"}
+    assert (config.task.inputs, config.task.targets, config.task.main_metric) == ("to ro: {source}", "{target}", "bleu")
+
+
+def test_two_visible_devices_double_the_batch():
+    text = "CUDA_VISIBLE_DEVICES=0,1 python run_qa.py --model_name_or_path m --per_device_train_batch_size 4"
+    settings = convert(text).settings
+    assert (settings["train.global_batch_size"], settings["launch.nproc"]) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "run_glue.py --model_name_or_path m",
+            "the command line: run_glue.py has no counterpart. Allowed: run_seq2seq_qa,",
+        ),
+        (
+            "--model_name_or_path m --per_device_train_batch_size auto --gradient_accumulation_steps 2",
+            "'auto' times accumulation and processes",
+        ),
+        ("run_qa.py --learning_rate '3", "the command line: cannot be read as a command line: No closing quotation."),
+        ("run_qa.py --learning_rate 3", "the command line: names no model. Add --model.path MODEL."),
+        (
+            "python train.py --lr 3",
+            "the command line: is in no known format. Choose with --format. Allowed: autotrain,",
+        ),
+    ],
+)
+def test_command_lines_that_cannot_be_converted(text, message):
+    with pytest.raises(ConfigError) as caught:
+        convert(text)
+    assert message in str(caught.value)
+
+
+def test_arguments_may_be_abbreviated_as_argparse_allows():
+    recipe = convert("--model_name_or_path m --dataset_name o/d --dataset_config c --max-source 9 --do_pred --save 1")
+    assert recipe.settings["data.train"] == "o/d:c:train" and recipe.settings["data.max_input_tokens"] == 9
+    assert list(left_out(recipe)) == ["--do_predict true", "--save 1"]
+
+
+def test_a_metric_is_a_score_of_the_task_or_left_out():
+    words = "run_summarization.py --model_name_or_path m --metric_for_best_model"
+    assert convert(f"{words} rougeL").settings["eval.metric"] == "rougeL_f1"
+    recipe = convert(f"{words} eval_loss")
+    assert "eval.metric" not in recipe.settings
+    assert left_out(recipe)["--metric_for_best_model eval_loss"].startswith("the task has no score 'loss'. Allowed: ")
+
+
+# --- simpletransformers and simpleT5 ---
+
+
+def test_simpletransformers_attributes_and_computed_values(tmp_path):
+    text = "args = T5Args()\nargs.num_train_epochs = 2\nargs.train_batch_size = 8 * 2\nargs.optimizer = 'AdamW'\n"
+    text += "args.adam_betas = (0.8, 0.99)\nargs.adafactor_clip_threshold = 2\nargs.n_gpu = 2\nargs.colour = 'red'\n"
+    text += "args.max_length = 30\nmodel = T5Model('t5', 't5-small', args=args)\nmodel.train_model(df)\n"
+    recipe = convert(text, "a.py")
+    config = load(recipe, tmp_path)
+    assert (config.train.batch_size, config.train.global_batch_size, config.launch.nproc) == (4, 8, 2)  # 8: its default
+    assert (config.optimizer.beta1, config.optimizer.lr, config.eval.max_new_tokens) == (0.8, 1e-3, 30)
+    assert (config.data.max_input_tokens, config.data.max_target_tokens) == (128, 128)
+    assert left_out(recipe) == {
+        "train_batch_size 8 * 2 (line 3)": NOT_LITERAL,
+        "adafactor_clip_threshold 2 (line 6)": "does not apply beside the other arguments",
+        "colour red (line 8)": "not an argument that FiveTune knows",
+        "train_data df (line 11)": NOT_LITERAL,
+    }
+
+
+def test_python_is_read_and_never_executed(tmp_path):
+    path = tmp_path / "proof"
+    text = f"open({str(path)!r}, 'w')\nmodel = T5Model('t5', 'm', args={{'manual_seed': 5}})\nmodel.train_model(x)\n"
+    assert convert(text, "a.py").settings["run.seed"] == 5
+    assert not path.exists()
+
+
+def test_names_are_followed_to_their_files():
+    python = parse_python(RawConfig("a.py", "a = pd.read_csv('t.csv', sep=';')\nb = a\nc = c2\nc2 = c\nf(b, c, 'x')"))
+    call = python.find_calls("f")[0]
+    values = [one.value for one in python.read_call(call, ("first", "second", "third")).values()]
+    assert (values[0], values[2]) == ("t.csv", "x") and values[1].code in ("c", "c2")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.py", "T5Model(", "a.py:1: not valid Python: '(' was never closed. Correct it."),
+        ("a.ipynb", '{"T5Model(": 1}', "a.ipynb: not a notebook of Jupyter (format 4). Give the code as a .py file."),
+        ("a.py", "# T5Model(\n", "a.py: calls T5Model 0 times, and one call is needed. Give a file with one."),
+        ("a.py", "SimpleT5()", "a.py: calls train 0 times, and one call is needed. Give a file with one."),
+        (
+            "a.py",
+            "T5Model('t5', 'm', args={'train_batch_size': 3, 'n_gpu': 2})",
+            "train_batch_size: 3 is not a multiple of n_gpu 2, and the GPUs share it. Change one of them.",
+        ),
+        (
+            "a.py",
+            "T5Model('t5', 'm', args={'train_batch_size': 'many'})",
+            "train_batch_size: 'many' is not a number. Give a number, or leave it out for 8.",
+        ),
+        (
+            "a.py",
+            "T5Model('t5', 'm', args={'train_batch_size': 0})",
+            "train_batch_size: 0 is not a whole number above 0. Give one, or leave it out for 8.",
+        ),
+        ("model_args.json", '{"model_class": ', "model_args.json: not valid JSON: Expecting value: line 1 column 17"),
+        ("model_args.json", '["model_class"]', "model_args.json: holds no table of arguments. Give a JSON object,"),
+        ("a.json", '["model_name_or_path"]', "a.json: holds no table of arguments. Give a JSON object,"),
+        ("a.json", '{"model_name_or_path"', "a.json: not valid JSON: Expecting ':' delimiter"),
+        (
+            "a.yml",
+            "task: tabular\nbase_model: m\n",
+            "a.yml: task is 'tabular'. FiveTune has a counterpart of seq2seq alone.",
+        ),
+        ("a.yml", "base_model: m\n]", "a.yml: not valid YAML: "),
+        (
+            "a.gin",
+            "A = 1\nwhat is this\n",
+            "a.gin:2: 'what is this' is no statement of gin. Allowed are include, import,",
+        ),
+        ("a.gin", "A = {1: 2\n", "a.gin:1: a bracket stays open. Close it."),
+        (
+            "a.gin",
+            'TRAIN_STEPS = 10\nINITIAL_CHECKPOINT_PATH = "/x/t5_1_1_base/checkpoint_1000"',
+            "TRAIN_STEPS: 10 is not more than 1,000, the step of the checkpoint from which it counts. Correct it, or ",
+        ),
+        (
+            "a.gin",
+            "BATCH_SIZE = 10\ntrainer.Trainer.num_microbatches = 4\n",
+            "num_microbatches: 4 does not divide BATCH_SIZE 10. Change one of them.",
+        ),
+    ],
+)
+def test_errors_name_the_place(name, text, message):
+    with pytest.raises(ConfigError) as caught:
+        convert(text, name)
+    assert message in str(caught.value)
+
+
+def test_simplet5_states_what_it_fixes(tmp_path):
+    importer = plugins.load_plugin("importers", "simplet5")
+    config = load(convert(importer.examples["train.ipynb"], "train.ipynb"), tmp_path)
+    assert (config.optimizer.plugin_name(), config.optimizer.lr, config.train.max_grad_norm) == ("adamw", 1e-4, None)
+    assert (config.model.path, config.train.num_epochs, config.device, config.run.seed) == ("t5-base", 3, "cpu", 42)
+    recipe = convert("SimpleT5()\nm.from_pretrained('t5', 'm')\nm.train(df, precision=16)", "a.py")
+    assert "train.precision" not in recipe.settings and "precision 16 (line 3)" in left_out(recipe)
+
+
+# --- AutoTrain and t5x ---
+
+
+def test_autotrain_finds_the_files_of_its_splits(tmp_path):
+    for name in ("train.jsonl", "dev.csv"):
+        (tmp_path / name).write_text("")
+    text = f"task: seq2seq\nbase_model: m\ndata: {{path: {tmp_path}, train_split: train, valid_split: dev}}\n"
+    text += "params: {peft: true, lora_r: 4, target_modules: 'q,v', early_stopping_patience: 1, lr: 3e-5}\n"
+    recipe = convert(text, "a.yml")
+    config = load(recipe, tmp_path)
+    assert config.data.train == (f"{tmp_path}/train.jsonl",) and config.data.eval == (f"{tmp_path}/dev.csv",)
+    assert (config.model.adapter.r, config.model.adapter.target_modules) == (4, ("q", "v"))
+    assert (config.optimizer.lr, config.train.early_stopping.patience, config.train.batch_size) == (3e-5, 3, 2)
+
+
+def gin(text: str) -> ImportedRecipe:
+    return convert("include 't5x/examples/t5/mt5/base.gin'\nTRAIN_STEPS = 1_010_000\n" + text, "a.gin")
+
+
+def test_t5x_counts_steps_from_the_checkpoint():
+    settings = gin("").settings
+    assert (settings["train.num_steps"], settings["model.path"]) == (10_000, "google/mt5-base")
+    assert (settings["optimizer.lr"], settings["schedule.name"]) == (1e-3, "constant")
+    assert (
+        gin("INITIAL_CHECKPOINT_PATH = 'gs://t5-data/flan_t5_xl/checkpoint_1008000'").settings["train.num_steps"]
+        == 2_000
+    )
+
+
+@pytest.mark.parametrize("steps", [0, 3_000, 9_999])
+@pytest.mark.parametrize(
+    ("factors", "base", "warmup", "offset", "other"),
+    [
+        ("constant * linear_warmup", 2e-3, 1_000, 0, {}),
+        ("constant * linear_warmup", 2e-3, 1_000, 1_000_000, {}),
+        ("constant * rsqrt_decay", 1.0, 10_000, 0, {}),
+        ("constant * rsqrt_normalized_decay", 1e-2, 10_000, 0, {}),
+        ("linear_decay", 1e-3, 1_001_000, 0, {"decay_factor": 3.75e-5, "min_learning_rate": 1e-5}),
+    ],
+)
+def test_t5x_learning_rates_are_those_of_its_formulas(factors, base, warmup, offset, other, steps):
+    """Formulas of t5x/utils.py, create_learning_rate_scheduler, at a step of fine-tuning."""
+    text = f"utils.create_learning_rate_scheduler:\n  factors = '{factors}'\n  base_learning_rate = {base}\n"
+    text += f"  warmup_steps = {warmup}\n  step_offset = {offset}\n"
+    text += "".join(f"  {name} = {value}\n" for name, value in other.items())
+    config = load_config({}, gin(text).settings)
+    step = 1_000_000 + steps - offset
+    slope = other.get("decay_factor", 0)
+    expected = {
+        "constant * linear_warmup": base * min(1, step / warmup),
+        "constant * rsqrt_decay": base / max(step, warmup) ** 0.5,
+        "constant * rsqrt_normalized_decay": base * (warmup / max(step, warmup)) ** 0.5,
+        "linear_decay": base * min(step / warmup, 1 + slope * (warmup - step)),
+    }[factors]
+    found = config.optimizer.lr * config.schedule.factor(steps, 10_000)
+    if factors == "linear_decay" and step < warmup:  # t5x begins its warm-up at step 0 of pre-training
+        assert found < expected
+    else:
+        assert found == pytest.approx(expected, rel=2e-3, abs=base * 2 / warmup)
+
+
+def test_t5x_bindings_win_over_macros_and_tokens_become_examples():
+    recipe = gin(
+        "BATCH_SIZE = 64\ntrain/utils.DatasetConfig.batch_size = 32\ntrain_eval/utils.DatasetConfig.batch_size = 7\n"
+    )
+    assert recipe.settings["train.global_batch_size"] == 32
+    assert left_out(recipe)["BATCH_SIZE = 64 (a.gin:3)"] == "another binding of the same parameter counts"
+    text = "run.batch_size = ('tokens_per_batch', 65536)\nrun.sequence_length = {'inputs': 512, 'targets': 114}\n"
+    assert gin(text).settings["train.global_batch_size"] == 128
+
+
+def test_gin_macros_blocks_and_includes(tmp_path):
+    (tmp_path / "base.gin").write_text("N = 7\nutils.Save:\n  period = %N\n")
+    text = "include 'base.gin'\ninclude 'elsewhere.gin'\nN = 9  # later\na/f.x = {'a': 1,\n  'b': 2}\ng.y = @h()\n"
+    found = parse_gin(RawConfig(str(tmp_path / "a.gin"), text))
+    values = {name: one.value for name, one in found.bindings.items()}
+    assert (values["utils.Save.period"], values["a/f.x"], found.includes) == (9, {"a": 1, "b": 2}, ["elsewhere.gin"])
+    assert values["g.y"].code == "@h()"
+
+
+# --- the command ---
+
+
+def test_the_command_prints_yaml_and_json(capsys, tmp_path):
+    words = ["import-config", "--model_name_or_path m --hub_token hf_abcdefghijklmnopqrstuvwx --fp16"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "a.yaml").write_text(text)
+    assert load_config(tmp_path / "a.yaml").run.seed == 42
+    assert "#   --fp16 true: Set train.precision" in text and "hf_abc" not in text
+    assert main([*words, "--json", "--train.num_epochs", "7"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["train"]["num_epochs"] == 7 and "hf_abc" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "import-config: no source. Give a command line in quotation marks, or a file."),
+        (["none.sh"], "none.sh: no such file. Give a file, or a command line in quotation marks."),
+        (["--model_name_or_path m", "--output", "old.yaml"], "old.yaml: exists already. Give another --output, or"),
+        (["latin.sh"], "latin.sh: not UTF-8 text. Save the file as UTF-8."),
+    ],
+)
+def test_the_command_refuses(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("old.yaml").write_text("kept")
+    Path("latin.sh").write_bytes(b"caf\xe9")
+    assert main(["import-config", *words]) == 2
+    assert message in capsys.readouterr().err and Path("old.yaml").read_text() == "kept"
+
+
+def test_a_file_is_read_by_its_path(tmp_path):
+    (tmp_path / "args.txt").write_text("--model_name_or_path m")
+    assert read_source(str(tmp_path / "args.txt")).text == "--model_name_or_path m"
