@@ -37,7 +37,7 @@ from fivetune.serving.app import Service, build_app
 from fivetune.serving.batching import AnswerTogether, Batcher
 from fivetune.serving.schema import RunFacts
 from fivetune.serving.server import bind_socket, build_server, run_until_stopped
-from fivetune.training.inference import TrainedRun
+from fivetune.training.inference import LoadedRun
 from fivetune.training.learner import choose_compute
 from fivetune.training.sources import prepare_split
 from fivetune.types import RawRecord, TextExample
@@ -66,8 +66,8 @@ def main() -> None:
     publish_result(args, "serve-cpu", result)
 
 
-def _open_run(args: argparse.Namespace, folder: Path) -> TrainedRun:
-    """A run of t5-small's shape as `open_run` returns it."""
+def _open_run(args: argparse.Namespace, folder: Path) -> LoadedRun:
+    """A run of t5-small's shape as `load_run` returns it."""
     recipe = {
         "run": {"dir": str(folder / "run")},
         "model": {"config": str(args.model), "tokenizer": str(args.model), "init": "random"},
@@ -84,7 +84,7 @@ def _open_run(args: argparse.Namespace, folder: Path) -> TrainedRun:
     model = loaded.model.eval()
     with torch.no_grad():
         make_answers_end(model, store)
-    return TrainedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
+    return LoadedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
 
 
 def _select_records(source: Path, num: int) -> list[dict[str, object]]:
@@ -94,7 +94,7 @@ def _select_records(source: Path, num: int) -> list[dict[str, object]]:
     return [{name: records[i].fields[name] for name in ("question", "context")} for i in chosen]
 
 
-def _make_peer(run: TrainedRun) -> AnswerTogether:
+def _make_peer(run: LoadedRun) -> AnswerTogether:
     """Answer each record with transformers' generate."""
     model: Any = run.model
 
@@ -112,7 +112,7 @@ def _make_peer(run: TrainedRun) -> AnswerTogether:
     return answer
 
 
-def _format_input(run: TrainedRun, record: dict[str, object]) -> str:
+def _format_input(run: LoadedRun, record: dict[str, object]) -> str:
     example = run.config.task.to_text(RawRecord({"id": "0", **record}, ""), labelled=False)
     assert isinstance(example, TextExample)
     return example.inputs

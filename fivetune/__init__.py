@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivetune.rundir import read_run
     from fivetune.rundir.records import Prediction
     from fivetune.training import train
-    from fivetune.training.inference import TrainedRun, evaluate, open_run, predict
+    from fivetune.training.trained_run import TrainedRun, evaluate, open_run, predict
 
 # A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
 # cores: two threads then take many times as long as one. OpenMP reads the policy once, when torch is imported.
@@ -45,12 +45,12 @@ __all__ = [
 _PUBLIC_MODULES = {
     "Prediction": "fivetune.rundir.records",
     "RunConfig": "fivetune.config",
-    "TrainedRun": "fivetune.training.inference",
+    "TrainedRun": "fivetune.training.trained_run",
     "compare_runs": "fivetune.compare",
-    "evaluate": "fivetune.training.inference",
+    "evaluate": "fivetune.training.trained_run",
     "load_config": "fivetune.config",
-    "open_run": "fivetune.training.inference",
-    "predict": "fivetune.training.inference",
+    "open_run": "fivetune.training.trained_run",
+    "predict": "fivetune.training.trained_run",
     "read_run": "fivetune.rundir",
     "train": "fivetune.training",
     "write_report": "fivetune.report",

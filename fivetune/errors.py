@@ -44,6 +44,10 @@ class FiveTuneError(Exception):
     def __str__(self) -> str:
         return redact_secrets(super().__str__())
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and notebooks show instead of a traceback: the message says where and what to do."""
+        return [f"{type(self).__name__}: {self}"]
+
     def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between ranks; pickle would call `__init__` of a subclass with the message alone."""
         return _restore_error, (type(self), self.args, vars(self))

@@ -1,4 +1,4 @@
-"""Progress display of a run: a live panel in a terminal, one line per interval elsewhere.
+"""Progress display of a run: a live panel in a terminal or a notebook, one line per interval elsewhere.
 
 Lines are also appended to log.txt of the run, without control characters.
 """
@@ -17,12 +17,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fivetune.notebook import Panel, is_notebook
 from fivetune.redaction import redact_secrets
 from fivetune.rundir.lines import open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
 MAX_COLUMNS = 80  # of a line in a terminal, and of a line of a step or an evaluation anywhere
 FOLD = "\n  "  # between the lines of a folded one
+FACTS = ("phase", "done", "loss", "score", "speed", "lr", "eta")  # of the live line, in this order
 SECONDS_BETWEEN_LINES = 5.0  # of a phase's progress, outside a terminal
 
 
@@ -53,6 +55,7 @@ class Progress:
         self._quiet = quiet or silent
         self._console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
         self._live: Live | None = None
+        self._panel = Panel(log) if is_notebook() and not silent else None
         self._facts: dict[str, str] = {}
         self._rates: list[tuple[float, int]] = []
         self._last_line = time.monotonic()
@@ -69,6 +72,11 @@ class Progress:
     def is_terminal(self) -> bool:
         return self._console.is_terminal
 
+    @property
+    def _is_live(self) -> bool:
+        """Whether a display is updated in place; else lines are printed now and then."""
+        return self.is_terminal or self._panel is not None
+
     def log(self, text: str, style: str = "") -> None:
         """Write one line to the log file and, unless quiet, print it: in a terminal folded at MAX_COLUMNS, else whole.
 
@@ -76,7 +84,9 @@ class Progress:
         """
         text = redact_secrets(text)
         self._write_log(text.replace(FOLD, "  "))
-        if not self._quiet:
+        if self._panel and not self._quiet:
+            self._panel.add_line(text)
+        elif not self._quiet:
             shown = wrap_text(text) if self.is_terminal and "\n" not in text else text
             self._console.print(shown, style=style, markup=False)
 
@@ -84,7 +94,10 @@ class Progress:
         """Write a warning to the log file and to the terminal, also when quiet."""
         text = redact_secrets(f"warning: {text}")
         self._write_log(text)
-        self._console.print(text, style="yellow", markup=False)
+        if self._panel:
+            self._panel.add_line(text, is_important=True)
+        else:
+            self._console.print(text, style="yellow", markup=False)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
@@ -102,7 +115,7 @@ class Progress:
         self.warn(f"{self._log_path}: cannot be written: {error.strerror}. The run continues without it.")
 
     def start(self) -> None:
-        """Open the live display; no-op outside a terminal."""
+        """Open the live display of a terminal; that of a notebook opens at the first text."""
         if self.is_terminal and not self._quiet and self._live is None:
             self._facts.setdefault("phase", "preparing")
             self._live = Live(self._build_panel(), console=self._console, refresh_per_second=4, transient=True)
@@ -120,7 +133,7 @@ class Progress:
         if total and done > first and now - started > SECONDS_BETWEEN_LINES:
             left = f"{format_time_span(max(total - done, 0) * (now - started) / (done - first))} left"
         self._show(phase=what, done=f"{done:,}{of}", eta=left)
-        if not self.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
+        if not self._is_live and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
             self.log(f"{what}: {done:,}{of}{f', {left}' if left else ''}")
 
@@ -140,7 +153,7 @@ class Progress:
             speed=f"{rate:,.0f} tokens/s",
             eta=f"{format_time_span(eta)} left",
         )
-        if not self.is_terminal and (record.step % self._every == 0 or record.step == num_steps):
+        if not self._is_live and (record.step % self._every == 0 or record.step == num_steps):
             step, speed = f"step {record.step:>6,}/{num_steps:,}", f"{rate:,.0f} tokens/s"
             left = f"{format_time_span(eta)} left"
             self.log(wrap_line([step, f"loss {loss}", f"lr {record.lr:.3g}", speed, left]))
@@ -163,6 +176,8 @@ class Progress:
         if self._live:
             self._live.stop()
             self._live = None
+        if self._panel:
+            self._panel.close()
         if self._log:
             self._log.close()
             self._log = None
@@ -171,13 +186,14 @@ class Progress:
         self._facts |= facts
         if self._live:
             self._live.update(self._build_panel())
+        elif self._panel and not self._quiet:
+            self._panel.show_live("  ".join(self._facts[name] for name in FACTS if self._facts.get(name)))
 
     def _build_panel(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for _ in self._facts:
             table.add_column(no_wrap=True)
-        order = ("phase", "done", "loss", "score", "speed", "lr", "eta")
-        table.add_row(*(Text(self._facts[name]) for name in order if name in self._facts))
+        table.add_row(*(Text(self._facts[name]) for name in FACTS if name in self._facts))
         return table
 
 

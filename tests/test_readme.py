@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import doctest
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from importlib import import_module
@@ -255,3 +257,13 @@ def test_added_metric_works(example):
 
 def test_added_task_is_gone_again():
     assert "yes_no" not in plugins.list_plugins("tasks")
+
+
+# --- the Python page ---
+
+
+def test_the_examples_of_the_python_page_hold(tickets_folder: Path, tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(tickets_folder, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    done = doctest.testfile(str(ROOT / "docs" / "python.md"), module_relative=False)
+    assert done.attempted > 10 and not done.failed

@@ -47,6 +47,7 @@ CONTRACTS = {
     "effective_lr", "factor", "elapsed_time", "evaluation", "error", "barrier",  # of optimizers, schedules, sinks ...
     "cat_file", "pipe_file", "rm_file", "exists",  # of fsspec's file systems
     "connection_made",  # of asyncio's protocols
+    "_repr_html_",  # of IPython's displays
     "forward", "backward", "state_dict", "main",  # torch.autograd and torch.optim; the entry point
 }  # fmt: skip
 """Names of plugin contracts and of methods that a library calls."""

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.progress import Progress
-    from fivetune.training.inference import evaluate
+    from fivetune.training.trained_run import evaluate
 
     progress = Progress()
     progress.start()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivetune.evaluation.output import Predicted
     from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
     from fivetune.progress import Progress
-    from fivetune.training.inference import TrainedRun
+    from fivetune.training.inference import LoadedRun
 
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.evaluation.output import Predicted, escape_invisible, refuse_format
     from fivetune.evaluation.predicted_file import MergedParts, PredictionCounts
     from fivetune.progress import Progress
-    from fivetune.training.inference import open_run
+    from fivetune.training.inference import load_run
 
     record = _build_record(args)
     target = Path(args.output) if args.output and args.output != STDOUT else None
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             source = _find_source(args.input, Path(temporary))
             notes = {"on_damage": progress.warn, "on_note": progress.log}
-            trained = open_run(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
+            trained = load_run(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
             refuse_format(args.format, parts if args.format else (), _iter_rows(trained, source))
             found = {
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _iter_rows(trained: TrainedRun, source: str | None) -> Iterator[InputRow]:
+def _iter_rows(trained: LoadedRun, source: str | None) -> Iterator[InputRow]:
     """Yield the records of a file, none without a file."""
     from fivetune.evaluation.inputs import iter_input_rows
 
@@ -281,7 +281,7 @@ def _find_source(given: str | None, folder: Path) -> str | None:
 
 
 def _predict(
-    trained: TrainedRun,
+    trained: LoadedRun,
     source: str | None,
     texts: Sequence[str] | None,
     record: dict[str, str],

@@ -123,9 +123,18 @@ def compare_runs(
     """Compare run directories; runs that differ only in the seed are repeats of one variant.
 
     Args:
-        metric, baseline: as in `compare`; the baseline is a run's name without `-seedN`.
+        folders: the run directories.
+        metric: the score to compare by; default: the one that chose the runs' best checkpoints.
+        baseline: a run's name without `-seedN`; default: the first.
 
-    Raises RunDirError for a folder that is not a run directory, and for fewer than two variants.
+    Returns the Comparison. Raises RunDirError for a folder that is not a run directory, and for fewer than two
+    variants.
+
+    >>> import fivetune
+    >>> other = fivetune.train("runs/tickets", {"run.dir": "runs/lower", "optimizer.lr": 1e-4}, quiet=True)
+    >>> comparison = fivetune.compare_runs(["runs/tickets", "runs/lower"])
+    >>> [variant.name for variant in comparison.variants], comparison.metric
+    (['tickets', 'lower'], 'accuracy')
     """
     variants, varied = group_runs([read_run(folder) for folder in folders])
     if len(variants) < 2:

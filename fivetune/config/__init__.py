@@ -36,7 +36,11 @@ def load_config(
         overrides: dotted keys (or transformers' names) and their values: {"optimizer.lr": 1e-3}.
         trained: whether the run is trained, so that its device need not support the settings of training.
 
-    Raises ConfigError with file, line and the nearest allowed names.
+    Returns the RunConfig, which `fivetune.train` takes too. Raises ConfigError with file, line and the nearest allowed
+    names.
+
+    >>> load_config("squad_v2", {"train.num_steps": 100}).train.num_steps
+    100
     """
     layers, name = load_layers(source, overrides)
     config = _validate_layers(layers, trained=trained)

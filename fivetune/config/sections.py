@@ -475,6 +475,7 @@ class RunConfig(_Section):
         return table
 
     def as_yaml(self) -> str:
+        """Convert to the text of a recipe."""
         return as_yaml(self.as_dict())
 
     def as_redacted_dict(self) -> JsonTable:
@@ -482,4 +483,5 @@ class RunConfig(_Section):
         return redact_settings(self.as_dict())
 
     def as_redacted_yaml(self) -> str:
+        """Convert to the text of a run's config.yaml, with secrets hidden."""
         return as_yaml(self.as_redacted_dict())

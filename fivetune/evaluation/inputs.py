@@ -12,20 +12,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import isnan
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from fivetune.data.records import BadRecord, UniqueIds, find_column, read_records
+from fivetune.data.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
 from fivetune.errors import DataError
-from fivetune.tasks import shorten_repr
 from fivetune.types import RawRecord, Task
-
-EMPTY_CELLS = ("NAType", "NaTType")  # types of pandas.NA and pandas.NaT
-ARRAY: type[Any] = np.ndarray
-NUMBERS: tuple[type[Any], ...] = (float, np.bool_, np.integer, np.floating)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +88,7 @@ def write_records(
     record alone. Returns id and "" of each record; for one that JSON cannot represent the reason in place of "".
     """
     id_column = columns.get("id", "id")
-    records = [{str(key): _replace_empty_cell(value) for key, value in one.items()} for one in records]
+    records = [{str(key): replace_empty_cell(value) for key, value in one.items()} for one in records]
     given = {_get_id(one, name) for one in records for name in ("id", id_column)}
     free = (str(number) for number in count(len(records)) if str(number) not in given)
     written: list[tuple[str, str]] = []
@@ -110,50 +102,17 @@ def write_records(
         found = find_column(named, id_column)
         if found and (found[0] is None or (isinstance(found[0], str) and not found[0])):
             named[id_column] = own_id
-        wrong = _find_unwritable_column(record, number)
-        lines.append("null" if wrong else _format_json(named))
+        wrong = find_unwritable_column(record, f"inputs[{number}]")
+        lines.append("null" if wrong else format_json(named))
         written.append((_get_id(named, id_column) or own_id, wrong))
     _write_lines(path, lines)
     return written
-
-
-def _replace_empty_cell(value: Any) -> object:
-    is_nan = isinstance(value, NUMBERS) and isnan(value)
-    return None if is_nan or type(value).__name__ in EMPTY_CELLS else value
 
 
 def _get_id(fields: Mapping[str, object], name: str) -> str:
     """The id in a column as text, "" without one; an object or list is none."""
     found = find_column(fields, name)
     return str(found[0]) if found and isinstance(found[0], (str, int, *NUMBERS)) else ""
-
-
-def _find_unwritable_column(record: Mapping[str, object], number: int) -> str:
-    """Return the error for the first column that JSON cannot represent, else ""."""
-    for name, value in record.items():
-        try:
-            _format_json({name: value})
-        except (TypeError, ValueError, RecursionError) as error:
-            wrong = "nested too deeply" if isinstance(error, RecursionError) else error
-            advice = "Decode it to text" if "of type bytes" in str(error) else "Convert it, or leave the column out"
-            return (
-                f"inputs[{number}][{name!r}]: {wrong}. Allowed are text, numbers, true and false, None, lists and "
-                f"objects of them. {advice}."
-            )
-    return ""
-
-
-def _format_json(value: object) -> str:
-    return json.dumps(value, default=_as_python_value)
-
-
-def _as_python_value(value: Any) -> object:
-    """Convert a number or an array of NumPy. Raises TypeError for any other value, which JSON cannot represent."""
-    if isinstance(value, ARRAY) and value.ndim:
-        return list(value)
-    if isinstance(value, NUMBERS):
-        return value.item()
-    raise TypeError(f"{shorten_repr(value)} is of type {type(value).__name__}")
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> list[tuple[str, str]]:

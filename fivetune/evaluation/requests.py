@@ -19,7 +19,9 @@ from fivetune.data.encode import find_clipped_spans
 from fivetune.data.examples import Source
 from fivetune.data.in_memory import MemoryStore, convert_source
 from fivetune.data.source_files import quote_value
+from fivetune.data.tables import is_table, iter_rows
 from fivetune.errors import DataError
+from fivetune.evaluation.batch_size import AutoBatchSize, predict_in_batches
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import InputRow, iter_input_rows, name_inputs, write_records, write_texts
 from fivetune.rundir.records import Prediction
@@ -51,16 +53,18 @@ class ReadRequest:
 
 
 def list_inputs(inputs: object) -> list[Given]:
-    """List records or texts. Raises DataError for one record or text alone and for a table, which iterate by name or
-    letter, for anything else, and for records and texts mixed.
+    """List records or texts; of a table its rows. Raises DataError for one record or text alone, which iterate by name
+    or letter, for a table of another library, for anything else, and for records and texts mixed.
     """
     kind = type(inputs).__name__
+    if is_table(inputs) and not isinstance(inputs, Sequence):
+        return list(iter_rows(inputs, "inputs"))
     if isinstance(inputs, Mapping | str):
         raise DataError(f"predict: the inputs are one {kind}. Allowed is a list of them. Put it into a list.")
-    if hasattr(inputs, "columns"):
+    if hasattr(cast("object", inputs), "columns"):
         raise DataError(
-            f"predict: the inputs are a {kind}. Allowed is a list of records or texts. Give its rows: with pandas "
-            'table.to_dict("records"), with polars table.to_dicts().'
+            f"predict: the inputs are a {kind}. Allowed are a list of records or texts, a pandas DataFrame and a "
+            "datasets.Dataset. Give its rows: with polars table.to_dicts()."
         )
     if not isinstance(inputs, Iterable):
         raise DataError(f"predict: the inputs are {kind}. Allowed is a list of records or texts. A file: predict_file.")
@@ -112,12 +116,14 @@ def answer_requests(
     model: T5Model,
     *,
     build_evaluator: Callable[[MemoryStore], Evaluator],
+    batch_size: AutoBatchSize | int | None = None,
     max_input_tokens: int | None = None,
     on_progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[list[Prediction]]:
     """Answer requests in common batches; returns the Predictions of each, in its order.
 
     Args:
+        batch_size: examples per generation batch; default: that of the evaluator.
         max_input_tokens: most tokens of a record before clipping; one with more has a reason in `skipped`.
     """
     usable = [one for one in requests if one.converted]
@@ -127,7 +133,8 @@ def answer_requests(
     found = _refuse_long_inputs(store, max_input_tokens)
     questions = np.setdiff1d(np.arange(store.num_groups), np.fromiter(found, np.int64))
     evaluator = build_evaluator(store)
-    for number, (question, prediction) in enumerate(evaluator.predict(model, questions=questions), start=1):
+    answered = predict_in_batches(evaluator, model, questions, batch_size)
+    for number, (question, prediction) in enumerate(answered, start=1):
         found[question] = _add_clipped_spans(prediction, evaluator, np.flatnonzero(store.groups == question))
         on_progress(number, len(questions))
     ends = [*store.first_groups[1:], store.num_groups]

@@ -28,7 +28,7 @@ from fivetune.progress import ProgressCallback
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
 from fivetune.tasks import head_of
 from fivetune.training.exported import EXPORT, FORMAT_VERSION
-from fivetune.training.inference import TrainedRun, open_run
+from fivetune.training.inference import LoadedRun, load_run
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -54,11 +54,11 @@ def export_run(
         num_examples: questions of the proof.
 
     Raises ConfigError if the folder exists and `overwrite` is false, ModelError for a model that the format does not
-    have, and the errors of `open_run`.
+    have, and the errors of `load_run`.
     """
     target = output or folder / "export" / exporter.get_folder_name()
     _refuse_target(target, overwrite=overwrite)
-    original = open_run(folder, on_damage=on_note, on_note=on_note)
+    original = load_run(folder, on_damage=on_note, on_note=on_note)
     _refuse_model(original, exporter)
     with _prepare_folder(target) as staging:
         on_progress("converting", 0, None)
@@ -85,7 +85,7 @@ def _refuse_target(target: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"--output {target}: exists. Add --overwrite to replace it, or give another folder.")
 
 
-def _refuse_model(original: TrainedRun, exporter: Exporter) -> None:
+def _refuse_model(original: LoadedRun, exporter: Exporter) -> None:
     """Raise ModelError or ConfigError for a run that cannot be exported."""
     if original.is_export:
         raise ConfigError(f"{original.folder}: is an export already. Give the run directory.")
@@ -119,7 +119,7 @@ def _prepare_folder(target: Path) -> Generator[Path]:
             raise
 
 
-def _describe_export(original: TrainedRun, exporter: Exporter, staging: Path) -> JsonTable:
+def _describe_export(original: LoadedRun, exporter: Exporter, staging: Path) -> JsonTable:
     """Build the content of export.json without the proof."""
     files = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != rundir.LOCK)
     return {
@@ -156,10 +156,10 @@ def _find_version(package: str) -> str | None:
 
 
 def _compare_with_run(
-    original: TrainedRun, exporter: Exporter, staging: Path, num_examples: int, on_progress: ProgressCallback
+    original: LoadedRun, exporter: Exporter, staging: Path, num_examples: int, on_progress: ProgressCallback
 ) -> JsonTable:
     """Prove the export; without evaluation data the verdict is "not proved", with the reason."""
-    exported = open_run(staging, on_damage=lambda text: None)
+    exported = load_run(staging, on_damage=lambda text: None)
     try:
         return compare_export(
             original,

@@ -19,7 +19,7 @@ from fivetune.evaluation.evaluator import Evaluator, select_rows, select_subset
 from fivetune.evaluation.tally import Tally
 from fivetune.metrics import Scorer, is_maximized
 from fivetune.progress import ProgressCallback
-from fivetune.training.inference import TrainedRun
+from fivetune.training.inference import LoadedRun
 from fivetune.types import Scores
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SIDES = ("original", "export")
 class Side:
     """A run or its export, with the evaluator of its data."""
 
-    trained: TrainedRun
+    trained: LoadedRun
     evaluator: Evaluator
 
     def answer(self, rows: Sequence[int], batch_size: int) -> None:
@@ -46,8 +46,8 @@ class Side:
 
 
 def compare_export(
-    original: TrainedRun,
-    exported: TrainedRun,
+    original: LoadedRun,
+    exported: LoadedRun,
     *,
     num_examples: int,
     compares_speed: bool,

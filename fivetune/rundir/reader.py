@@ -118,7 +118,13 @@ def read_run(folder: str | Path) -> Run:
 
     A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
 
-    Raises RunDirError for any other folder.
+    Args:
+        folder: the run directory.
+
+    Returns the Run. Raises RunDirError for any other folder.
+
+    >>> read_run("runs/tickets")
+    Run('tickets', finished, step 40 of 40)
     """
     folder = Path(folder)
     refuse_foreign(folder)
@@ -137,13 +143,9 @@ def read_run(folder: str | Path) -> Run:
         )
     if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
         damage.append(f"{folder / STEPS}: {missing}")
-    telemetry = read_telemetry(folder, on_damage=damage.append)
-    plan = read_plan(folder, on_damage=damage.append)
+    telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     trace = _read_table(TraceSummary, folder / TRACE, damage.append)
-    found = {
-        name: _read_table(kind, build_sibling_path(folder, f"{name}.json"), damage.append)
-        for name, kind in RESULTS.items()
-    }
+    found = _read_finders(folder, damage.append)
     own = [warning.message for warning in status.warnings]
     warnings = [*own, *(text for text in damage if text not in own)]  # a resume has recorded what it met
 
@@ -169,8 +171,16 @@ def read_run(folder: str | Path) -> Run:
         telemetry=telemetry,
         trace=trace,
         plan=plan,
-        found={name: table for name, table in found.items() if table},
+        found=found,
     )
+
+
+def _read_finders(folder: Path, on_damage: OnDamage) -> dict[str, JsonTable]:
+    """Read the results of find-lr and find-batch beside a run, by the name of the command."""
+    found = {
+        name: _read_table(kind, build_sibling_path(folder, f"{name}.json"), on_damage) for name, kind in RESULTS.items()
+    }
+    return {name: table for name, table in found.items() if table}
 
 
 def read_steps(folder: Path, *, on_damage: OnDamage) -> list[StepRecord]:

@@ -14,7 +14,7 @@ from fivetune.errors import ConfigError
 from fivetune.serving.batching import AnswerTogether
 from fivetune.serving.schema import RunFacts, find_example
 from fivetune.training.exported import read_export
-from fivetune.training.inference import TrainedRun, open_run
+from fivetune.training.inference import LoadedRun, load_run
 from fivetune.training.mixture import require_single_part
 from fivetune.training.shared_base import SharedBase
 
@@ -55,7 +55,7 @@ def open_models(
     for folder, name in zip(folders, name_folders(folders), strict=True):
         if base and read_export(Path(folder)):
             raise ConfigError(f"--one-base: {folder} is an export, whose weights are its own. Give the run directory.")
-        trained = open_run(
+        trained = load_run(
             folder,
             settings,
             unsupported=WITHOUT_EFFECT,
@@ -95,7 +95,7 @@ def name_folders(folders: Sequence[str]) -> list[str]:
     return names
 
 
-def refuse_costly_search(trained: TrainedRun) -> None:
+def refuse_costly_search(trained: LoadedRun) -> None:
     """Raise ConfigError for a search that costs too much per request."""
     settings = trained.config.eval
     for name, value, most in (
@@ -108,7 +108,7 @@ def refuse_costly_search(trained: TrainedRun) -> None:
             )
 
 
-def warn_of_bad_export(trained: TrainedRun, on_warning: Callable[[str], object]) -> None:
+def warn_of_bad_export(trained: LoadedRun, on_warning: Callable[[str], object]) -> None:
     """Warn of an export whose proof did not end with "use"."""
     proof = (read_export(trained.folder) or {}).get("proof", {})
     if (verdict := proof.get("verdict", "use")) != "use":

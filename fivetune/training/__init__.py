@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fivetune import plugins, rundir
-from fivetune.config import RunConfig, load_config
+from fivetune.config import RunConfig
 from fivetune.config.recipes import refuse_missing_run
+from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
     ProcessGroupError,
     World,
@@ -39,7 +40,6 @@ from fivetune.rundir import (
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
-from fivetune.rundir.records import Run
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -81,7 +81,9 @@ from fivetune.training.signals import StopNowError, StopRequest
 from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import with_data_labels
 from fivetune.training.stopping import describe_stop
+from fivetune.training.tables import TableFiles, load_config_of_tables
 from fivetune.training.threads import ThreadControl
+from fivetune.training.trained_run import TrainedRun, open_run
 from fivetune.training.update import make_nonfinite_flag
 
 if TYPE_CHECKING:
@@ -102,20 +104,39 @@ def train(
     preflight: bool = True,
     quiet: bool = False,
     command: str | None = None,
-) -> Run:
-    """Fine-tune by a recipe; returns the finished run. Under torchrun every rank calls it; rank 0 writes and prints.
+) -> TrainedRun:
+    """Fine-tune by a recipe. Under torchrun every rank calls it; rank 0 writes and prints.
 
     Args:
         recipe: YAML file, name of a shipped recipe, run directory, nested dict, or a RunConfig, which is complete.
-        overrides: dotted settings that override the recipe: {"optimizer.lr": 1e-3}.
+        overrides: dotted settings that override the recipe: {"optimizer.lr": 1e-3}. data.train and data.eval may be
+            pandas DataFrames, data sets of `datasets` or lists of records, here and in a nested dict; each is written
+            to a file beside the run directory, tables/train-<hash of its content>.jsonl, which the run names.
         resume: continue the run in `run.dir` exactly where it stopped.
         overwrite: move an existing run aside instead of refusing.
         preflight: check files, model, tokenizer, one step, one evaluation and one save before starting.
+        quiet: print warnings only.
         command: the command line, for machine.json.
 
-    Raises the errors of fivetune.errors; a signal raises InterruptedRunError after the state is saved.
+    Returns the finished run. Raises the errors of fivetune.errors; Ctrl-C, the interrupt of a notebook's kernel or
+    another signal raises InterruptedRunError after the state is saved, whose text has the call that resumes.
+
+    >>> import fivetune
+    >>> rows = [{"text": "my parcel is late", "label": "delivery"}, {"text": "money back", "label": "refund"}]
+    >>> task, settings = {"name": "classification"}, {"num_steps": 2, "batch_size": 2}
+    >>> recipe = {"model": {"path": "t5-nano"}, "task": task, "data": {"train": rows * 4}, "train": settings}
+    >>> run = fivetune.train(recipe, {"run.dir": "runs/doctest"}, overwrite=True, preflight=False, quiet=True)
+    >>> run.status.state, run.config["data"]["train"]
+    ('finished', ['runs/tables/train-1c489e1b8bfe.jsonl'])
     """
-    config = _load_recipe(recipe, overrides, resume=resume)
+    config, tables = _load_recipe(recipe, overrides, resume=resume)
+    with name_tables(tables), _name_python_call(config.run.dir, command):
+        return _train(config, resume=resume, overwrite=overwrite, preflight=preflight, quiet=quiet, command=command)
+
+
+def _train(
+    config: RunConfig, *, resume: bool, overwrite: bool, preflight: bool, quiet: bool, command: str | None
+) -> TrainedRun:
     folder, world = Path(config.run.dir), World.from_environment()
     cuda = config.device != "cpu" and torch.cuda.is_available()
     with world.report_errors_once():
@@ -151,20 +172,32 @@ def train(
         finally:
             progress.close()
             run.close()
-    return rundir.read_run(folder)
+    return open_run(folder)
+
+
+@contextlib.contextmanager
+def _name_python_call(folder: str, command: str | None) -> Iterator[None]:
+    """Add to the error of a stopped run that no command started the call of Python that resumes it."""
+    try:
+        yield
+    except InterruptedRunError as error:
+        if command is None and "--resume" in str(error):
+            call = f"In Python: fivetune.train({folder!r}, resume=True)"
+            raise InterruptedRunError(f"{error}. {call}", signum=error.exit_code - 128) from None
+        raise
 
 
 def _load_recipe(
     recipe: str | Path | Mapping[str, object] | RunConfig, overrides: Mapping[str, object] | None, *, resume: bool
-) -> RunConfig:
+) -> tuple[RunConfig, TableFiles]:
     if isinstance(recipe, RunConfig):
         if overrides:
             advice = "Give them to load_config, with the recipe."
             raise ConfigError(f"overrides: not allowed with a RunConfig, which is complete. {advice}")
-        return recipe
+        return recipe, {}
     if resume and isinstance(recipe, str | Path):
         refuse_missing_run(recipe)
-    return load_config(recipe, overrides)
+    return load_config_of_tables(recipe, overrides)
 
 
 def _open_run_outputs(

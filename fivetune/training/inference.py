@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 import warnings
@@ -34,6 +33,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import ConfigError, DataError, RunDirError
 from fivetune.evaluation.answer_log import PATTERN as ANSWERS
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
+from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import iter_input_rows
 from fivetune.evaluation.predicted_file import PredictedFile
@@ -43,11 +43,10 @@ from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_with
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.files import replace_file
-from fivetune.rundir.records import EvalRecord, Prediction
+from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
-from fivetune.training import checkpoint
 from fivetune.training.autotune.precision import adopt_trained_precision
 from fivetune.training.exported import (
     EXPORT,
@@ -63,7 +62,7 @@ from fivetune.training.model_folder import (
     refuse_missing_model,
     with_exported_cap,
 )
-from fivetune.training.resume import select_scored_settings, with_evaluation
+from fivetune.training.resume import select_scored_settings
 from fivetune.training.setup import build_chips, make_evaluator
 from fivetune.training.sources import build_length_limits, check_sources, prepare_split
 from fivetune.training.threads import ThreadControl, watch_threads
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
 
 LoadModel: TypeAlias = Callable[[Path, RunConfig, ComputeConfig], tuple[LoadedModel, GenerateAnswers]]
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
-NO_TARGETS = 0  # lengths of the training targets are not needed: `open_run` has set the generation cap
+NO_TARGETS = 0  # lengths of the training targets are not needed: `load_run` has set the generation cap
 HARDWARE = ("device", "train.precision", "train.num_threads")
 TRAINING_ONLY = (
     "data.train", "data.max_train_examples", "data.bucket_pool",
@@ -89,7 +88,7 @@ def ignore_note(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedRun:
+class LoadedRun:
     """The exported model of a run directory, loaded for prediction.
 
     Args:
@@ -115,7 +114,7 @@ class TrainedRun:
         return (self.folder / EXPORT).is_file()
 
     def __repr__(self) -> str:
-        return f"TrainedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
+        return f"LoadedRun({str(self.folder)!r}, {self.config.task.plugin_name()}, step {self.step})"
 
     def build_evaluator(self, *, on_progress: ProgressCallback = ignore_progress) -> Evaluator:
         """Build the evaluator of the run's task on config.data.eval. Raises DataError if that is empty."""
@@ -128,6 +127,7 @@ class TrainedRun:
         self,
         inputs: Iterable[Mapping[str, object] | str],
         *,
+        batch_size: AutoBatchSize | int | None = None,
         on_progress: ProgressCallback = ignore_progress,
         on_note: Callable[[str], object] = ignore_note,
     ) -> list[Prediction]:
@@ -136,17 +136,20 @@ class TrainedRun:
         Args:
             inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
                 reads them.
+            batch_size: examples per generation batch; default: eval.batch_size of the run.
             on_note: called with a sentence when the number of CPU threads changes.
 
         A record or text that cannot be used gets a Prediction with the reason in `skipped`, also where none can be
         used and whatever data.on_bad_record is. Raises DataError for inputs that are neither records nor texts.
         """
-        return self.predict_each([list_inputs(inputs)], on_progress=on_progress, on_note=on_note)[0]
+        requests = [list_inputs(inputs)]
+        return self.predict_each(requests, batch_size=batch_size, on_progress=on_progress, on_note=on_note)[0]
 
     def predict_each(
         self,
         requests: Sequence[Sequence[Mapping[str, object] | str]],
         *,
+        batch_size: AutoBatchSize | int | None = None,
         max_input_tokens: int | None = None,
         on_progress: ProgressCallback = ignore_progress,
         on_note: Callable[[str], object] = ignore_note,
@@ -167,6 +170,7 @@ class TrainedRun:
                 read,
                 self.model,
                 build_evaluator=self._make_predictor,
+                batch_size=batch_size,
                 max_input_tokens=max_input_tokens,
                 on_progress=partial(report, "answering"),
             )
@@ -202,7 +206,7 @@ class TrainedRun:
             raise
         return replace(found, temporary=is_temporary)
 
-    def list_parts(self) -> dict[str, TrainedRun]:
+    def list_parts(self) -> dict[str, LoadedRun]:
         """The run by the name of its task; for a mixture, one run per part, by the name of the part's task."""
         if not isinstance(self.config.task, Mixture):
             return {self.config.task.plugin_name(): self}
@@ -289,7 +293,7 @@ class TrainedRun:
         )
 
 
-def open_run(
+def load_run(
     folder: str | Path,
     overrides: Mapping[str, object] | None = None,
     *,
@@ -298,7 +302,7 @@ def open_run(
     on_note: Callable[[str], object] = ignore_note,
     world: World = SINGLE_PROCESS,
     load_model: LoadModel | None = None,
-) -> TrainedRun:
+) -> LoadedRun:
     """Load model/ of a run directory, or an export of one.
 
     Args:
@@ -320,14 +324,7 @@ def open_run(
     if (exporter := load_exporter_of(folder)) is None:
         refuse_missing_model(folder, status)
         refuse_foreign_model(folder, machine.run_id)
-    config = load_config(folder / rundir.CONFIG, _replace_share(overrides or {}), trained=True)
-    config = select_part(config, overrides or ())
-    _refuse_unused_overrides(overrides or (), unsupported)
-    # The working directory may differ from that of the training: relative paths are resolved with machine.json.
-    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
-    if "data.eval" in (overrides or ()):
-        check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
-    config = with_exported_cap(config, rundir.find_model_folder(folder))
+    config = resolve_config(folder, overrides or {}, unsupported)
     compute = choose_compute(config, world)
     if exporter and exporter.has_own_engine:
         refuse_fixed_settings(overrides or (), exporter.plugin_name())
@@ -339,16 +336,36 @@ def open_run(
         threads = ThreadControl.from_setting(config.train.num_threads) if compute.kind == "cpu" else None
     if compute.reasons:
         on_note(compute.reasons)
-    return TrainedRun(
+    return LoadedRun(
         folder=folder,
         config=config,
         model=loaded.model.eval(),
         tokenizer=loaded.tokenizer,
         compute=compute,
-        step=status.best.step if status.best else status.step or find_exported_step(folder),
+        step=find_exported_step(folder, status),
         generate=answer,
         threads=threads,
     )
+
+
+def resolve_config(
+    folder: Path, overrides: Mapping[str, object], unsupported: Mapping[str, str] = NO_REASONS
+) -> RunConfig:
+    """Return the config of a run for answers: with the overrides, and the generation cap of model/.
+
+    Args:
+        unsupported: as for `load_run`.
+
+    Raises ConfigError for an override without effect, DataError for a data.eval that is no data.
+    """
+    config = load_config(folder / rundir.CONFIG, _replace_share(overrides), trained=True)
+    config = select_part(config, overrides)
+    _refuse_unused_overrides(overrides, unsupported)
+    # The working directory may differ from that of the training: relative paths are resolved with machine.json.
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folder)})})
+    if "data.eval" in overrides:
+        check_sources(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}))
+    return with_exported_cap(config, rundir.find_model_folder(folder))
 
 
 def _load_model(folder: Path, config: RunConfig, compute: ComputeConfig) -> tuple[LoadedModel, GenerateAnswers]:
@@ -377,73 +394,6 @@ def _replace_share(overrides: Mapping[str, object]) -> Mapping[str, object]:
     keys = {ALIASES.get(given.replace("-", "_"), given) for given in overrides}
     no_split = {f"data.{name}": value for name, value in NO_SPLIT.items()}
     return overrides if "data.eval" not in keys or keys & no_split.keys() else {**overrides, **no_split}
-
-
-def predict(
-    folder: str | Path,
-    inputs: Iterable[Mapping[str, object] | str],
-    overrides: Mapping[str, object] | None = None,
-) -> list[Prediction]:
-    """Predict once with a run: `open_run(folder, overrides).predict(inputs)`. For more calls, keep the open run."""
-    return open_run(folder, overrides).predict(inputs)
-
-
-def evaluate(
-    folder: str | Path,
-    overrides: Mapping[str, object] | None = None,
-    *,
-    split: str | None = None,
-    on_progress: ProgressCallback = ignore_progress,
-    on_damage: Callable[[str], object] = warnings.warn,
-    on_note: Callable[[str], object] = ignore_note,
-) -> EvalRecord:
-    """Evaluate a run on its own data, or on {"data.eval": FILE}, and record it in the run directory.
-
-    Args:
-        split: name of the predictions file; default: the data file's name.
-        on_damage: called with a sentence for each damaged file that the evaluation does not need.
-        on_note: called with the reasons of the precision and of the number of CPU threads, and when the latter changes.
-    """
-    trained = open_run(folder, overrides, on_damage=on_damage, on_note=on_note)
-    evaluator = trained.build_evaluator(on_progress=on_progress)
-    own = rundir.read_data(folder, on_damage=on_damage).eval
-    is_own = not overrides and own is not None and own.fingerprint == evaluator.store.fingerprint
-    name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
-    run = rundir.RunDir.resume(folder, repair=False)
-    try:
-        rundir.read_evals(folder, is_growing=False, on_damage=on_damage)  # the new evaluation is appended to them
-        with translate_oom_errors():
-            record = evaluator.run(
-                trained.model,
-                step=trained.step,
-                split=name,
-                write=lambda predictions: run.write_predictions(
-                    name, trained.step, (one.as_dict() for one in predictions)
-                ),
-                on_progress=partial(watch_threads(trained.threads, on_progress, on_note), "evaluating"),
-            )
-        if name == "eval":  # of the run's own data and settings, those of config.yaml without the exported cap
-            basis = with_evaluation(
-                checkpoint.NO_OWNER, load_config(trained.folder / rundir.CONFIG, trained=True), evaluator
-            ).eval_basis
-            record = replace(record, basis=basis)
-        run.append(rundir.EVALS, record.as_dict())
-    finally:
-        run.close()
-    return record
-
-
-def choose_split_name(given: str | None, source: str, *, is_own: bool) -> str:
-    """Choose the name of an evaluation; `eval` only for the run's own data and settings, `subset` never.
-
-    >>> choose_split_name(None, "data/dev.json", is_own=False), choose_split_name(None, "data/eval.json", is_own=False)
-    ('dev', 'other-eval')
-    >>> (choose_split_name("eval", "data/dev.json", is_own=True),
-    ...  choose_split_name("subset", "data/dev.json", is_own=True))
-    ('eval', 'other-subset')
-    """
-    name = re.sub(r"[^\w.-]+", "-", given or Path(source).name.partition(".")[0]).strip(".-") or "other"
-    return f"other-{name}" if name in rundir.OWN_SPLITS and not (is_own and name == "eval") else name
 
 
 def _refuse_unused_overrides(overrides: Iterable[str], unsupported: Mapping[str, str]) -> None:

@@ -28,8 +28,12 @@ def refuse_missing_model(folder: Path, status: RunStatus) -> None:
     raise RunDirError(f"{folder}: {why}. {advice}: fivetune train {folder} --resume")
 
 
-def find_exported_step(folder: Path) -> int:
-    """The step of the best checkpoint, else of the last one: status.json is damaged; 0 without checkpoints."""
+def find_exported_step(folder: Path, status: RunStatus) -> int:
+    """The step of the weights in model/; of the best checkpoint, else of the last one, if status.json is damaged; 0
+    without checkpoints.
+    """
+    if status.best or status.step:
+        return status.best.step if status.best else status.step
     steps = checkpoint.list_steps(folder / "checkpoints")
     best = (folder / "best").resolve().name
     return next((step for step in steps if str(step) == best), max(steps, default=0))

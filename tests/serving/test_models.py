@@ -18,7 +18,7 @@ from fivetune.errors import ConfigError
 from fivetune.model.adapters import BASE, FOLDER
 from fivetune.serving.batching import Batcher
 from fivetune.serving.models import ServedModel, name_folders, open_models
-from fivetune.training.inference import open_run
+from fivetune.training.inference import load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
@@ -67,7 +67,7 @@ def test_adapters_answer_as_their_runs_on_one_copy_of_the_base(runs: dict[str, P
     answers: set[tuple[str, ...]] = set()
     for name, model in models.items():
         [found] = model.answer([RECORDS[:12]])
-        expected = open_run(runs[name]).predict(RECORDS[:12])
+        expected = load_run(runs[name]).predict(RECORDS[:12])
         assert [one.prediction for one in found] == [one.prediction for one in expected]
         assert [one.confidence for one in found] == pytest.approx([one.confidence for one in expected], rel=1e-3)
         answers.add(tuple(f"{one.confidence:.3f}" for one in found))
@@ -80,7 +80,7 @@ def test_adapters_answer_as_their_runs_on_one_copy_of_the_base(runs: dict[str, P
 def test_requests_name_the_model(runs: dict[str, Path]) -> None:
     models = opened([runs["red"], runs["whole"]])
     facts = {name: model.facts for name, model in models.items()}
-    expected = {name: open_run(runs[name]).predict(RECORDS[:1])[0] for name in models}
+    expected = {name: load_run(runs[name]).predict(RECORDS[:1])[0] for name in models}
     with serving({name: model.answer for name, model in models.items()}, facts=facts) as server:
         for name, one in expected.items():
             code, found = server.post(f"/predict?model={name}", json=RECORDS[0])

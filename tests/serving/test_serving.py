@@ -30,20 +30,20 @@ from fivetune.rundir.records import Prediction
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
 from fivetune.serving.schema import find_example
-from fivetune.training.inference import TrainedRun, open_run
+from fivetune.training.inference import LoadedRun, load_run
 
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> TrainedRun:
+def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> LoadedRun:
     folder = tmp_path_factory.mktemp("finished")
     fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
-    return replace(open_run(folder / "run"), threads=None)
+    return replace(load_run(folder / "run"), threads=None)
 
 
 @pytest.fixture(scope="module")
-def server(trained: TrainedRun) -> Generator[Server]:
+def server(trained: LoadedRun) -> Generator[Server]:
     with serving(lambda asked: trained.predict_each(asked, max_input_tokens=200), seconds=2) as found:
         yield found
 
@@ -51,7 +51,7 @@ def server(trained: TrainedRun) -> Generator[Server]:
 # --- answers ---
 
 
-def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> None:
+def test_answers_are_those_of_predict(server: Server, trained: LoadedRun) -> None:
     code, found = server.post(json={"inputs": RECORDS[:9]})
     expected = trained.predict(RECORDS[:9])
     assert code == 200 and [one["prediction"] for one in found["predictions"]] == [one.prediction for one in expected]
@@ -65,7 +65,7 @@ def test_answers_are_those_of_predict(server: Server, trained: TrainedRun) -> No
     assert server.post(json={"inputs": [text]})[1]["predictions"][0]["prediction"] == expected[0].prediction
 
 
-def test_requests_that_share_a_batch_do_not_mix(trained: TrainedRun) -> None:
+def test_requests_that_share_a_batch_do_not_mix(trained: LoadedRun) -> None:
     """Equal ids, records beside texts, and unusable records stay with their request."""
     a, b = {"id": "q", **RECORDS[0]}, {"id": "q", **RECORDS[30]}
     text = trained.predict([b])[0].inputs
@@ -82,7 +82,7 @@ def test_requests_that_share_a_batch_do_not_mix(trained: TrainedRun) -> None:
     assert trained.predict_each([requests[5][:1]], max_input_tokens=200)[0][0].skipped == long.skipped
 
 
-def test_completions_in_openai_s_form(server: Server, trained: TrainedRun) -> None:
+def test_completions_in_openai_s_form(server: Server, trained: LoadedRun) -> None:
     expected = trained.predict(RECORDS[:2])
     prompts = [one.inputs for one in expected]
     code, found = server.post("/v1/completions", json={"prompt": prompts, "temperature": 0, "max_tokens": 16, "n": 1})
@@ -97,7 +97,7 @@ def test_completions_in_openai_s_form(server: Server, trained: TrainedRun) -> No
     )
 
 
-def test_200_clients_at_once_share_batches(trained: TrainedRun) -> None:
+def test_200_clients_at_once_share_batches(trained: LoadedRun) -> None:
     with serving(trained.predict_each, max_queue=256) as many:
         before = many.read_measures()["fivetune_batch_records_count"]
         with ThreadPoolExecutor(200) as pool:
@@ -271,7 +271,7 @@ def test_ready_ends_with_the_queue_and_requests_are_503() -> None:
         assert closed.client.get("/health").status_code == 200
 
 
-def test_docs_need_no_other_server(server: Server, trained: TrainedRun) -> None:
+def test_docs_need_no_other_server(server: Server, trained: LoadedRun) -> None:
     page, openapi = server.client.get("/docs"), server.client.get("/openapi.json").json()
     assert openapi["openapi"] == "3.1.0" and {"/predict", "/v1/completions"} < set(openapi["paths"])
     assert not re.search(r"(src|href|url)\s*[=(]", page.text) and "<script" not in page.text
@@ -297,14 +297,14 @@ def test_docs_need_no_other_server(server: Server, trained: TrainedRun) -> None:
     ],
 )
 def test_the_command_refuses(
-    trained: TrainedRun, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    trained: LoadedRun, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", str(trained.folder), *words]) in (2, 4)
     assert message in capsys.readouterr().err
 
 
 def test_without_its_packages_the_command_names_them(
-    trained: TrainedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: LoadedRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "fivetune.serving.server", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -386,7 +386,7 @@ def test_memory_is_flat_over_fuzzed_requests(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_drains(trained: TrainedRun, signum: signal.Signals) -> None:
+def test_a_stop_signal_drains(trained: LoadedRun, signum: signal.Signals) -> None:
     """The queue holds a request when the signal comes: it is answered, new ones are not, and the exit code is 0."""
     command = [sys.executable, "-m", "fivetune", "serve", str(trained.folder), "--port", "0", "--max-wait-ms", "1500"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

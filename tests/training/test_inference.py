@@ -25,7 +25,7 @@ from fivetune.evaluation.output import PREDICTED
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.rundir.checksums import MANIFEST, write_checksums
 from fivetune.rundir.figures import select_evals_by_step
-from fivetune.training.inference import open_run
+from fivetune.training.inference import load_run
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +57,12 @@ def test_the_generation_cap_of_a_run_does_not_depend_on_its_data_json(tmp_path: 
     recipe = kit.recipe(tmp_path, model_folder, train__num_steps=1, eval={"every_steps": 1})
     cap = fivetune.train(recipe, quiet=True, preflight=False).evals[-1].max_new_tokens
     (tmp_path / "run" / "data.json").unlink()
-    assert open_run(tmp_path / "run").config.eval.max_new_tokens == cap != 64
+    assert load_run(tmp_path / "run").config.eval.max_new_tokens == cap != 64
     assert fivetune.evaluate(tmp_path / "run").max_new_tokens == cap
     (tmp_path / "run" / "model" / "generation_config.json").unlink()
     write_checksums(tmp_path / "run" / "model")
     with pytest.raises(RunDirError, match=r"generation_config\.json: holds no max_new_tokens, .*: delete .*run/model,"):
-        open_run(tmp_path / "run")
+        load_run(tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_texts_on_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_blank_text_is_skipped_at_its_index(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = open_run(run).predict(["question: a", " ", "\ud800"])
+    found = load_run(run).predict(["question: a", " ", "\ud800"])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", True)]
     assert found[1].skipped == "inputs is empty. Give it a text."
     assert main(["predict", str(run), "--inputs", "question: a", " "]) == 0
@@ -110,10 +110,10 @@ def test_a_blank_text_is_skipped_at_its_index(run: Path, capsys: pytest.CaptureF
 def test_a_batch_of_only_bad_records_gives_what_a_mixed_one_gives_for_them(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
     bad = [{**good, "question": " "}, {"question": "Who?"}, {**good, "x": float("inf")}]
-    alone, mixed = open_run(run).predict(bad), open_run(run).predict([*bad, good])
+    alone, mixed = load_run(run).predict(bad), load_run(run).predict([*bad, good])
     assert alone == mixed[:3] and all(one.skipped for one in alone)
     assert [one.id for one in alone] == ["0", "1", "2"]
-    assert open_run(run).predict([" "])[0].skipped
+    assert load_run(run).predict([" "])[0].skipped
 
 
 def test_a_file_without_a_usable_record_is_an_error_of_the_command(
@@ -121,7 +121,7 @@ def test_a_file_without_a_usable_record_is_an_error_of_the_command(
 ) -> None:
     source, target = tmp_path / "new.csv", tmp_path / "out.csv"
     source.write_text("ticket,text\n1,a\n2,b\n")
-    assert all(one.prediction.skipped for one in open_run(run).predict_file(source))
+    assert all(one.prediction.skipped for one in load_run(run).predict_file(source))
     assert main(["predict", str(run), "--input", str(source), "--output", str(target)]) == 3
     error = " ".join(capsys.readouterr().err.split())
     assert f"{source}: none of 2 records can be answered. The first: {source}:2: there is no column" in error
@@ -131,7 +131,7 @@ def test_a_file_without_a_usable_record_is_an_error_of_the_command(
 def test_records_without_answers_can_be_predicted(run: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"id": "a", "question": "What has Ann?", "context": "Ann has a red hat."}\n')
-    assert [one.prediction.id for one in open_run(run).predict_file(asked)] == ["a"]
+    assert [one.prediction.id for one in load_run(run).predict_file(asked)] == ["a"]
 
 
 def test_evaluation_on_another_file_keeps_its_own_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,7 @@ def test_a_run_without_a_model_says_how_to_go_on(tmp_path: Path, model_folder: P
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(json.dumps(config.as_dict()))
     with pytest.raises(RunDirError, match=r"has no model/ yet: the run is not finished\. Resume with: fivetune train"):
-        open_run(tmp_path / "run")
+        load_run(tmp_path / "run")
 
 
 def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, model_folder: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_finished_run_without_its_model_says_how_to_export_it(tmp_path: Path, 
     with pytest.raises(
         RunDirError, match=r"model/ is missing, although the run is finished\. Export it again .*--resume"
     ):
-        open_run(tmp_path / "run")
+        load_run(tmp_path / "run")
     fivetune.train(tmp_path / "run", resume=True, quiet=True)
-    assert open_run(tmp_path / "run").step == 1
+    assert load_run(tmp_path / "run").step == 1
 
 
 def test_damage_that_prediction_does_not_need_is_a_warning(
@@ -173,7 +173,7 @@ def test_damage_that_prediction_does_not_need_is_a_warning(
     assert main(["evaluate", str(copied), "--data.eval", str(run.parent / "dev.json"), "--json"]) == 0
     printed = capsys.readouterr()
     assert f"warning: {copied}/data.json:1:2: damaged" in " ".join(printed.err.split())
-    assert json.loads(printed.out.splitlines()[-1])["step"] == open_run(run).step
+    assert json.loads(printed.out.splitlines()[-1])["step"] == load_run(run).step
     assert (copied / "status.json").read_text() == "{"
 
 
@@ -181,8 +181,7 @@ def test_damage_that_prediction_does_not_need_is_a_warning(
 
 
 def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
-    trained = fivetune.open_run(run)
-    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    trained, record = load_run(run), {"question": "What has Ann?", "context": "Ann has a red hat."}
     (first,) = trained.predict([record])
     assert isinstance(first, fivetune.Prediction) and first.confidence is not None and first.id == "0"
     text = "question: What has Ann? context: Ann has a red hat."
@@ -198,7 +197,7 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
     [
         ({"question": "a", "context": "b"}, "the inputs are one dict. Allowed is a list of them"),
         ("question: a", "the inputs are one str. Allowed is a list of them"),
-        (SimpleNamespace(columns=["question"]), 'table.to_dict("records")'),
+        (SimpleNamespace(columns=["question"]), "with polars table.to_dicts()"),
         (None, "the inputs are NoneType. Allowed is a list of records or texts"),
         ([{"question": "a"}, 3], "inputs[1] is '3' (int). Allowed are records"),
         ([None], "inputs[0] is 'None' (NoneType)"),
@@ -206,38 +205,38 @@ def test_an_open_run_predicts_records_and_texts(run: Path) -> None:
 )
 def test_inputs_that_are_no_list_of_records_are_refused(run: Path, inputs: Any, message: str) -> None:
     with pytest.raises(DataError) as caught:
-        open_run(run).predict(inputs)
+        load_run(run).predict(inputs)
     assert message in str(caught.value)
 
 
 def test_the_run_directory_is_a_path() -> None:
     with pytest.raises(ConfigError, match="the run directory is 'None'"):
-        open_run(cast(str, None))
+        load_run(cast(str, None))
 
 
 def test_an_empty_cell_of_a_data_frame_stops_no_other_record(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run).predict([{**good, "x": float("nan")}, {**good, "question": float("nan")}])
+    found = load_run(run).predict([{**good, "x": float("nan")}, {**good, "question": float("nan")}])
     assert not found[0].skipped and "question" in (found[1].skipped or "")
 
 
 @pytest.mark.parametrize("value", [float("inf"), {"deep": [float("nan")]}, [[float("-inf")]]])
 def test_a_number_that_is_not_finite_stops_no_other_record(run: Path, value: Any) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
+    found = load_run(run).predict([good, {**good, "x": value}, {**good, "id": "c", "x": value}, good])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("c", True), ("3", False)]
     assert "is not JSON. Allowed are finite numbers and null." in (found[1].skipped or "") and not found[1].prediction
 
 
 def test_half_a_surrogate_pair_stops_no_other_record_and_endless_nesting_has_a_name(run: Path) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run).predict([good, {**good, "question": "\ud800"}, {**good, "note": "é"}])
+    found = load_run(run).predict([good, {**good, "question": "\ud800"}, {**good, "note": "é"}])
     assert [bool(one.skipped) for one in found] == [False, True, False]
     assert "half a surrogate pair" in (found[1].skipped or "")
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    found = open_run(run).predict([good, {**good, "id": "d", "note": deep}])
+    found = load_run(run).predict([good, {**good, "id": "d", "note": deep}])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("d", True)]
     assert (found[1].skipped or "").startswith("inputs[1]['note']: nested too deeply. Allowed are text, ")
 
@@ -251,7 +250,7 @@ def test_numbers_texts_and_arrays_of_numpy_are_those_of_python(run: Path, tmp_pa
         "id": 7, "a": 3, "b": 0.5, "c": True, "d": "é", "e": [[1, 2]], "f": {"deep": [4]}, "g": ["a", 1], "h": None,
     }  # fmt: skip
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run).predict([good, {**good, "question": np.str_(good["question"]), **values}])
+    found = load_run(run).predict([good, {**good, "question": np.str_(good["question"]), **values}])
     assert found[1] == replace(found[0], id="1")
 
 
@@ -278,7 +277,7 @@ def test_an_empty_cell_of_a_column_with_missing_values_is_null(tmp_path: Path) -
 )  # fmt: skip
 def test_a_value_that_json_cannot_represent_stops_no_other_record(run: Path, value: Any, told: str) -> None:
     good = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run).predict([good, {**good, "note": value}, good])
+    found = load_run(run).predict([good, {**good, "note": value}, good])
     assert [(one.id, bool(one.skipped)) for one in found] == [("0", False), ("1", True), ("2", False)]
     assert (found[1].skipped or "").startswith("inputs[1]['note']: ") and told in (found[1].skipped or "")
 
@@ -304,7 +303,7 @@ def test_ids_are_those_of_the_id_column_or_numbers(tmp_path: Path, column: str, 
 
 def test_a_run_with_an_id_column_predicts(run: Path) -> None:
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
-    found = open_run(run, {"data.columns": {"id": "qid"}}).predict([record, {"qid": "x", **record}])
+    found = load_run(run, {"data.columns": {"id": "qid"}}).predict([record, {"qid": "x", **record}])
     assert [(one.id, one.skipped) for one in found] == [("0", None), ("x", None)]
 
 
@@ -326,14 +325,14 @@ def test_evaluate_after_a_resume_that_died_has_the_present_data(tmp_path: Path, 
 
 def test_records_with_one_id_are_both_answered(run: Path) -> None:
     records = [{"id": "a", "question": f"What has {name}?", "context": "Ann has a red hat."} for name in ("Ann", "Bob")]
-    apart = [one.confidence for record in records for one in open_run(run).predict([record])]
-    found = open_run(run).predict(records)
+    apart = [one.confidence for record in records for one in load_run(run).predict([record])]
+    found = load_run(run).predict(records)
     assert [(one.id, one.skipped) for one in found] == [("a", None), ("a", None)]
     assert [one.confidence for one in found] == pytest.approx(apart, rel=1e-3)
 
 
 def test_messages_name_the_record_not_a_temporary_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = open_run(run).predict([{"question": "", "context": ""}])
+    (found,) = load_run(run).predict([{"question": "", "context": ""}])
     assert found.skipped == "question is empty. Give it a text."
     assert main(["predict", str(run), "--column", "context=a"]) == 3
     assert "fivetune-" not in capsys.readouterr().err
@@ -359,7 +358,7 @@ def test_the_public_names_are_found_and_short() -> None:
 
 
 def test_representations_take_one_line(run: Path) -> None:
-    assert repr(fivetune.open_run(run)) == f"TrainedRun({str(run)!r}, squad_v2, step {fivetune.open_run(run).step})"
+    assert repr(load_run(run)) == f"LoadedRun({str(run)!r}, squad_v2, step {load_run(run).step})"
     assert len(repr(fivetune.read_run(run))) < 100
 
 
@@ -428,7 +427,7 @@ def test_a_row_without_prediction_keeps_its_columns_and_its_reason(run: Path, tm
 def test_an_output_that_cannot_be_written_is_refused_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fivetune.training.inference.open_run", lambda *_, **__: pytest.fail("the run was opened"))
+    monkeypatch.setattr("fivetune.training.inference.load_run", lambda *_, **__: pytest.fail("the run was opened"))
     source = tmp_path / "new.csv"
     source.write_text(ROWS)
     for name, message in (

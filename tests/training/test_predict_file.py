@@ -24,7 +24,7 @@ from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
 from fivetune.evaluation.inputs import InputRow
 from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.rundir.records import Candidate, Prediction
-from fivetune.training.inference import TrainedRun
+from fivetune.training.inference import LoadedRun
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_a_folder_of_another_process_is_refused(
 ) -> None:
     words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(tmp_path / "out.csv")]
     codes: list[int] = []
-    monkeypatch.setattr(TrainedRun, "predict_file", lambda *_, **__: codes.append(main(words)) or [])
+    monkeypatch.setattr(LoadedRun, "predict_file", lambda *_, **__: codes.append(main(words)) or [])
     main(words)
     assert codes == [4] and "out.csv.partial: another process answers into it" in capsys.readouterr().err
 

@@ -101,7 +101,7 @@ def test_stopped_by_a_signal_and_resumed(tmp_path, model_folder, uninterrupted, 
     ) as caught:
         train(table, preflight=False, quiet=True)
     assert caught.value.exit_code == 128 + signal.SIGTERM
-    assert str(caught.value).endswith(f"fivetune train {tmp_path / 'run'} --resume")
+    assert f"fivetune train {tmp_path / 'run'} --resume. In Python: " in str(caught.value)
     stopped = rundir.read_run(tmp_path / "run")
     assert (stopped.status.state, stopped.status.step) == ("interrupted", step)
     assert checkpoint.find_damage(tmp_path / "run" / "checkpoints" / str(step)) is None
@@ -196,7 +196,7 @@ def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted
     with monkeypatch.context() as patch:
         _signal_during(patch, "tokenising", 1)
         with pytest.raises(
-            InterruptedRunError, match=r"^stopped by SIGTERM. Resume with: fivetune train .*run --resume$"
+            InterruptedRunError, match=r"^stopped by SIGTERM. Resume with: fivetune train .*run --resume\. In Python: "
         ):
             train(table, resume=True, quiet=True)
     assert (tmp_path / "run" / "status.json").read_bytes() == before

@@ -18,7 +18,6 @@ import pytest
 import torch
 from kit import recipe
 
-from fivetune import open_run
 from fivetune.config import load_config
 from fivetune.data.batch import IGNORE_INDEX, collate, join_batches, pad
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
@@ -27,6 +26,7 @@ from fivetune.optimizers.adafactor import Adafactor
 from fivetune.optimizers.adamw import AdamW
 from fivetune.telemetry import devices
 from fivetune.training import learner, train
+from fivetune.training.inference import load_run
 
 HAS_JAX = find_spec("jax") is not None and find_spec("torchax") is not None
 TESTS = Path(__file__).parents[1]
@@ -160,13 +160,13 @@ def test_a_trained_run_answers_whatever_it_was_trained_with(tmp_path, model_fold
     monkeypatch.setitem(sys.modules, "fivetune.training.tpu", chips)
     if adapter == "prompt":
         with pytest.raises(ConfigError, match=r"device: tpu has no virtual tokens, which the run was trained with"):
-            open_run(run, {"device": "tpu"})
+            load_run(run, {"device": "tpu"})
         return
-    open_run(run, {"device": "tpu", "train.precision": "fp32"})
+    load_run(run, {"device": "tpu", "train.precision": "fp32"})
     assert built == ["fp32"]
     for key, value in (("eval.num_beams", 4), ("train.precision", "fp16")):
         with pytest.raises(ConfigError, match=rf"{key} {value} is not supported with device tpu"):
-            open_run(run, {"device": "tpu", key: value})
+            load_run(run, {"device": "tpu", key: value})
     with pytest.raises(ConfigError, match=r"model.adapter lora is not supported with device tpu"):
         load_config(run, {"device": "tpu"})
 

@@ -108,8 +108,14 @@ def write_report(
     """Build report.html of a run directory and write it atomically.
 
     Args:
+        folder: the run directory.
         output: path of the file; default: report.html in the run directory.
         on_damage: called with a sentence for each damaged file of the run; the page lists them too.
+
+    Returns the file's path. Raises RunDirError for another folder, or if the file cannot be written.
+
+    >>> print(write_report("runs/tickets", output="page.html"))
+    page.html
     """
     folder = Path(folder)
     run = read_run(folder)

@@ -1,0 +1,329 @@
+"""A run in Python: one object for scores, report, answers and evaluations; tables in memory as data."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import kit
+import pytest
+
+import fivetune
+from fivetune import rundir
+from fivetune.data.tables import iter_rows
+from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
+from fivetune.evaluation.batch_size import AutoBatchSize
+from fivetune.evaluation.evaluator import Evaluator
+from fivetune.progress import Progress
+from fivetune.training.inference import load_run
+
+CLASSIFY = {"task": {"name": "classification", "inputs": "colour: {thing}", "label": "colour"}}
+FAST = {"train.num_steps": 2, "eval.every_steps": 2, "eval.at_start": False}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> fivetune.TrainedRun:
+    folder = tmp_path_factory.mktemp("python")
+    return fivetune.train(kit.recipe(folder, model_folder), FAST, quiet=True, preflight=False)
+
+
+def rows(num: int = 8) -> list[dict[str, Any]]:
+    return [{"id": f"r{i}", "thing": f"{kit.COLOURS[i % 2]} hat {i}", "colour": kit.COLOURS[i % 2]} for i in range(num)]
+
+
+def classify(folder: Path, model: Path, train: object, **changes: Any) -> fivetune.TrainedRun:
+    given = {**kit.recipe(folder, model, **CLASSIFY), "data": {"train": train, "cache_dir": str(folder / "cache")}}
+    return fivetune.train(given, {**FAST, **changes.pop("settings", {})}, quiet=True, preflight=False, **changes)
+
+
+# --- the object ---
+
+
+def test_train_and_open_run_give_the_same_object(run: fivetune.TrainedRun) -> None:
+    opened = fivetune.open_run(run.folder)
+    assert type(run) is type(opened) is fivetune.TrainedRun
+    assert opened.evals == run.evals and opened.scores == run.scores and repr(opened) == repr(run)
+    record = run.evals[-1]
+    assert run.scores["exact"] == record.scores["exact"]
+    assert (run.scores["f1"].low, run.scores["f1"].high) == record.intervals["f1"]
+    assert repr(run).startswith(f"TrainedRun('{run.folder}', squad_v2, step 2 of 2, ") and len(repr(run)) < 200
+
+
+def test_the_model_is_loaded_once_and_only_for_answers(
+    run: fivetune.TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[Path] = []
+    whole = load_run
+
+    def count(folder: Path, *args: Any, **options: Any) -> object:
+        loads.append(folder)
+        return whole(folder, *args, **options)
+
+    monkeypatch.setattr("fivetune.training.trained_run.load_run", count)
+    opened = fivetune.open_run(run.folder)
+    assert opened.scores and opened.status.state == "finished" and not loads
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    assert len(opened.predict([record])) == len(opened.predict([record, record])) - 1 == 1
+    opened.evaluate([{**record, "answers": ["red hat"]}], split="own")
+    assert len(loads) == 1
+
+
+def test_a_run_without_a_model_can_be_read(run: fivetune.TrainedRun, tmp_path: Path) -> None:
+    for name in ("config.yaml", "status.json", "evals.jsonl", "machine.json"):
+        (tmp_path / name).write_bytes((run.folder / name).read_bytes())
+    opened = fivetune.open_run(tmp_path)
+    assert opened.scores == run.scores
+    with pytest.raises(RunDirError, match="model"):
+        opened.predict([{"question": "a", "context": "b"}])
+    with pytest.raises(ConfigError, match=r"--optimizer\.lr: has no effect here"):
+        fivetune.open_run(run.folder, {"optimizer.lr": 1})
+
+
+def test_texts_are_the_only_column_of_a_task(tmp_path: Path, model_folder: Path, run: fivetune.TrainedRun) -> None:
+    classifier = classify(tmp_path, model_folder, rows())
+    by_text, by_record = classifier.predict(["red hat"]), classifier.predict([{"thing": "red hat"}])
+    assert by_text == by_record and by_text[0].inputs == "colour: red hat"
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    whole = run.predict(["question: What has Ann? context: Ann has a red hat."])
+    assert whole[0].prediction == run.predict([record])[0].prediction  # of several columns, as the model reads it
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "many", 1.5])
+def test_a_batch_size_is_a_number_or_auto(run: fivetune.TrainedRun, size: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch_size: .* is no size. Allowed are whole numbers from 1 and 'auto'"):
+        run.predict([], batch_size=size)
+
+
+def test_auto_halves_where_memory_runs_out_and_answers_nothing_twice(
+    run: fivetune.TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, sizes, answered = Evaluator.predict, list[int](), list[int]()
+
+    def predict(self: Evaluator, *args: Any, **options: Any) -> Any:
+        sizes.append(self.decoding.batch_size)
+        for number, one in enumerate(whole(self, *args, **options)):
+            if self.decoding.batch_size > 2 and number == 3:
+                raise RuntimeError("CUDA out of memory.")
+            answered.append(one[0])
+            yield one
+
+    monkeypatch.setattr(Evaluator, "predict", predict)
+    monkeypatch.setattr(AutoBatchSize, "choose", lambda self, *_: self.limit or 8)
+    record = {"question": "What has Ann?", "context": "Ann has a red hat."}
+    opened = fivetune.open_run(run.folder)
+    assert [one.id for one in opened.predict([record] * 9)] == [str(i) for i in range(9)]
+    assert sizes == [8, 4, 2] and sorted(answered) == list(range(9))
+    assert len(opened.predict([record])) == 1 and sizes == [8, 4, 2, 2]  # it is remembered
+    with pytest.raises(FiveTuneEnvironmentError, match=r"device: out of memory: .* or eval\.batch_size"):
+        opened.predict([record] * 9, batch_size=4)
+
+
+def test_auto_fits_the_batch_into_the_free_memory(run: fivetune.TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_run(run.folder)
+    evaluator, sizes = loaded.build_evaluator(), dict[float, int]()
+    for free in (1e12, 4e6, 1.0):
+        monkeypatch.setattr("fivetune.evaluation.batch_size.measure_free_bytes", lambda kind, free=free: free)
+        sizes[free] = AutoBatchSize().choose(evaluator, loaded.model)
+    assert sizes[1e12] == 64 and sizes[1.0] == 1 and 1 < sizes[4e6] < 64
+
+
+# --- shown in a notebook ---
+
+
+class _Frames(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[dict[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append({"tag": tag, **dict(attrs)})
+
+
+def test_the_report_is_shown_in_a_frame_that_needs_no_other_file(run: fivetune.TrainedRun) -> None:
+    page = run.report()
+    parser = _Frames()
+    parser.feed(page._repr_html_())
+    (frame,) = parser.found
+    assert frame["tag"] == "iframe" and frame["srcdoc"] == Path(page).read_text() and "src" not in frame
+    assert str(page) == str(run.folder / "report.html") and "allow-same-origin" not in str(frame["sandbox"])
+
+
+def test_a_run_is_shown_as_a_table_of_its_scores(run: fivetune.TrainedRun) -> None:
+    shown = run._repr_html_()
+    assert f"<td>exact</td><td>{run.scores['exact']:.2f}</td>" in shown and "step 2 of 2" in shown
+
+
+# --- tables ---
+
+
+def test_a_list_of_records_trains_as_the_file_of_them(tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "file").mkdir()
+    (tmp_path / "table").mkdir()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows()))
+    classify(tmp_path / "file", model_folder, str(path))
+    done = classify(tmp_path / "table", model_folder, rows())
+    assert kit.weights_of(tmp_path / "file/run") == kit.weights_of(tmp_path / "table/run")
+    (written,) = done.config["data"]["train"]
+    assert Path(written).read_text() == path.read_text() and done.data.train.source == (written,)
+    assert fivetune.load_config(done.folder).data.train == (written,)
+
+
+def test_a_run_of_a_table_resumes_with_that_table_only(tmp_path: Path, model_folder: Path) -> None:
+    done = classify(tmp_path, model_folder, rows())
+    more = {"train.num_steps": 4}
+    assert classify(tmp_path, model_folder, rows(), resume=True, settings=more).status.step == 4
+    changed = [*rows(), {"thing": "blue hat", "colour": "blue"}]
+    with pytest.raises(ConfigError, match=r"data\.train"):
+        classify(tmp_path, model_folder, changed, resume=True)
+    done = fivetune.train(done.folder, {"train.num_steps": 5}, resume=True, quiet=True, preflight=False)
+    assert done.status.step == 5 and done.status.num_resumes == 2
+
+
+def test_frames_and_data_sets_are_their_rows() -> None:
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    frame = pandas.DataFrame(
+        {"a": ["x", None], "b": [1.5, float("nan")], "c": [pandas.Timestamp("2026-01-02"), pandas.NaT]}
+    )
+    expected = [{"a": "x", "b": 1.5, "c": "2026-01-02T00:00:00"}, {"a": None, "b": None, "c": None}]
+    assert list(iter_rows(frame, "data.train")) == expected
+    one, two = ({"a": ["x"]}, {"a": ["y"]})
+    splits = datasets.DatasetDict(train=datasets.Dataset.from_dict(one), validation=datasets.Dataset.from_dict(two))
+    assert list(iter_rows(splits["train"], "inputs")) == list(iter_rows(splits, "data.train")) == [{"a": "x"}]
+    assert list(iter_rows(splits, "data.eval")) == [{"a": "y"}]
+    with pytest.raises(DataError, match=r"inputs: the DatasetDict has several splits. There are: train, validation. G"):
+        list(iter_rows(splits, "inputs"))
+    del splits["validation"]
+    with pytest.raises(DataError, match=r"data\.eval: the DatasetDict has no split named validation or eval or dev"):
+        list(iter_rows(splits, "data.eval"))
+
+
+def test_a_frame_trains_evaluates_and_is_answered(tmp_path: Path, model_folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(rows())
+    done = classify(tmp_path, model_folder, frame, settings={"data.eval": frame.head(4)})
+    assert done.data.eval is not None and done.data.eval.num_examples == 4
+    record = done.evaluate(frame, split="all")
+    assert record.num_examples == 8 and done.evals[-1] == record == fivetune.open_run(done.folder).evals[-1]
+    assert fivetune.evaluate(done.folder, {"data.eval": frame}).scores == record.scores
+    assert [one.id for one in done.predict(frame)] == [f"r{i}" for i in range(8)]
+    assert done.predict(frame["thing"])[0].prediction == done.predict(frame)[0].prediction
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: frame.drop(columns="thing"), "data.train[0]: "),
+        (lambda frame: frame.head(0), "data.train: the DataFrame has no rows. Allowed is at least one."),
+        (lambda frame: frame.assign(thing=[None, *frame.thing[1:]]), "data.train[0]: thing is null"),
+        (lambda frame: frame.rename(columns={"id": "thing"}), "data.train: two columns are named 'thing'. Rename one."),
+        (lambda frame: frame.rename(columns={"id": 3}), "data.train: the column '3' is a int. Allowed are names."),
+        (lambda frame: frame.assign(x=b"a"), "data.train[0]['x']: b'a' is of type bytes. Allowed are text, numbers"),
+        (lambda frame: [*frame.to_dict("records"), 3], "data.train[8]: is '3' (int). Allowed are records"),
+    ],
+)
+def test_errors_name_the_row_of_a_table(tmp_path: Path, model_folder: Path, change: Any, message: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError) as caught:
+        classify(tmp_path, model_folder, change(pandas.DataFrame(rows())))
+    assert str(caught.value).startswith(message) and "tables" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_data_may_be_a_frame(tmp_path: Path, model_folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ConfigError, match=r"^task\.labels: a DataFrame. Allowed for data\.train, data\.eval and parts"):
+        classify(tmp_path, model_folder, rows(), settings={"task.labels": pandas.DataFrame()})
+
+
+def test_pandas_and_datasets_are_not_imported() -> None:
+    code = (
+        "import sys, fivetune; from fivetune.training.trained_run import list_inputs; "
+        "assert list_inputs([{'a': 1}]) and not {'pandas', 'datasets'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- stopped ---
+
+PROGRAM = """
+import json, sys, fivetune
+try:
+    fivetune.train(json.loads(sys.argv[1]), preflight=False)
+except fivetune.errors.InterruptedRunError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.release
+def test_ctrl_c_in_a_program_saves_and_names_the_call_that_resumes(tmp_path: Path, model_folder: Path) -> None:
+    settings = kit.recipe(tmp_path, model_folder, eval__at_start=False, eval__every_steps=100_000)
+    settings["train"]["num_steps"] = 100_000
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, json.dumps(settings)], stdout=subprocess.PIPE, text=True)
+    steps = tmp_path / "run" / rundir.STEPS
+    while child.poll() is None and not (steps.is_file() and steps.stat().st_size):
+        time.sleep(0.02)
+    os.kill(child.pid, signal.SIGINT)
+    printed, _ = child.communicate(timeout=60)
+    assert child.returncode == 130 and printed.startswith("stopped by SIGINT after step ")
+    opened = fivetune.open_run(tmp_path / "run")
+    assert opened.status.state == "interrupted" and repr(opened).endswith(
+        f"squad_v2, interrupted, step {opened.status.step:,} of 100,000)"
+    )
+    changes = {"train.num_steps": opened.status.step + 3}
+    done = fivetune.train(tmp_path / "run", changes, resume=True, quiet=True, preflight=False)
+    (tmp_path / "whole").mkdir()
+    whole = fivetune.train(settings, {**changes, "run.dir": str(tmp_path / "whole/run")}, quiet=True, preflight=False)
+    assert [one.loss for one in done.steps] == [one.loss for one in whole.steps]
+    assert kit.weights_of(done.folder) == kit.weights_of(whole.folder)
+
+
+def test_the_interrupt_of_a_kernel_names_the_call_that_resumes(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel sends its process SIGINT, as Ctrl-C does."""
+    monkeypatch.setattr(Progress, "show_step", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(InterruptedRunError, match=r"^stopped by SIGINT after step 1 of 2; saved\. ") as caught:
+        classify(tmp_path, model_folder, rows())
+    monkeypatch.undo()
+    call = str(caught.value).rpartition("In Python: ")[2]
+    assert call == f"fivetune.train({str(tmp_path / 'run')!r}, resume=True)"
+    assert fivetune.train(str(tmp_path / "run"), resume=True).status.step == 2  # as the call has it
+    assert caught.value._render_traceback_() == [f"InterruptedRunError: {caught.value}"]
+
+
+# --- the names ---
+
+
+@pytest.mark.parametrize("name", sorted({*fivetune.__all__} - {"__version__"}))
+def test_public_names_are_documented_and_typed(name: str) -> None:
+    public = getattr(fivetune, name)
+    members = [public]
+    if inspect.isclass(public):
+        own = [getattr(public, each) for each in vars(public) if not each.startswith("_")]
+        members += [each.fget if isinstance(each, property) else each for each in own]
+    for member in members:
+        if not callable(member) or (inspect.isclass(member) and member is not public):
+            continue
+        label = f"{name}.{member.__name__}"
+        assert inspect.getdoc(member), f"{label} has no docstring"
+        if inspect.isfunction(member) and member.__module__.startswith("fivetune"):
+            given = inspect.signature(member)
+            hints = {each.name for each in given.parameters.values() if each.annotation is not each.empty}
+            assert hints == {*given.parameters} - {"self"}, f"{label}: parameters without a type"
+            assert given.return_annotation is not given.empty, f"{label}: no return type"
+            if member is public:
+                assert all(word in inspect.getdoc(member) for word in ("Args", "eturns", ">>>")), label  # pyright: ignore
+
+
+def test_public_types_resolve() -> None:
+    assert get_type_hints(fivetune.train)["return"] is fivetune.TrainedRun
