@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fivetune.model.cuda.attention import compute_attention
+from fivetune.model.cuda.cross_entropy import compute_nats, compute_nats_gradient
 from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
 from fivetune.model.cuda.optimizer import FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
@@ -158,6 +159,7 @@ def check_pointwise(sizes: Sizes, dtype: torch.dtype) -> Iterator[tuple[str, flo
         _measure_error(lambda x, y: add_dropout(y, x, DROPOUT, seed), [x, other], lambda x, y: y + x * kept),
     )
     yield "rows of a table", _check_rows(sizes, dtype)
+    yield "cross-entropy", _check_losses(sizes, dtype)
 
 
 def _check_optimizer(sizes: Sizes) -> float:
@@ -179,6 +181,20 @@ def _check_rows(sizes: Sizes, dtype: torch.dtype) -> float:
     exact = torch.zeros(50, sizes.width, dtype=torch.float64, device=sizes.device).index_add_(0, ids, grad.double())
     ours = add_rows_(torch.zeros(50, sizes.width, device=sizes.device), ids, grad)
     return ((ours - exact).abs().max() / exact.abs().max()).item()
+
+
+def _check_losses(sizes: Sizes, dtype: torch.dtype) -> float:
+    """Losses and the gradient of logits whose rows end within a block; errors are relative to the largest value."""
+    logits = _draw(sizes, sizes.rows, 8 * sizes.width + 1, dtype=dtype).detach()
+    labels = torch.randint(logits.shape[1], (sizes.rows,), device=sizes.device)
+    weights = torch.rand(sizes.rows, device=sizes.device)
+    nats, norms = compute_nats(logits, labels)
+    found = compute_nats_gradient(logits, norms, labels, weights)
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, labels, reduction="none")
+    (grad,) = torch.autograd.grad(expected, exact, weights.double())
+    pairs = ((nats, expected), (found, grad))
+    return max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
 
 
 # --- masks ---

@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
 from benchmarks.harness import make_parser, table
-from fivetune.model.cuda import attention_kernels, norm, optimizer, pointwise, rows
+from fivetune.model.cuda import attention_kernels, cross_entropy, norm, optimizer, pointwise, rows
 from fivetune.model.cuda.tiles import TILES, Tile, choose_attention_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-FP32 = {"lse", "delta", "parts", "factors", "grad_bias", "bias", "total"}
-INT64 = {"seed", "cu_q", "cu_k", "ids", "order"}
+FP32 = {"lse", "delta", "parts", "factors", "grad_bias", "bias", "total", "nats", "norms", "weights"}
+INT64 = {"seed", "cu_q", "cu_k", "ids", "order", "labels"}
 FLOATS = {"scale", "eps", "max_norm", "weight_decay"}
 COUNTS = {"q_stride", "k_stride", "v_stride", "grad_stride", "num_rows", "width", "groups", "rate", "tiles_q"} | {
     "tiles_k",
@@ -74,6 +74,9 @@ def cases() -> Iterator[tuple[str, Any, str, dict[str, Any], Tile]]:
         yield "activation backward", pointwise._activated_backward, kind, gate, pointwise_tile
         tile = TILES["rows", ""]
         yield "rows of a table", rows._add_runs, kind, {"ROWS": tile.rows, "COLS": tile.cols}, tile
+        tile = TILES["logits", ""]
+        yield "losses of logits", cross_entropy._forward, kind, {"BLOCK": tile.cols}, tile
+        yield "gradient of logits", cross_entropy._backward, kind, {"BLOCK": tile.cols}, tile
     tile = TILES["optimizer", ""]
     betas = {"BETA1": 0.9, "BETA2": 0.999}
     yield "square sums", optimizer._square_sums, "fp32", {"BLOCK": tile.cols}, tile

@@ -1,4 +1,4 @@
-"""Data at scale: records prepared per second beside `datasets.map`, and the memory of a million examples.
+"""Data at scale: records prepared per second beside `datasets.map`, the memory of a million examples, and of answers.
 
 Both sides read the same JSONL file, tokenise with the same tokenizer on the same cores, and write token ids to disk.
 They alternate A B B A, each window in new processes with an empty cache. `datasets.map` gets a process per core, and
@@ -6,9 +6,11 @@ batches of 1,000 and the fast tokenizer; FiveTune also checks the ids, counts, a
     python -m benchmarks.scale_data speed
     python -m benchmarks.scale_data memory
     python -m benchmarks.scale_data readers
+    python -m benchmarks.scale_data predict
 The second prepares synthetic examples, trains some steps from the shards, and records the largest resident memory of
 all processes together (proportional set size: pages that processes share count once). The third compares, by format,
-the process that reads with one that converts.
+the process that reads with one that converts. The fourth answers records with a model of t5-small's shape, and a fifth
+of them, and records the largest anonymous memory of each process, which mapped files are no part of.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,11 +36,13 @@ import psutil
 import yaml
 
 from benchmarks.harness import abba, facts, make_parser, publish_result, table
+from benchmarks.workloads import COMMON, MODELS
 from fivetune.nano import CHECKPOINT
 
 TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "tokenizers" / "t5-small"
 NUM_RECORDS, NUM_WINDOWS, NUM_READ = 100_000, 4, 20_000
 NUM_EXAMPLES, NUM_STEPS = 1_000_000, 50
+NUM_ANSWERED, ANSWER_TOKENS = 10_000, 8
 SAMPLE_SECONDS = 0.2
 
 THEIRS = """
@@ -82,11 +86,12 @@ print(json.dumps({"seconds": seconds, "num": len(store), "num_tokens": sum(len(s
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("measure", choices=("speed", "memory", "readers"))
+    parser.add_argument("measure", choices=("speed", "memory", "readers", "predict"))
     parser.add_argument(
         "--num",
         type=int,
-        help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory, {NUM_READ:,} for readers",
+        help=f"records: {NUM_RECORDS:,} for speed, {NUM_EXAMPLES:,} for memory, {NUM_READ:,} for readers, "
+        f"{NUM_ANSWERED:,} for predict",
     )
     parser.add_argument("--windows", type=int, default=NUM_WINDOWS, help="windows of each side")
     args = parser.parse_args()
@@ -95,6 +100,8 @@ def main() -> None:
             name, result = "scale-data-speed", measure_speed(Path(folder), args.num or NUM_RECORDS, args.windows)
         elif args.measure == "readers":
             name, result = "scale-data-readers", measure_readers(Path(folder), args.num or NUM_READ)
+        elif args.measure == "predict":
+            name, result = "scale-data-predict", measure_predict(Path(folder), args.num or NUM_ANSWERED)
         else:
             name, result = "scale-data-memory", measure_memory(Path(folder), args.num or NUM_EXAMPLES)
     publish_result(args, name, {**result, "machine": facts("cpu")})
@@ -232,9 +239,59 @@ def measure_memory(folder: Path, num: int) -> dict[str, Any]:
     return result
 
 
+def measure_predict(folder: Path, num: int) -> dict[str, Any]:
+    """Answer `num` records and a fifth of them from the command line, each in a process of its own."""
+    place = TOKENIZER if TOKENIZER.is_dir() else CHECKPOINT
+    (folder / "shape").mkdir()
+    (folder / "shape" / "config.json").write_text(json.dumps({**COMMON, **MODELS["t5-small"]}))
+    write_records(folder / "train.jsonl", 1)
+    recipe = {
+        "run": {"dir": str(folder / "run")},
+        "model": {"init": "random", "config": str(folder / "shape"), "tokenizer": str(place)},
+        "task": {"name": "jsonl"},
+        "data": {"train": str(folder / "train.jsonl")},
+        "train": {"num_steps": 1, "batch_size": 1},
+        "eval": {"max_new_tokens": ANSWER_TOKENS},
+        "optimizer": {"name": "adamw", "lr": 1e-9},
+        "device": "cpu",
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "fivetune"]
+    subprocess.run([*command, "train", str(folder / "recipe.yaml"), "--quiet"], check=True)
+    result: dict[str, Any] = {"answer_tokens": ANSWER_TOKENS, "tokenizer": place.name}
+    rows = [["records", "peak anonymous memory", "seconds"]]
+    for count in (num // 5, num):
+        source, target = folder / f"{count}.jsonl", folder / f"answers-{count}.jsonl"
+        write_records(source, count)
+        started = time.perf_counter()
+        words = [*command, "predict", str(folder / "run"), "--input", str(source), "--output", str(target)]
+        with subprocess.Popen(words) as process, watch_memory(process.pid, read_anonymous_bytes) as peak:
+            if process.wait():
+                raise AssertionError("fivetune predict failed")
+        seconds = time.perf_counter() - started
+        ids = [json.loads(line)["id"] for line in target.read_text(encoding="utf-8").splitlines()]
+        if ids != [f"record-{number:09d}" for number in range(count)]:
+            raise AssertionError(f"{target}: records are missing or in another order")
+        result[str(count)] = {"peak_anonymous_bytes": peak[0], "seconds": seconds}
+        rows.append([f"{count:,}", f"{peak[0] / 1e6:,.0f} MB", f"{seconds:,.0f}"])
+    print(table(rows))
+    return result
+
+
+def read_anonymous_bytes(process: psutil.Process) -> int:
+    """Resident bytes of a process that belong to no file (Linux)."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return next(1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon:"))
+
+
+def read_proportional_bytes(process: psutil.Process) -> int:
+    """Proportional set size of a process (Linux)."""
+    return process.memory_full_info().pss
+
+
 @contextlib.contextmanager
-def watch_memory(pid: int) -> Iterator[list[int]]:
-    """Record the largest proportional set size of a process and its children; the list's only element."""
+def watch_memory(pid: int, measure: Callable[[psutil.Process], int] = read_proportional_bytes) -> Iterator[list[int]]:
+    """Record the largest sum of `measure` over a process and its children; the list's only element."""
     peak, done = [0], threading.Event()
 
     def sample() -> None:
@@ -243,8 +300,8 @@ def watch_memory(pid: int) -> Iterator[list[int]]:
             with contextlib.suppress(psutil.Error):
                 root = psutil.Process(pid)
                 for one in [root, *root.children(recursive=True)]:
-                    with contextlib.suppress(psutil.Error):
-                        total += one.memory_full_info().pss
+                    with contextlib.suppress(psutil.Error, OSError, StopIteration):
+                        total += measure(one)
             peak[0] = max(peak[0], total)
 
     thread = threading.Thread(target=sample)

@@ -51,6 +51,7 @@ from benchmarks.harness import (
 from benchmarks.plan import OWN, PEERS, Plan
 from benchmarks.sides import make_side
 from benchmarks.workloads import MODELS, WORKLOADS, Examples, make_model, write_examples
+from fivetune import ENVIRONMENT
 from fivetune.model.load import count_parameters
 from fivetune.telemetry.devices import count_cores
 
@@ -58,7 +59,6 @@ NUM_WINDOWS = 6
 WARM_UP, MOST_STEPS = {"cpu": 2, "cuda": 20}, {"cpu": 5, "cuda": 50}
 NUM_UNTIMED = {"cpu": 0, "cuda": 1}  # times that all examples are gone through before the windows
 SHARE_OF_WINDOWS = 0.65  # of --minutes; the rest is start-up and warm-up
-POLICY = "OMP_WAIT_POLICY"
 
 
 def main() -> None:
@@ -197,8 +197,9 @@ def _choose_attentions(args: argparse.Namespace, names: list[str]) -> dict[str, 
 
 def make_environment(name: str) -> dict[str, str]:
     """The environment of a side: FiveTune's has what `import fivetune` sets, a peer's only what the user set."""
-    peers_have = name in OWN or POLICY in psutil.Process().environ()
-    return {key: value for key, value in os.environ.items() if peers_have or key != POLICY}
+    given = psutil.Process().environ()
+    added = set[str]() if name in OWN else ENVIRONMENT.keys() - given
+    return {key: value for key, value in os.environ.items() if key not in added}
 
 
 class Remote:
@@ -291,7 +292,7 @@ def _warmed_up(side: Any, num_steps: int, args: argparse.Namespace) -> dict[str,
         "warmed_up_seconds": time.time() - started,
         "last_step_seconds": last,
         "precision": side.precision,
-        "wait_policy": psutil.Process().environ().get(POLICY),
+        "wait_policy": psutil.Process().environ().get("OMP_WAIT_POLICY"),
     }
 
 

@@ -22,9 +22,18 @@ if TYPE_CHECKING:
     from fivetune.training import train
     from fivetune.training.trained_run import TrainedRun, evaluate, open_run, predict
 
-# A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
-# cores: two threads then take many times as long as one. OpenMP reads the policy once, when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+ENVIRONMENT = {
+    # A thread of OpenMP that waits for the others by spinning keeps them from their core where other programs use the
+    # cores: two threads then take many times as long as one.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Products in bf16 on a CPU are compiled for each shape, 0.4 MB each, and flat batches have new shapes all the time.
+    # oneDNN and torch keep 1,024 each by default; the layers of a model repeat those of the last 256.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+    "LRU_CACHE_CAPACITY": "256",
+}
+"""Variables that libraries read when torch is imported, where the user has not set them."""
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"
 __all__ = [

@@ -43,7 +43,7 @@ class SequenceBounds:
         cu_seqlens: [B + 1] int64 on the device of the tokens: start of each sequence and end of the last.
         longest: upper bound of the sequence lengths, in tokens.
         ends: the values of `cu_seqlens` on the host; () if they are only on the device.
-        fused: whether Triton's kernels, not torch, compute norms, dropout and activations of these tokens.
+        fused: whether Triton's kernels, not torch, compute norms, dropout, activations and losses of these tokens.
     """
 
     cu_seqlens: Tensor

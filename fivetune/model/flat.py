@@ -94,7 +94,7 @@ def compute_flat_losses(
         model: a model for which `explain_unsupported_model` returns "".
         batch: on the host; its tensors are copied to the model's device.
         recompute: save only the input of every block and recompute the block in the backward pass (exact).
-        fused: compute norms, dropout and activations by Triton's kernels where these support the device and dtype.
+        fused: compute norms, dropout, activations and the cross-entropy by Triton's kernels where these support them.
         objective: what the gradient of the losses is that of.
         timer: called with the phase that begins: copy, forward.
 
@@ -164,7 +164,7 @@ def _compute_losses(
     inputs, outputs = embedded.split([len(ids) - len(labels), len(labels)])
     encoded = run_encoder(model.encoder, inputs, source, recompute=recompute)
     decoded = run_decoder(model.decoder, outputs, target, encoded, source, recompute=recompute)
-    return _compute_head(model, decoded, labels, tied_gradient, objective)
+    return _compute_head(model, decoded, labels, tied_gradient, objective, fused=target.fused)
 
 
 def _compute_stage(
@@ -197,17 +197,24 @@ def _compute_stage(
     if not stage.is_last:
         stage.send(x, y)
         return x.new_zeros(0)
-    return _compute_head(model, y, labels, tied_gradient if stage.starts_decoder else None, objective)
+    tied = tied_gradient if stage.starts_decoder else None
+    return _compute_head(model, y, labels, tied, objective, fused=target.fused)
 
 
 def _compute_head(
-    model: T5Model, decoded: Tensor, labels: Tensor, tied_gradient: TiedGradient | None, objective: Objective
+    model: T5Model,
+    decoded: Tensor,
+    labels: Tensor,
+    tied_gradient: TiedGradient | None,
+    objective: Objective,
+    *,
+    fused: bool,
 ) -> Tensor:
     if should_scale_output(model.config):
         decoded = decoded * compute_output_scale(model.config)
     head = model.lm_head.weight
     tied = tied_gradient if head is model.shared.weight else None
-    return compute_head_losses(decoded, head, labels, tied, objective=objective)
+    return compute_head_losses(decoded, head, labels, tied, objective=objective, fused=fused)
 
 
 def find_nonfinite_block(model: T5Model, compute_losses: Callable[[], Tensor]) -> str | None:

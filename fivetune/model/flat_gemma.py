@@ -72,7 +72,8 @@ def compute_gemma_losses(
         run = partial(_run_merged_layer, memory=encoded, source=source, order=_order_keys(source, target))
     decoded = _run_stack(decoder, _embed(decoder, outputs, tied_gradient), target, recompute, run)
     tied = tied_gradient if head is decoder.embed_tokens.weight else None
-    return compute_head_losses(decoded, head, labels, tied, cap=get_logit_cap(model.config), objective=objective)
+    cap = get_logit_cap(model.config)
+    return compute_head_losses(decoded, head, labels, tied, cap=cap, objective=objective, fused=target.fused)
 
 
 def _find_stacks(model: T5Model) -> tuple[Any, Any]:

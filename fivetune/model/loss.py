@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fivetune.model.cuda.dispatch import needs_attention_kernel
+from fivetune.model.cuda.dispatch import needs_attention_kernel, supports_fused
 from fivetune.model.kept import add_product_, get_kept_grad
 from fivetune.model.objective import MAX_CHUNK_LOGITS, PLAIN, Objective, compute_logit_gradient
 from fivetune.model.precision import copy_weights, get_matmul_dtype, suppress_autocast
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         rows: int
         cap: float | None
         objective: Objective
+        fused: bool
 
     class _TableGrad(Protocol):
         def add_rows(self, ids: Tensor, rows: Tensor) -> None: ...
@@ -96,6 +97,7 @@ def compute_head_losses(
     *,
     cap: float | None = None,
     objective: Objective = PLAIN,
+    fused: bool = False,
 ) -> Tensor:
     """-log softmax(hidden head^T)[label] with the gradient of the objective, [N] fp32.
 
@@ -104,12 +106,15 @@ def compute_head_losses(
         tied_gradient: receives the gradient of a tied head; None for an untied one.
         cap: bound of the logits, cap tanh(logits / cap); None: not bounded.
         objective: with R-Drop, N counts the tokens of both passes, those of the second after those of the first.
+        fused: compute the losses and the gradient of the logits by Triton's kernels where these support them.
     """
     kind = get_matmul_dtype(hidden.device)
     if objective.r_drop:  # a chunk holds both passes of its tokens
         hidden, labels = (each.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for each in (hidden, labels))
     with suppress_autocast(hidden.device):
-        nats = LinearCrossEntropy.apply(hidden.to(kind), head, labels, tied_gradient, cap, objective)
+        hidden = hidden.to(kind)
+        fused = fused and cap is None and objective.is_plain and supports_fused(hidden)
+        nats = LinearCrossEntropy.apply(hidden, head, labels, tied_gradient, cap, objective, fused)
     return nats.unflatten(0, (-1, 2)).t().flatten() if objective.r_drop else nats
 
 
@@ -128,6 +133,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         tied_gradient: TiedGradient | None,
         cap: float | None,
         objective: Objective,
+        fused: bool,
     ) -> Tensor:
         ctx.parameter = head
         step = objective.num_passes
@@ -137,13 +143,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         nats, norms, kept = [], [], []
         for part, targets in zip(hidden.split(rows), labels.split(rows), strict=True):
             logits = _apply_cap(part @ head.t(), cap)
-            norm = logits.float().logsumexp(-1)
-            nats.append(norm - logits.gather(1, targets[:, None])[:, 0])
+            nat, norm = (_compute_fused_nats if fused else _compute_nats)(logits, targets)
+            nats.append(nat)
             norms.append(norm)
             if keeps:
                 kept.append(logits)
         ctx.save_for_backward(hidden, head, labels, torch.cat(norms), *kept)
-        ctx.rows, ctx.tied_gradient, ctx.cap, ctx.objective = rows, tied_gradient, cap, objective
+        ctx.rows, ctx.tied_gradient, ctx.cap, ctx.objective, ctx.fused = rows, tied_gradient, cap, objective, fused
         return torch.cat(nats)
 
     @staticmethod
@@ -156,7 +162,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         parts = (t.split(ctx.rows) for t in (hidden, labels, norms, grad, of_hidden))
         for i, (part, targets, norm, weight, of_part) in enumerate(zip(*parts, strict=True)):
             logits = kept[i] if kept else _apply_cap(part @ head.t(), ctx.cap)
-            share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective, start=i * ctx.rows)
+            if ctx.fused:
+                from fivetune.model.cuda.cross_entropy import compute_nats_gradient
+
+                share = compute_nats_gradient(logits, norm, targets, weight)
+            else:
+                share = compute_logit_gradient(logits, norm, targets, weight, ctx.objective, start=i * ctx.rows)
             if ctx.cap is not None:
                 share.addcmul_(share, (logits.float() / ctx.cap).square_(), value=-1)
             share = share.to(head.dtype)
@@ -169,7 +180,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_head = None
         elif ctx.tied_gradient is not None and of_head is not None:
             ctx.tied_gradient.grad, of_head = of_head, None
-        return of_hidden, of_head, None, None, None, None
+        return of_hidden, of_head, None, None, None, None, None
 
 
 def choose_chunk_rows(num_logits: int, kind: str, step: int = 1) -> int:
@@ -183,6 +194,18 @@ def choose_chunk_rows(num_logits: int, kind: str, step: int = 1) -> int:
     if kind == "cuda":
         return max(1, CUDA_CHUNKS * MAX_CHUNK_LOGITS // num_logits // CHUNK_TILE) * CHUNK_TILE
     return max(1, MAX_CHUNK_LOGITS // num_logits // step) * step
+
+
+def _compute_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of every row and its log Z, [N] fp32 each."""
+    norms = logits.float().logsumexp(-1)
+    return norms - logits.gather(1, labels[:, None])[:, 0], norms
+
+
+def _compute_fused_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    from fivetune.model.cuda.cross_entropy import compute_nats
+
+    return compute_nats(logits, labels)
 
 
 def _apply_cap(logits: Tensor, cap: float | None) -> Tensor:

@@ -82,6 +82,11 @@ class Objective:
     soft: SoftTargets | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the gradient of a token is that of its negative log-likelihood, but for a factor."""
+        return not (self.label_smoothing or self.z_loss or self.r_drop or self.soft)
+
+    @property
     def num_passes(self) -> int:
         """How often an example is computed in a step."""
         return 2 if self.r_drop else 1
@@ -113,7 +118,7 @@ def compute_token_losses(logits: Tensor, labels: Tensor, objective: Objective = 
     """
     rows, targets = logits.flatten(0, 1), labels.flatten()
     nats = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none")
-    if not (objective.label_smoothing or objective.z_loss or objective.r_drop or objective.soft):
+    if objective.is_plain:
         return nats.view_as(labels)
     smoothing = objective.label_smoothing
     whole = F.cross_entropy(rows, targets, ignore_index=IGNORE_INDEX, reduction="none", label_smoothing=smoothing)

@@ -121,9 +121,9 @@ def decide_precision(requested: str, device: str, resumed: str | None = None) ->
         return pick_precision(requested, device), explain_replaced_precision(requested, device)
     replaced = explain_replaced_precision(resumed, device)
     if resumed == "fp16" and device == "mps":
-        replaced = "fp32 is used instead, because fp16 is not supported on mps."
+        replaced = "fp32 is used instead, because fp16 is not supported on mps"
     if replaced:
-        return "fp32", f"the run began in {resumed}; {replaced.rstrip('.')}"
+        return "fp32", f"the run began in {resumed}; {replaced}"
     is_slow = device == "cpu" and resumed == "bf16" and not find_bf16_units()
     why = "; this CPU has no units for it and computes it slower" if is_slow else ""
     return resumed, f"as the run began{why}"
@@ -134,14 +134,14 @@ def explain_replaced_precision(requested: str, device: str) -> str:
     if requested == "tf32" and not (
         device.startswith("cuda") and torch.cuda.get_device_capability() >= TF32_CAPABILITY
     ):
-        return "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs from A100 on have units for tf32."
+        return "train.precision tf32: fp32 is used instead, because only NVIDIA GPUs from A100 on have units for tf32"
     if requested != "bf16":
         return ""
     if device == "mps":
-        return "train.precision bf16: fp32 is used instead, because bf16 is not tested on mps."
+        return "train.precision bf16: fp32 is used instead, because bf16 is not tested on mps"
     if device.startswith("cuda") and not torch.cuda.is_bf16_supported(including_emulation=False):
         return (
-            "train.precision bf16: fp32 is used instead, because this GPU has no units for bf16 and emulates it slowly."
+            "train.precision bf16: fp32 is used instead, because this GPU has no units for bf16 and emulates it slowly"
         )
     return ""
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivetune.data.arrays import map_arrays, write_arrays
-from fivetune.data.batch import IGNORE_INDEX, collate, pad
+from fivetune.data.batch import IGNORE_INDEX, PaddedBatch, collate, pad
 from fivetune.data.ragged import Ragged
 from fivetune.types import Batch
 
@@ -58,6 +58,23 @@ def test_padding_keeps_every_token(pairs):
     assert padded.attention_mask.sum(1).tolist() == [len(row) for row in inputs]
     assert torch.equal(padded.attention_mask.bool(), padded.input_ids != 0)
     assert padded.num_positions == len(pairs) * (max(map(len, inputs)) + max(map(len, labels)))
+
+
+def test_a_padded_batch_goes_to_a_gpu_without_waiting_for_it():
+    """From pageable memory a copy waits for all kernels before it."""
+    asked: list[object] = []
+
+    class Page:
+        def pin_memory(self) -> Page:
+            asked.append("pinned")
+            return self
+
+        def to(self, device: str, *, non_blocking: bool = False) -> Page:
+            asked.append((device, non_blocking))
+            return self
+
+    PaddedBatch(Page(), Page(), Page()).to("cuda:1")  # type: ignore[arg-type]
+    assert asked == ["pinned", ("cuda:1", True)] * 3
 
 
 def _interleaved(inputs, labels):

@@ -103,8 +103,10 @@ def test_requested_bf16_says_when_the_processor_has_no_units(monkeypatch, tmp_pa
     has_units(monkeypatch, tmp_path, "avx512_bf16")
     assert choose(setup, "bf16") == replace(CPU, precision="bf16", precision_why="requested")
     has_units(monkeypatch, tmp_path, "avx2")
-    assert choose(setup, "bf16").precision_why == "requested, without units for it"
+    assert choose(setup, "bf16").precision_why == "requested; this CPU has no units for it and computes it slower"
     assert choose(setup, "fp32") == CPU
+    answers = precision.adopt_trained_precision(CPU, "bf16", "bf16")
+    assert answers.precision_why == "requested; this CPU has no units for it and computes it slower"
 
 
 def test_a_resumed_run_keeps_its_precision_until_another_is_asked_for(monkeypatch, tmp_path, model_folder):

@@ -12,6 +12,7 @@ from kit import recipe
 
 import fivetune
 from fivetune import cli
+from fivetune.telemetry.devices import find_bf16_units
 from fivetune.training import threads
 from fivetune.training.threads import ThreadControl, measure_threads
 
@@ -133,7 +134,7 @@ def test_predict_and_evaluate_say_why_and_follow_their_cores(monkeypatch, tmp_pa
 
 
 def test_threads_that_wait_do_not_spin():
-    """The package sets OpenMP's policy before torch is imported, unless the user has."""
+    """The package sets OpenMP's policy before torch is imported, unless the user has; the same holds for caches."""
     program = "import os, fivetune; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     for given, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
@@ -141,3 +142,31 @@ def test_threads_that_wait_do_not_spin():
             [sys.executable, "-c", program], env=environment | given, capture_output=True, text=True, check=True
         )
         assert found.stdout.strip() == policy
+
+
+GROWTH = """
+import sys
+if sys.argv[1] == "with":
+    import fivetune
+import torch
+def read():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
+torch.set_num_threads(1)
+weight = torch.ones(1024, 256, dtype=torch.bfloat16)
+for rows in range(20, 20 + 600):
+    torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
+    if rows == 20 + 299:
+        before = read()
+print(read() - before)
+"""
+
+
+@pytest.mark.skipif(find_bf16_units() not in ("AMX", "AVX512-BF16"), reason="oneDNN compiles products in bf16 for them")
+def test_products_of_new_shapes_do_not_fill_the_memory():
+    """Each shape of a product in bf16 is a compiled program of 0.4 MB; predict meets new ones in every round."""
+    environment = {name: value for name, value in os.environ.items() if name not in fivetune.ENVIRONMENT}
+    grown = {
+        how: float(subprocess.check_output([sys.executable, "-c", GROWTH, how], env=environment, text=True))
+        for how in ("with", "without")
+    }
+    assert grown["with"] < 0.6 * grown["without"], grown

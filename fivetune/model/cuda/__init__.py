@@ -1,7 +1,8 @@
 """Triton kernels of the CUDA path, one file per part of the step; they need the package triton.
 
 attention.py (ragged attention with a relative bias), norm.py, pointwise.py (dropout, residual, activations),
-optimizer.py (clip, AdamW, bf16 copy), random.py (the dropout masks), tiles.py (block sizes).
+cross_entropy.py, rows.py (gradients of tables), optimizer.py (clip, AdamW), random.py (the dropout masks),
+tiles.py (block sizes).
 
 graphed.py and static_step.py replay whole steps as CUDA graphs. dispatch.py selects kernels.
 

@@ -1,8 +1,9 @@
 """Dispatch between Triton's kernels and plain torch.
 
-In: tensors. Out: whether a kernel computes them. Attention on CUDA needs its kernel. Norms, dropout and activations
-have both implementations: a run uses torch if the kernels fail, disagree or are slower. `Forward.parts` holds the
-decision, and `SequenceBounds.fused` passes it to the layers, also to blocks that autograd's thread recomputes.
+In: tensors. Out: whether a kernel computes them. Attention on CUDA needs its kernel. Norms, dropout, activations and
+the cross-entropy have both implementations: a run uses torch if the kernels fail, disagree or are slower.
+`Forward.parts` holds the decision, and `SequenceBounds.fused` passes it to the layers, also to blocks that autograd's
+thread recomputes.
 """
 
 from __future__ import annotations
@@ -28,5 +29,5 @@ def needs_attention_kernel(x: Tensor) -> bool:
 
 
 def supports_fused(*tensors: Tensor) -> bool:
-    """Whether Triton's kernels support norms, dropout and activations of these tensors."""
+    """Whether Triton's kernels support norms, dropout, activations and losses of these tensors."""
     return all(x.device.type in DEVICES and x.dtype in KINDS for x in tensors) and has_triton()

@@ -164,18 +164,19 @@ class CapturedStep:
     def record(self, record: GraphRecorder) -> None:
         """Record the graph of every planned bucket, the largest first, so that the pool is sized once.
 
-        Each is launched once before, on filler of weight 0: that compiles kernels, loads those that cuBLAS chooses for
-        its shape and lets libraries allocate, which a capture must not do. The caller clears the gradients. If a
-        recording fails, nothing was executed, and the batches of this and all further buckets are launched.
+        All are launched once before, on filler of weight 0: that compiles kernels, loads those that cuBLAS chooses for
+        their shapes and lets libraries allocate, which a capture must not do. A recording frees the memory of launched
+        kernels, so activations exist once, not beside the pool too. The caller clears the gradients. If a recording
+        fails, nothing was executed, and the batches of this and all further buckets are launched.
         """
+        nothing = torch.zeros(1, dtype=torch.int64)
         try:
-            for bucket in self.buckets.planned:
-                state = self._get_state(bucket)
-                static = state.static
-                nothing = torch.zeros(1, dtype=torch.int64)
-                _fill_bounds(static.cu_seqlens_src, static.cu_seqlens_tgt, bucket, nothing, nothing)
+            states = [self._get_state(bucket) for bucket in self.buckets.planned]
+            for static in (state.static for state in states):
+                _fill_bounds(static.cu_seqlens_src, static.cu_seqlens_tgt, static.bucket, nothing, nothing)
                 self.step(static)
-                state.replay = record(partial(self.step, static))
+            for state in states:
+                state.replay = record(partial(self.step, state.static))
         except Exception as error:  # of any class: drivers and kernels raise many
             refuse_broken_context(error, "--train.capture off")
             self.failure = f"{type(error).__name__}: {(str(error) or 'no message').splitlines()[0]}"

@@ -10,7 +10,7 @@ compiler's report for sm_90 (registers, spills, shared memory: `python -m benchm
 - Heads of 128 columns need 8 warps for the same reason; fp32 has no tensor cores here and needs small tiles.
 - Two stages overlap the loads of the next tile with the products of this one; loops of 3 to 8 iterations gain nothing
   from more.
-- Pointwise kernels: 1024 divides T5's feed-forward sizes and gives each thread 16-byte loads.
+- Pointwise kernels: 1024 divides T5's feed-forward sizes and gives each thread 16-byte loads; logits have long rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Tile:
 
     Args:
         rows: query rows (attention), programs that share all rows (norm, optimizer), or rows of a turn (rows).
-        cols: key columns (attention), or elements per block (pointwise, optimizer, rows).
+        cols: key columns (attention), or elements per block (pointwise, optimizer, rows, logits).
         warps: warps per program.
         stages: depth of the load pipeline.
     """
@@ -57,6 +57,7 @@ TILES = {
     ("pointwise", ""): Tile(0, 1024, 4),
     ("optimizer", ""): Tile(1024, 2048, 4),
     ("rows", ""): Tile(32, 128, 4),
+    ("logits", ""): Tile(0, 4096, 8),
 }
 
 

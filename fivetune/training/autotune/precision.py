@@ -27,6 +27,7 @@ MIN_WIDTH = 128  # d_model; the products of narrower models are too small to gai
 MIN_GAIN = 1.15  # times as fast as fp32; below, the choice would change from start to start
 MAX_LOSS_CHANGE, MAX_GRADIENT_CHANGE = 0.01, 0.1  # relative; bf16 rounds by up to 0.004, a few percent after all layers
 NUM_TRIALS, MAX_TOKENS, NUM_COMPARED = 3, 1024, 4
+REQUESTED, NO_UNITS = "requested", "this CPU has no units for it and computes it slower"
 
 
 def choose_precision(
@@ -59,8 +60,7 @@ def choose_precision(
             raise ConfigError(f"train.precision: bf16 does not agree with fp32 here: {reason}. Use fp32.")
         return replace(compute, precision_why=f"bf16 does not agree: {reason}")
     if requested == "bf16":
-        without = "" if units else ", without units for it"
-        return replace(candidates["bf16"], precision_why=f"requested{without}")
+        return replace(candidates["bf16"], precision_why=REQUESTED if units else f"{REQUESTED}; {NO_UNITS}")
     seconds = {name: _measure_seconds(model, batch, one, forward) for name, one in candidates.items()}
     gain = seconds["fp32"] / seconds["bf16"]
     why = f"measured: bf16 takes {1000 * seconds['bf16']:.0f} ms, fp32 {1000 * seconds['fp32']:.0f} ms, by {units}"
@@ -69,6 +69,8 @@ def choose_precision(
 
 def adopt_trained_precision(compute: ComputeConfig, requested: str, trained: str | None) -> ComputeConfig:
     """The precision of answers on a CPU: with auto, bf16 if the run was trained in it and the CPU has units for it."""
+    if compute.kind == "cpu" and requested == "bf16" and not find_bf16_units():
+        return replace(compute, precision_why=f"{REQUESTED}; {NO_UNITS}")
     if compute.kind != "cpu" or requested != "auto" or trained != "bf16":
         return compute
     if not find_bf16_units():

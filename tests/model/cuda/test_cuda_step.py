@@ -107,17 +107,24 @@ def test_planned_buckets_are_replayed_and_others_launched():
     assert (loss, positions, step.num_replayed, step.num_launched) == (135, 24 + 16, 2, 1)
 
 
-def test_the_largest_bucket_is_recorded_first_after_one_launch_on_filler():
-    seen: list[tuple[int, int, float]] = []
+def test_all_buckets_are_launched_on_filler_before_the_largest_is_recorded():
+    """A launch between two recordings would need activations beside those of the pool."""
+    seen: list[tuple[object, ...]] = []
 
     def step(static: StaticBatch) -> Tensor:
         seen.append((len(static.input_ids), int(static.cu_seqlens_src[-1]), float(static.weights.sum())))
         return weigh(static)
 
+    def record(function):
+        seen.append(("record",))
+        function()
+        return function
+
     planned = plan_buckets(np.array([describe_batch(batch) for batch in (SMALL, LARGE)]), max_buckets=2, grains=(4, 4))
     captured = CapturedStep(step, replace(BUCKETS, planned=planned), start_id=0, device="cpu")
-    captured.record(lambda function: function)
-    assert seen == [(16, 16, 0.0), (8, 8, 0.0)] and captured.num_graphs == 2
+    captured.record(record)
+    large, small = (16, 16, 0.0), (8, 8, 0.0)
+    assert seen == [large, small, ("record",), large, ("record",), small] and captured.num_graphs == 2
 
 
 def test_where_recording_fails_the_rest_is_launched_and_why_is_kept():

@@ -20,6 +20,7 @@ import triton
 from fivetune.errors import ModelError
 from fivetune.model.cuda import attention, tiles
 from fivetune.model.cuda.attention import compute_attention
+from fivetune.model.cuda.cross_entropy import compute_nats, compute_nats_gradient
 from fivetune.model.cuda.norm import compute_branch_norm, compute_rms_norm
 from fivetune.model.cuda.optimizer import CLIP, NORM, SKIPPED, STEPS, FlatAdamW
 from fivetune.model.cuda.pointwise import add_dropout, compute_activation_dropout, compute_dropout
@@ -41,7 +42,7 @@ def small_tiles(monkeypatch):
         "triton was imported before TRITON_INTERPRET was set"
     )
     for kernel, kind in tiles.TILES:
-        size = {"norm": (2, 0), "pointwise": (0, 64), "optimizer": (4, 64)}.get(kernel, (32, 32))
+        size = {"norm": (2, 0), "pointwise": (0, 64), "logits": (0, 64), "optimizer": (4, 64)}.get(kernel, (32, 32))
         monkeypatch.setitem(tiles.TILES, (kernel, kind), tiles.Tile(*size, warps=1))
 
 
@@ -278,6 +279,24 @@ def test_the_norm_of_an_fp32_stream_is_rounded_once_and_adds_the_gradients_of_bo
     found = torch.autograd.grad([stream, normed], [x, weight], [of_stream, of_norm])
     of_x, of_weight = torch.autograd.grad(compute_rms_norm(x, weight, 1e-6), [x, weight], of_norm.float())
     torch.testing.assert_close(found, (of_stream + of_x, of_weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_and_the_gradient_of_logits_are_those_of_cross_entropy(dtype):
+    """Three blocks, the last of which is not full; a piece without probability, and logits beyond the range of exp."""
+    logits, labels, weights = torch.randn(5, 150) * 3, torch.tensor([0, 149, 63, 64, 7]), torch.rand(5)
+    logits[1, 5], logits[2, 140] = -torch.inf, 300.0
+    logits = logits.to(dtype)
+    reference = logits.double().requires_grad_()
+    expected = nn.functional.cross_entropy(reference, labels, reduction="none")
+    nats, norms = compute_nats(logits, labels)
+    torch.testing.assert_close(nats.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    expected.backward(weights.double())
+    found = compute_nats_gradient(logits, norms, labels, weights)
+    assert found.dtype == dtype and reference.grad is not None
+    torch.testing.assert_close(found.double(), reference.grad, rtol=0, atol=CLOSE[dtype] / 4)
+    logits[3, 77] = torch.nan
+    assert compute_nats(logits, labels)[0].isfinite().tolist() == [True, True, True, False, True]
 
 
 def test_the_seeds_of_a_pass_are_drawn_at_once():
