@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from fivetune.rundir.checksums import MANIFEST
-from reliability.warm import WarmProcess, run_command, start_command
+from reliability.warm import WarmProcess, start_command
 
 COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
 WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
@@ -130,11 +130,30 @@ SEVERAL_PROCESSES = ("ddp", "fsdp")
 
 @dataclass(frozen=True)
 class Reference:
-    """An undisturbed run: the bytes of its exported weights, and how long its command took."""
+    """An undisturbed run: the bytes of its exported weights, when its folder appeared and when its command ended."""
 
     run: Path
     weights: bytes
-    seconds: float
+    begun: float  # seconds since the start of the process
+    ended: float
+
+    def find_time(self, share: float) -> float:
+        """A time in seconds for a share in 0 to 1: those above 1/4 are while the run's folder is there."""
+        if share < 0.25:
+            return share * 4 * self.ended
+        return self.begun + (share - 0.25) / 0.75 * (self.ended - self.begun)
+
+
+def time_run(process: WarmProcess, run: Path) -> tuple[float, float]:
+    """Seconds after which the run's folder appeared and the process ended; it must succeed."""
+    start = time.monotonic()
+    with process:
+        while process.code is None and not run.exists():
+            time.sleep(0.01)
+        begun = time.monotonic() - start
+        done = process.wait()
+    assert done.returncode == 0, done.stderr
+    return begun, time.monotonic() - start
 
 
 class Workload:
@@ -159,7 +178,13 @@ class Workload:
 
     def write_recipe(self, folder: Path, variant: str = "adamw", **overrides: Any) -> Path:
         """The recipe of a variant with its data in `folder`; its run directory is `folder`/run."""
-        cadence = {"checkpoint__every_steps": 1, "model__dropout": 0.1, "eval__at_start": False}
+        cadence = {
+            "train__num_steps": NUM_STEPS,
+            "eval__every_steps": NUM_STEPS // 2,
+            "eval__at_start": False,
+            "checkpoint__every_steps": 1,
+            "model__dropout": 0.1,
+        }
         table = recipe(folder, self.model, **{**cadence, **VARIANTS[variant], **overrides})
         if variant == "labels":
             table["data"]["train"] = str(label_file(folder / "train.csv"))
@@ -176,14 +201,13 @@ class Workload:
         with self._lock:
             if key not in self._references:
                 folder = self.make_folder(f"whole-{len(self._references)}-{variant}")
-                start = time.monotonic()
-                done = run_command("train", str(self.write_recipe(folder, variant, **overrides)), *TRAIN_WORDS)
-                assert done.returncode == 0, done.stderr
-                seconds = time.monotonic() - start
-                self._references[key] = Reference(folder / "run", read_weights(folder / "run"), seconds)
+                process = start_training(self.write_recipe(folder, variant, **overrides))
+                begun, ended = time_run(process, folder / "run")
+                self._references[key] = Reference(folder / "run", read_weights(folder / "run"), begun, ended)
             return self._references[key]
 
 
+NUM_STEPS = 30
 TRAIN_WORDS = ("--no-preflight", "--quiet")
 
 

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from reliability.campaign import Row, Trial
 from reliability.faults import train_and_count, train_and_die
+from reliability.peer import VARIANTS as peer_variants
+from reliability.peer import Peer, read_peer_weights
 from reliability.warm import WarmProcess
 from reliability.workload import VARIANTS, Workload, find_resume_words, read_weights, resume, start_training
 
-FEW_STEPS = {"train__num_steps": 2, "eval__every_steps": 2}
+FEW_STEPS: dict[str, Any] = {"train__num_steps": 2, "eval__every_steps": 2}
 
 
 def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
@@ -26,9 +29,25 @@ def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]
         def run(folder: Path, variant: str = variant, share: float = share) -> None:
             whole = workload.run_undisturbed(variant)
             recipe = workload.write_recipe(folder, variant)
-            kill_after(start_training(recipe), share * whole.seconds)
+            kill_after(start_training(recipe), whole.find_time(share))
             resume(recipe, folder / "run")
             assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+
+        yield Trial(f"{number} {variant} at {share:.3f}", run)
+
+
+def kill_peer_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """The same of the Trainer."""
+    peer = Peer(workload)
+    for number in count():
+        variant = list(peer_variants)[number % len(peer_variants)]
+        share = random.random()
+
+        def run(folder: Path, variant: str = variant, share: float = share) -> None:
+            whole = peer.run_undisturbed(variant)
+            kill_after(peer.start(folder, variant), whole.find_time(share))
+            peer.resume(folder, variant)
+            assert read_peer_weights(folder) == whole.weights, "the weights differ from those of the undisturbed run"
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
@@ -42,7 +61,7 @@ def kill_five_times(workload: Workload, random: random.Random) -> Iterator[Trial
             whole = workload.run_undisturbed()
             recipe = workload.write_recipe(folder)
             for share in shares:
-                kill_after(start_training(recipe, *find_resume_words(folder / "run")), share * whole.seconds)
+                kill_after(start_training(recipe, *find_resume_words(folder / "run")), whole.find_time(share))
             resume(recipe, folder / "run")
             assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
 
@@ -84,7 +103,7 @@ def start_two(workload: Workload, random: random.Random) -> Iterator[Trial]:
             whole = workload.run_undisturbed()
             recipe = workload.write_recipe(folder)
             if stale:
-                kill_after(start_training(recipe), 0.7 * whole.seconds)
+                kill_after(start_training(recipe), whole.find_time(0.7))
             words = find_resume_words(folder / "run")
             with start_training(recipe, *words) as first:
                 time.sleep(pause)
@@ -108,7 +127,8 @@ def kill_after(process: WarmProcess, seconds: float) -> None:
 
 WEIGHTS = "resumes without help; weights identical to those of the undisturbed run"
 ROWS = [
-    Row("R1", "SIGKILL at a random time, a checkpoint at every step", WEIGHTS, kill_at_random, 18, 200),
+    Row("R1", "SIGKILL at a random time, a checkpoint at every step", WEIGHTS,
+        kill_at_random, 18, 200, kill_peer_at_random),
     Row("R2", "the process ends before a file operation of the run", WEIGHTS, kill_before_each_file_operation, 12),
     Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 2, 50),
     Row("R20", "two processes start in one folder within 50 ms, or where a killed one left its lock",

@@ -12,6 +12,8 @@ from subprocess import CompletedProcess
 
 from fivetune.rundir import read_run
 from reliability.campaign import Row, Trial
+from reliability.peer import VARIANTS as peer_variants
+from reliability.peer import Peer, read_peer_weights
 from reliability.workload import Workload, read_weights, resume, start_training
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -30,7 +32,7 @@ def signal_at_random(workload: Workload, random: random.Random) -> Iterator[Tria
             whole = workload.run_undisturbed(variant)
             recipe = workload.write_recipe(folder, variant)
             with start_training(recipe) as process:
-                time.sleep(share * whole.seconds)
+                time.sleep(whole.find_time(share))
                 sent = time.monotonic()
                 if process.code is None:
                     process.send_signal(signum)
@@ -43,6 +45,27 @@ def signal_at_random(workload: Workload, random: random.Random) -> Iterator[Tria
             assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
 
         yield Trial(f"{number} {signum.name} {variant} at {share:.3f}", run)
+
+
+def signal_peer_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """SIGTERM to the Trainer: it is to end by the signal's code, and the run to go on to the same weights."""
+    peer = Peer(workload)
+    for number in count():
+        variant, share = list(peer_variants)[number % len(peer_variants)], random.random()
+
+        def run(folder: Path, variant: str = variant, share: float = share) -> None:
+            whole = peer.run_undisturbed(variant)
+            with peer.start(folder, variant) as process:
+                time.sleep(whole.find_time(share))
+                if process.code is None:
+                    process.send_signal(signal.SIGTERM)
+                done = process.wait()
+            finished = (folder / "run" / "model.safetensors").exists()
+            assert finished or abs(done.returncode) in (15, 143), f"exit code {done.returncode}"
+            peer.resume(folder, variant)
+            assert read_peer_weights(folder) == whole.weights, "the weights differ from those of the undisturbed run"
+
+        yield Trial(f"{number} {variant} at {share:.3f}", run)
 
 
 def check_stopped(done: CompletedProcess[str], run: Path, signum: signal.Signals, *, saved: bool = True) -> None:
@@ -69,7 +92,7 @@ def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
             whole = workload.run_undisturbed()
             recipe = workload.write_recipe(folder)
             with start_training(recipe) as process:
-                time.sleep(share * whole.seconds)
+                time.sleep(whole.find_time(share))
                 for _ in range(1 + twice):
                     sent = time.monotonic()
                     if process.code is None:
@@ -88,7 +111,7 @@ def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
 ROWS = [
     Row("R4", "SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 at a random time",
         "exit code 128 + signal within 3 s (two ranks: 10 s), the last step saved; resumes to identical weights",
-        signal_at_random, 10, 50),
+        signal_at_random, 10, 50, signal_peer_at_random),
     Row("R5", "Ctrl-C once, or twice within half a second",
         "exit code 130 within 3 s, no trace; resumes to identical weights", press_ctrl_c, 4, 20),
 ]  # fmt: skip
