@@ -6,14 +6,15 @@ import argparse
 import doctest
 import json
 import re
-import shlex
 import shutil
 import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from docs_kit import PAGES, ROOT, blocks, commands, shell_lines, spans
 from test_layers import ROWS as LAYERS
 
 import fivetune.metrics
@@ -27,35 +28,11 @@ from fivetune.config.manual import build_manual, build_schema
 from fivetune.config.recipes import SWEEPS, find_recipe, list_recipe_names
 from fivetune.experiments.sweep import read_sweep
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILE_SUFFIXES = {"json", "jsonl", "html", "yaml", "csv", "tsv", "py", "md", "txt", "pt", "safetensors", "gz", "parquet"}
 PACKAGE_FOLDERS = {"commands", "data", "model", "report", "training", "nano", "telemetry", *plugins.KINDS}
 ERRORS_ON_PURPOSE = {"optimizer.lrr"}  # shown with the message that refuses them
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-def _blocks(text: str, *languages: str) -> list[str]:
-    """The fenced code blocks of a page in any of these languages."""
-    return [body for language, body in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if language in languages]
-
-
-def _commands(text: str) -> list[list[str]]:
-    """The words of every `fivetune ...` line of the shell blocks, without pipes and what follows."""
-    found = []
-    for block in _blocks(text, "sh", "console"):
-        for line in block.splitlines():
-            match = re.match(r"(?:\$ )?fivetune (.+)", line)
-            if match and not line.startswith("fivetune:"):
-                words = shlex.split(match[1], comments=True)
-                found.append(words[: words.index("|")] if "|" in words else words)
-    return found
-
-
-def _spans(text: str) -> list[str]:
-    """Everything in backquotes outside code blocks."""
-    return re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
 def _is_setting(key: str) -> bool:
@@ -86,24 +63,46 @@ def test_no_marker_is_left(page):
 @each_page
 def test_named_commands_exist(page):
     text = page.read_text(encoding="utf-8")
-    inline = [span.split()[1] for span in _spans(text) if re.match(r"fivetune [a-z]", span)]
-    verbs = {words[0] for words in _commands(text)} | set(inline)
+    inline = [span.split()[1] for span in spans(text) if re.match(r"fivetune [a-z]", span)]
+    verbs = {words[0] for words in commands(shell_lines(text))} | set(inline)
     assert verbs - {"--help", "--version"} <= {name.replace("_", "-") for name in plugins.list_plugins("commands")}
-    targets = set(re.findall(r"^(?:\$ )?make ([\w-]+)", "\n".join(_blocks(text, "sh", "console")), re.MULTILINE))
-    targets |= {span.split()[1] for span in _spans(text) if re.match(r"make [a-z]", span)}
+    targets = set(re.findall(r"^(?:\$ )?make ([\w-]+)", "\n".join(blocks(text, "sh", "console")), re.MULTILINE))
+    targets |= {span.split()[1] for span in spans(text) if re.match(r"make [a-z]", span)}
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+def _build_parser(command: ModuleType) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    command.add_arguments(parser)
+    return parser
+
+
 @each_page
-def test_shell_lines_are_understood(page):
-    for words in _commands(page.read_text(encoding="utf-8")):
+def test_commands_are_understood(page):
+    """Every `fivetune ...` of a page by the command's own parser; settings exist, and their values are allowed."""
+    for words in commands(shell_lines(page.read_text(encoding="utf-8"))):
+        if words[0].startswith("-"):
+            continue
         command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
-        parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-        command.add_arguments(parser)
-        _, rest = parser.parse_known_args(words[1:])
+        _, rest = _build_parser(command).parse_known_args(words[1:])
         assert not rest or getattr(command, "TAKES_SETTINGS", False), words
-        for key in parse_overrides(rest):
+        settings = parse_overrides(rest)
+        for key in settings:
             assert _is_setting(key) or key in {*RunConfig.model_fields, *ALIASES, *ERRORS_ON_PURPOSE}, words
+        given = {key: value for key, value in settings.items() if key not in ERRORS_ON_PURPOSE}
+        if words[1:] and words[1] in list_recipe_names() and words[1] != "base":
+            assert load_config(words[1], given), words
+
+
+@each_page
+def test_flags_in_sentences_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for words in commands([span for span in spans(text) if re.match(r"fivetune [a-z]", span)]):
+        command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
+        known = {*_build_parser(command)._option_string_actions, "--traceback"}
+        for flag in [word.partition("=")[0] for word in words[1:] if word.startswith("--")]:
+            is_setting = getattr(command, "TAKES_SETTINGS", False) and (_is_setting(flag[2:]) or flag[2:] in ALIASES)
+            assert flag in known or is_setting or flag == "--device", words
 
 
 @each_page
@@ -132,7 +131,7 @@ def _anchors(text: str) -> set[str]:
 def test_named_settings_exist(page):
     text = page.read_text(encoding="utf-8")
     sections = "|".join(RunConfig.model_fields)
-    for section, name in re.findall(rf"(?<![\w./])({sections})\.([a-z_]+)\b(?![(/])", "\n".join(_spans(text))):
+    for section, name in re.findall(rf"(?<![\w./])({sections})\.([a-z_]+)\b(?![(/])", "\n".join(spans(text))):
         key = f"{section}.{name}"
         assert name in FILE_SUFFIXES or key in ERRORS_ON_PURPOSE or _is_setting(key), key
     for name in re.findall(r"^\| `([a-z_]+)` \| `\w+\.\w+` \|$", text, re.MULTILINE):
@@ -152,7 +151,7 @@ def test_named_recipes_load(page):
 
 @each_page
 def test_recipes_in_code_blocks_load(page, tmp_path):
-    for block in _blocks(page.read_text(encoding="utf-8"), "yaml"):
+    for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
         (tmp_path / "recipe.yaml").write_text(block.replace("base: recipes/", f"base: {ROOT}/recipes/"))
         assert load_config(tmp_path / "recipe.yaml")
 
@@ -206,7 +205,7 @@ def test_exit_codes_are_those_of_the_errors():
 
 def _copy_example(page: str, line: str, path: Path) -> None:
     """Write the Python block of a page that holds a line."""
-    [source] = [block for block in _blocks((ROOT / page).read_text(encoding="utf-8"), "python") if line in block]
+    [source] = [block for block in blocks((ROOT / page).read_text(encoding="utf-8"), "python") if line in block]
     path.parent.mkdir(parents=True)
     path.write_text(source, encoding="utf-8")
 
