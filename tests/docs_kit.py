@@ -48,7 +48,7 @@ def commands(lines: list[str]) -> list[list[str]]:
     """The words after `fivetune` of each line that begins with it, without lines that `...` shortens."""
     found = []
     for line in lines:
-        words = split_words(line) if line.count('"') % 2 == 0 and line.count("'") % 2 == 0 else line.split()[:2]
+        words = split_words(line)
         if words[:1] == ["fivetune"] and words[1:] and "..." not in words:
             found.append(words[1:])
     return found
