@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-fast test-release lint bench reliability nano
+.PHONY: install quickstart site test test-fast test-release lint bench reliability nano
 
 install: .venv/.installed
 
@@ -23,6 +23,13 @@ install: .venv/.installed
 .venv/.installed-bench: .venv/.installed-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
+
+.venv/.installed-docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+site: .venv/.installed-docs
+	$(BIN)/python docs/.site/build.py site
 
 quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart

@@ -239,17 +239,10 @@ def _format_plain(value: JsonValue) -> str:
     return {"None": "none", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
-def _wrap_paragraph(line: str) -> str:
-    return (
-        line
-        if line.startswith(("|", "#", "`", " ")) or len(line) <= 120
-        else "\n".join(
-            textwrap.wrap(
-                line,
-                120,
-                subsequent_indent="  " if line.startswith("- ") else "",
-                break_on_hyphens=False,
-                break_long_words=False,
-            )
-        )
-    )
+def _wrap_paragraph(text: str) -> str:
+    """Wrap a line of prose; tables, headings and code stay as they are."""
+    if text.startswith(("|", "#", "`", " ")) or "\n" in text:
+        return text
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.wrap(text, 120, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines)
