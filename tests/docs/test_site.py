@@ -36,7 +36,8 @@ def test_each_page_is_in_the_navigation_once(build):
 
 
 def test_links_and_formulas_are_converted(build):
-    text = "[a](../README.md#x) [b](../../CONTRIBUTING.md) [c](search.md#y) [d](pages/p.html) $x_1$ `$y$`\n```\n[a](../README.md)\n```"
+    text = "[a](../README.md#x) [b](../../CONTRIBUTING.md) [c](search.md#y) [d](pages/p.html) $x_1$ `$y$`\n"
+    text += "```\n[a](../README.md)\n```"
     found = build.convert_page(text)
     assert "[a](index.md#x) [b](../contributing.md) [c](finders.md#y)" in found
     assert '<a href="pages/p.html">d</a>' in found and "<msub>" in found
