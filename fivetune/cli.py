@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
+import shutil
 import sys
+import textwrap
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,24 @@ import fivetune
 from fivetune.errors import ConfigError, FiveTuneError, ReportedByOtherRankError, suggest_names
 from fivetune.redaction import redact_secrets
 
+MAX_COLUMNS = 100  # of a message on a terminal
+SYNONYMS = {
+    "finetune": "train",
+    "fine-tune": "train",
+    "fit": "train",
+    "run": "train",
+    "eval": "evaluate",
+    "generate": "predict",
+    "infer": "predict",
+    "inference": "predict",
+    "test": "evaluate",
+    "init": "new",
+    "upload": "push",
+    "demo": "serve",
+    "sweep": "compare",
+    "env": "doctor",
+}
+"""Names of commands in other tools, with the nearest command."""
 COMMANDS = Path(__file__).parent / "commands"
 
 
@@ -31,7 +51,7 @@ def main(words: list[str] | None = None) -> int:
         if show_traceback:
             traceback.print_exc()
         if not isinstance(error, ReportedByOtherRankError):
-            print(f"fivetune: {error}", file=sys.stderr)
+            _print_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         print("fivetune: stopped.", file=sys.stderr)
@@ -57,6 +77,27 @@ def main(words: list[str] | None = None) -> int:
         return 1
 
 
+def _print_error(text: str) -> None:
+    """Print an error: on a terminal wrapped at words, elsewhere each error on a line of its own."""
+    text = f"fivetune: {text}"
+    if sys.stderr.isatty():
+        text = wrap_message(text, min(shutil.get_terminal_size().columns, MAX_COLUMNS))
+    print(text, file=sys.stderr)
+
+
+def wrap_message(text: str, width: int) -> str:
+    """Wrap each line of a message at words; paths and commands are not divided.
+
+    >>> print(wrap_message("fivetune: a.csv: the file is empty.", 20))
+    fivetune: a.csv: the
+      file is empty.
+    """
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
 def _dispatch(words: list[str], *, show_traceback: bool) -> int:
     for word in words:
         if any("\ud800" <= character <= "\udfff" for character in word):
@@ -69,7 +110,8 @@ def _dispatch(words: list[str], *, show_traceback: bool) -> int:
         print(f"fivetune {fivetune.__version__}")
         return 0
     if words[0] not in names:
-        print(f"fivetune: there is no command {words[0]!r}. {suggest_names(words[0], names)}", file=sys.stderr)
+        known = SYNONYMS.get(words[0].replace("_", "-"), words[0])
+        _print_error(f"there is no command {words[0]!r}. {suggest_names(known, names)}")
         return 2
     command = import_module(f"fivetune.commands.{words[0].replace('-', '_')}")
     parser = _Parser(
@@ -109,6 +151,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.endswith("expected one argument"):
             message += " (write one that begins with - after an equals sign: --name=-value)"
+        if message.startswith(prefix := "the following arguments are required: "):
+            names = message.removeprefix(prefix).split(", ")
+            found = {"/".join(one.option_strings) or str(one.metavar or one.dest): one.help for one in self._actions}
+            helps = [f"{name}: {found[name]}" for name in names if found.get(name)]
+            message = "; ".join([message, *helps])
         raise ConfigError(f"error: {message}. Try: {self.prog} --help.")
 
 

@@ -24,6 +24,7 @@ class FakeHub:
 
     Args:
         fails: status by a part of the path; the answer to every request whose path has it.
+        gated: names of models that are given with a token alone.
         cuts: parts of the path at which the connection is closed without an answer, once each.
     """
 
@@ -35,6 +36,7 @@ class FakeHub:
     requests: list[str] = field(default_factory=list)
     fails: dict[str, int] = field(default_factory=dict)
     cuts: list[str] = field(default_factory=list)
+    gated: tuple[str, ...] = ()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -75,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         for part, status in hub.fails.items():
             if part in path:
                 return self.answer(status, {"error": "refused"})
+        if any(name in path for name in hub.gated):
+            return self.answer(401, {"error": "Access to it is restricted."}, X_Error_Code="GatedRepo")
         if "/lfs/" not in path and self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self.answer(401, {"error": "Invalid username or password."})
         if path == "/api/repos/create":

@@ -240,7 +240,7 @@ def test_config_as_json_is_a_recipe_too(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
-        (["train"], "the following arguments are required: recipe"),
+        (["card"], "the following arguments are required: run; run: run directory, or an export of one"),
         (["list", "tasks", "--x"], "unrecognized arguments: --x"),
         (
             ["import-config", "--output", "--fp16"],

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fivetune import plugins
+from fivetune.config.advice import advise_on_value, suggest_alias
 from fivetune.config.aliases import ALIASES
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, Layers, format_value, read_file
 from fivetune.config.recipes import find_recipe, is_run_directory
@@ -22,6 +23,7 @@ from fivetune.config.search import SearchDimension
 from fivetune.config.sections import RunConfig
 from fivetune.errors import ConfigError, suggest_names
 
+SWEEP_KEYS = {"grid", "zip", "list"}  # of a sweep's file (experiments/sweep.py), none of which is a section of a run
 __all__ = ["RunConfig", "describe_error", "load_config", "load_layers"]
 
 
@@ -82,6 +84,11 @@ def _refuse_partial_config(path: Path, layers: Layers) -> None:
 
 
 def _validate_layers(layers: Layers, *, trained: bool) -> RunConfig:
+    if sweep := SWEEP_KEYS & layers.to_dict().keys():
+        raise ConfigError(
+            f"{layers.find_origin((min(sweep),))}: {min(sweep)} is a key of a sweep, not a setting of a run. Start a "
+            "sweep with: fivetune compare FILE."
+        )
     try:
         return RunConfig.model_validate(layers.to_dict(), context={"trained": trained})
     except ValidationError as error:
@@ -95,7 +102,9 @@ def describe_error(error: Any, layers: Layers) -> str:
     where = layers.find_origin(path)
     if error["type"] == "extra_forbidden":
         near = _suggest_settings(path[0], layers) if len(path) == 1 else ""
-        return f"{where}: {key} is not a setting. {near or suggest_names(path[-1], _list_field_names(path, layers))}"
+        near = near or suggest_names(path[-1], _list_field_names(path, layers))
+        alias = "" if len(path) != 2 or near.startswith("Did you mean") else suggest_alias(path)
+        return f"{where}: {key} is not a setting. {alias}{near}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error" and len(path) <= 1:  # a rule between settings, which its message names
         where = layers.find_rule_origin(message, path)
@@ -105,11 +114,13 @@ def describe_error(error: Any, layers: Layers) -> str:
         where = f"{where}: {key}"
     if error["type"] == "string_pattern_mismatch" and key in RunConfig.model_fields:
         return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
+    message = re.sub(r", unable to parse string as an? \w+", "", message)
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
     given = "" if error["type"] in ("missing", "value_error") else f", not {format_value(error['input'])}"
     if given and error["input"] is None:
         given = ", not null (an empty value). Leave the setting out for its default"
-    return f"{where}: {message.rstrip('.')}{given}."
+    advice = advise_on_value(error["type"], key, error["input"])
+    return f"{where}: {message.rstrip('.')}{given}.{advice}"
 
 
 def _suggest_settings(name: str, layers: Layers) -> str:

@@ -238,7 +238,8 @@ def _make_yaml_error(error: yaml.YAMLError, path: Path) -> ConfigError:
         return ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.")
     mark = error.problem_mark
     place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-    return ConfigError(f"{place}: not valid YAML: {error.problem}.")
+    advice = " Indent with spaces: YAML takes no tabs." if "'\\t'" in str(error.problem) else ""
+    return ConfigError(f"{place}: not valid YAML: {error.problem}.{advice}")
 
 
 def _construct_value(node: yaml.Node, path: Path) -> object:

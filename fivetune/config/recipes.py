@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from difflib import get_close_matches
 from pathlib import Path
 
 from fivetune.errors import ConfigError, RunDirError, suggest_names
@@ -45,7 +46,8 @@ def refuse_missing_run(source: str | Path) -> None:
     if is_run_directory(path) or path.is_file() or path.suffix in (".yaml", ".yml") or find_shipped_recipe(str(source)):
         return
     near = [str(one.parent) for one in path.parent.glob("*/config.yaml")]
-    raise RunDirError(f"{source}: there is no run to resume: no such run directory. {suggest_names(str(source), near)}")
+    advice = suggest_names(str(source), near) if near else f"{path.parent} holds no run. Train one without --resume."
+    raise RunDirError(f"{source}: there is no run to resume: no such run directory. {advice}")
 
 
 def find_recipe(source: str | Path) -> Path:
@@ -57,8 +59,19 @@ def find_recipe(source: str | Path) -> Path:
         raise ConfigError(
             f"{source}: is data, not a recipe. Write a recipe for it: fivetune new {shlex.quote(str(path))}."
         )
+    if (path / "config.json").is_file():
+        raise ConfigError(
+            f"{source}: is a model, not a recipe. Name it beside the task: fivetune train squad_v2 --model.path "
+            f"{shlex.quote(str(source))} --data.train FILE (fivetune list recipes)."
+        )
     found = path if path.is_file() else find_shipped_recipe(str(source))
     if found is not None:
         return found
     siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-    raise ConfigError(f"{source}: no such recipe. {suggest_names(str(source), [*siblings, *list_recipe_names()])}")
+    if re.search(r"t5|ul2", path.name, re.IGNORECASE) and not path.suffix:
+        raise ConfigError(
+            f"{source}: no such recipe. If it is a model, name it beside the task: fivetune train squad_v2 "
+            f"--model.path {shlex.quote(str(source))} --data.train FILE (fivetune list recipes)."
+        )
+    name = path.name if get_close_matches(path.name, siblings) else re.sub(r"^recipes/|\.ya?ml$", "", str(source))
+    raise ConfigError(f"{source}: no such recipe. {suggest_names(name, [*siblings, *list_recipe_names()])}")

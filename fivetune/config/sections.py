@@ -293,7 +293,10 @@ class RunConfig(_Section):
     def _check_micro_batches(self) -> RunConfig:
         total, micro = self.train.global_batch_size, self.train.batch_size
         if total and micro != "auto" and total % micro:
-            raise ValueError(f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}")
+            near = f"{total // micro * micro} or {(total // micro + 1) * micro}" if total > micro else f"{micro}"
+            raise ValueError(
+                f"train.global_batch_size {total} is not a multiple of train.batch_size {micro}. Take {near}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ SUFFIXES = {
     ".tab": "csv",
     ".parquet": "parquet",
 }
+WORKBOOKS = (".xlsx", ".xls", ".xlsm", ".ods")
 FORMATS = "Allowed: SQuAD JSON, a JSON array, JSONL, CSV, TSV, Parquet, each also gzipped."
 
 MAX_CONTROL_SHARE = 0.05  # largest share of control bytes in text; random bytes have 11 %
@@ -187,6 +188,8 @@ def refuse_foreign_format(head: bytes, path: Path) -> None:
         raise DataError(
             f"{path}: the text is {encoding}. Allowed is UTF-8. Convert it: {format_iconv_command(encoding, path)}"
         )
+    if path.suffix.lower() in WORKBOOKS and start.startswith((b"pk", b"\xd0\xcf\x11\xe0")):
+        raise DataError(f"{path}: this is a workbook. {FORMATS} Save its sheet as CSV in UTF-8, and name that file.")
     for magic, (what, advice) in _FOREIGN.items():
         if start.startswith(magic.lower()):
             raise DataError(f"{path}: this is {what}. {FORMATS} {advice}.")

@@ -143,7 +143,21 @@ def find_family(raw: JsonTable, where: Path | str, *, any_seq2seq: bool | None =
         )
     near = get_close_matches(str(kind), FAMILIES, n=3, cutoff=0.6)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise ModelError(f"{where}: model_type {kind!r} is not of the T5 family.{hint} {allowed}")
+    raise ModelError(
+        f"{where}: model_type {kind!r} is not of the T5 family{_describe_kind(str(kind))}.{hint} {allowed} "
+        "Take one of them: fivetune list models."
+    )
+
+
+def _describe_kind(kind: str) -> str:
+    """Describe an architecture of transformers that has no encoder or no decoder; "" for others."""
+    from transformers.models.auto import modeling_auto
+
+    if kind in modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        return ""
+    if kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return ": it has no decoder, and writes no answers"
+    return ": it has no encoder" if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else ""
 
 
 def _list_other_classes() -> dict[str, str]:

@@ -38,6 +38,10 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
         return path
     if name == CHECKPOINT.name:
         return CHECKPOINT
+    if path.is_file():
+        raise ModelError(
+            f"{name}: is a file. A model is a folder with config.json, weights and tokenizer: {path.parent}."
+        )
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists():
         raise ModelError(
             f"{name}: no such model folder.{_suggest_name(path)} Give a local folder, a hub name (org/name), or "
@@ -55,13 +59,18 @@ def _suggest_name(path: Path) -> str:
 
 def _fetch_snapshot(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=5))
     except HFValidationError:
         raise ModelError(
             f"{name}: neither a local folder nor a hub name (org/name).{_suggest_name(Path(name))}"
+        ) from None
+    except GatedRepoError:
+        raise FiveTuneEnvironmentError(
+            f"{name}: the model is gated: the hub gives it only to users who have accepted its terms. Accept them at "
+            f"https://huggingface.co/{name}, then set the environment variable HF_TOKEN to your access token."
         ) from None
     except HfHubHTTPError as error:
         raise FiveTuneEnvironmentError(

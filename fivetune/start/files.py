@@ -50,7 +50,7 @@ def is_data(source: str) -> bool:
     path = Path(source).expanduser()
     if path.is_dir():
         names = {file.name for file in path.iterdir()}
-        is_run = not names.isdisjoint((CONFIG, "machine.json"))
+        is_run = not names.isdisjoint((CONFIG, "machine.json", "config.json"))  # or a model
         return is_saved_dataset(path) or (not is_run and any(get_data_suffix(Path(name)) for name in names))
     return bool(get_data_suffix(path)) and not _is_json_recipe(path)
 

@@ -330,7 +330,8 @@ def describe_absent_column(record: RawRecord, name: str) -> str:
     existing = ", ".join(str(key) for key in record.fields if key != "id" or record.has_own_id) or "none"
     return (
         f"there is no column {name!r}. Columns: {existing}. "
-        f"If one of them is meant, name it: data.columns: {{{name}: ITS NAME}}."
+        f"If one of them is meant, name it: data.columns: {{{name}: ITS NAME}}. If the file is for another task, "
+        "choose that one: fivetune list tasks."
     )
 
 

@@ -177,7 +177,10 @@ def read_is_impossible(record: RawRecord) -> bool | None:
 
 
 def make_missing_answers_error(record: RawRecord) -> RecordError:
-    """Return the error for a record without an answer column where labels are required."""
+    """Return the error for a record without an answer column, or with null in it, where labels are required."""
+    if empty := [name for name in ("answers", "answer") if name in record.fields]:
+        reason = f"{empty[0]} is null. Give the answer; a question that has none has an empty text or list."
+        return RecordError(record.where, reason)
     missing = describe_absent_column(record, "answers")
     return RecordError(record.where, f"{missing} Without answers a file is good for `fivetune predict` only.")
 

@@ -600,7 +600,9 @@ def test_a_table_on_the_command_line():
     flags = parse_overrides(["--task.labels", "{yes: ja, no: nein}", "--data.columns", "{question: Frage}"])
     config = load_config(task, flags)
     assert (config.task.labels, config.data.columns) == ({"yes": "ja", "no": "nein"}, {"question": "Frage"})
-    with pytest.raises(ConfigError, match=r"^--task\.labels: Input should be a table, not 'high'\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^--task\.labels: Input should be a table, not 'high'\. A table is written "
+    ):
         load_config(task, {"task.labels": "high"})
 
 

@@ -138,7 +138,7 @@ def test_unanswerable(gold):
         ({"context": ""}, "context is empty."),
         ({"context": 7}, "context is 7. It must be text."),
         ({"answers": ...}, "there is no column 'answers'."),
-        ({"answers": None}, "there is no column 'answers'."),
+        ({"answers": None}, "answers is null. Give the answer; a question that has none has an empty text or list."),
         ({"answers": 7}, "answers is 7. It must be a list of texts"),
         ({"answers": "Rollo"}, "answers is the text 'Rollo', which is not JSON."),
         ({"answers": {"text": None}}, "answers is null. It must be a list of texts"),

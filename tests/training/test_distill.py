@@ -340,7 +340,7 @@ def test_errors_of_loading_the_teacher_name_its_setting(tmp_path, model_folder, 
         (
             foreign,
             "logits",
-            "model_type 'bart' is not of the T5 family. Allowed: t5, mt5, umt5, longt5, t5gemma, t5gemma2.$",
+            "model_type 'bart' is not of the T5 family. Allowed: t5, mt5, umt5, longt5, t5gemma, t5gemma2. ",
         ),
         (damaged, "logits", "damaged: its header cannot be read"),
         (damaged, "sequence", "damaged: its header cannot be read"),
