@@ -25,8 +25,8 @@ HEAD = """\
 # Mistakes
 
 What FiveTune answers to {number} common mistakes: the cause, and what to do. Every message is the output of the command
-above it, without lists of more than seven names (`WRITE_PAGE=1 pytest tests/test_forty_mistakes.py`). Exit codes: 2 a setting, 3 data, 4 the
-machine, a model, a run or the hub.
+above it, without lists of more than seven names (`WRITE_PAGE=1 pytest tests/test_forty_mistakes.py` writes the page).
+Exit codes: 2 a setting, 3 data, 4 the machine, a model, a run or the hub.
 """
 
 
