@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args, get_origin
+
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -97,3 +99,43 @@ def _format_default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True, validated_data={})
     words = {"None": "null", "True": "true", "False": "false", "()": "[]"}
     return f"`{words.get(str(default), default)}`"
+
+
+def list_settings() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """List all dotted settings, those of all plugins of a section included, with description and allowed words.
+
+    >>> list_settings()["eval.final"][1], list_settings()["train.recompute"][1], list_settings()["optimizer.lr"][1]
+    (('full', 'subset'), ('true', 'false'), ())
+    """
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    kinds = {**PLUGIN_SECTIONS, **NESTED_PLUGINS}
+    for section, field in RunConfig.model_fields.items():
+        if section in PLUGIN_SECTIONS:
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            for name, inner in field.annotation.model_fields.items():
+                if f"{section}.{name}" not in NESTED_PLUGINS:
+                    found[f"{section}.{name}"] = (inner.description or "", _list_words(inner.annotation))
+        else:
+            found[section] = (field.description or "", ())
+    for section, kind in kinds.items():
+        names = plugins.list_plugins(kind)
+        found[f"{section}.name"] = (f"one of {kind}", tuple(names))
+        for name in names:
+            for option, inner in plugins.load_plugin(kind, name).model_fields.items():
+                found.setdefault(f"{section}.{option}", (inner.description or "", _list_words(inner.annotation)))
+    return found
+
+
+def _list_words(annotation: object) -> tuple[str, ...]:
+    """The words that a type allows: those of Literal, true and false of bool; () for others.
+
+    >>> _list_words(Literal["a", "b"] | None), _list_words(int | Literal["auto"])
+    (('a', 'b'), ())
+    """
+    if annotation is bool:
+        return ("true", "false")
+    if get_origin(annotation) is Literal:
+        return tuple(map(str, get_args(annotation)))
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    return _list_words(parts[0]) if len(parts) == 1 else ()
