@@ -32,7 +32,9 @@ def test_each_page_is_in_the_navigation_once(build):
     pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in (ROOT / "docs").rglob("*.md")]
     roots = {page.removesuffix(".md") for page in build.ROOT_PAGES.values()} - {"index"}
     listed = [page for section in NAV.values() for page in section]
-    assert sorted(listed) == sorted({*pages, *roots}), "docs/.site/nav.yaml"
+    assert len(listed) == len(set(listed))
+    assert {*pages, *roots} - {*listed} == set(), "add the pages to docs/.site/nav.yaml"
+    assert {*listed} - {*pages, *roots} == set(), "take the pages out of docs/.site/nav.yaml"
 
 
 def test_links_and_formulas_are_converted(build):
