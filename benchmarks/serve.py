@@ -124,7 +124,7 @@ def _serve(answer: AnswerTogether, max_batch: int) -> Iterator[int]:
     batcher = Batcher({"run": answer}, max_batch=max_batch, max_wait_seconds=0.01 if max_batch > 1 else 0, max_queue=64)
     with bind_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
-        server = build_server(build_app(Service(batcher, {"run": RunFacts("run", "squad_v2", 0, {})})), drain_seconds=1)
+        server = build_server(build_app(Service(batcher, {"run": RunFacts("run", "squad_v2", 0)})), drain_seconds=1)
         thread = threading.Thread(target=run_until_stopped, args=(server, bound))
         thread.start()
         while not server.started:

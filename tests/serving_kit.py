@@ -18,7 +18,7 @@ from fivetune.serving.app import Service, ServingLimits, build_app
 from fivetune.serving.batching import Batcher
 from fivetune.serving.guard import Guard
 from fivetune.serving.measures import ServerMeasures
-from fivetune.serving.schema import RunFacts
+from fivetune.serving.schema import FieldFacts, RunFacts
 from fivetune.serving.server import bind_socket, build_server, run_until_stopped
 
 RECORDS = [
@@ -27,6 +27,8 @@ RECORDS = [
     for colour in kit.COLOURS
     for thing in kit.WORDS[9:]
 ]
+
+FIELDS = tuple(FieldFacts(name, value, True) for name, value in RECORDS[0].items())
 
 
 @dataclass
@@ -68,7 +70,7 @@ def serving(
         answers if facts else {"run": answers},
         **{"max_batch": 32, "max_wait_seconds": 0.01, "max_queue": 64, "on_batch": measures.add_batch, **options},
     )
-    models = facts or {"run": RunFacts("run", "squad_v2", 6, RECORDS[0], max_new_tokens)}
+    models = facts or {"run": RunFacts("run", "squad_v2", 6, FIELDS, max_new_tokens)}
     service = Service(batcher, models, limits, Guard(token=token), measures)
     with bind_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
@@ -78,11 +80,13 @@ def serving(
         while not server.started:
             time.sleep(0.01)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
-            yield Server(client, batcher, port)
-        server.should_exit = True
-        thread.join(20)
-        batcher.close(20)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
+                yield Server(client, batcher, port)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            batcher.close(20)
         assert not thread.is_alive()
 
 

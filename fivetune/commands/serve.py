@@ -11,6 +11,7 @@ from fivetune.commands import print_warning
 TAKES_SETTINGS = True
 TOKEN = "FIVETUNE_TOKEN"
 MIN_TOKEN_CHARS = 16
+MAX_EXAMPLES = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients call the server"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=6,
+        metavar="N",
+        help="right ones, and as many wrong ones, of each run's evaluation on the page; 0: none (default: 6)",
     )
     group = parser.add_argument_group("batches and limits")
     for flag, kind, default, text in (
@@ -72,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             settings,
             shares_base=args.one_base,
             max_input_tokens=args.max_input_tokens,
+            num_examples=args.examples,
             on_warning=print_warning,
             on_note=print,
         )
@@ -95,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
         for name, model in models.items():
             print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
         print(f"serving on {address}")
-        print(f"interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
+        print(
+            f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True
+        )
         run_until_stopped(build_server(build_app(service), drain_seconds=args.drain_seconds), bound)
         batcher.close(timeout=0)
     print("stopped", flush=True)
@@ -112,6 +123,8 @@ def _refuse_limits(args: argparse.Namespace) -> None:
     for name in names:
         if not getattr(args, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be above 0.")
+    if not 0 <= args.examples <= MAX_EXAMPLES:
+        raise ConfigError(f"--examples {args.examples}: Allowed are 0 to {MAX_EXAMPLES}.")
     for name in ("max_wait_ms", "drain_seconds"):
         if not 0 <= getattr(args, name) <= 3_600_000:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 0 or more.")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -27,6 +27,7 @@ from fivetune.evaluation.output import build_line
 from fivetune.rundir.records import Prediction
 from fivetune.serving.batching import Batcher, Inputs, QueueFullError, ServerStoppingError
 from fivetune.serving.body import RequestError, choose_model, parse_json, read_inputs, read_prompts, read_query
+from fivetune.serving.demo import describe_models, render_demo
 from fivetune.serving.guard import Guard
 from fivetune.serving.measures import ServerMeasures
 from fivetune.serving.schema import RunFacts, build_openapi, render_docs
@@ -116,6 +117,13 @@ class Service:
 
     async def report_measures(self, request: Request) -> Response:
         return PlainTextResponse(self.measures.format_text({"fivetune_queue_requests": len(self.batcher)}))
+
+    async def show_demo(self, request: Request) -> Response:
+        page, policy = render_demo()
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+
+    async def describe_demo(self, request: Request) -> Response:
+        return JSONResponse({"models": describe_models(self.models.values())})
 
     async def show_openapi(self, request: Request) -> Response:
         return JSONResponse(build_openapi(list(self.models.values())))
@@ -212,6 +220,8 @@ def build_app(service: Service) -> ASGIApp:
         "/health": (service.report_health, "GET"),
         "/ready": (service.report_ready, "GET"),
         "/metrics": (service.report_measures, "GET"),
+        "/": (service.show_demo, "GET"),
+        "/demo.json": (service.describe_demo, "GET"),
         "/openapi.json": (service.show_openapi, "GET"),
         "/docs": (service.show_docs, "GET"),
     }
@@ -219,6 +229,12 @@ def build_app(service: Service) -> ASGIApp:
         [Route(path, endpoint, methods=[method]) for path, (endpoint, method) in routes.items()], redirect_slashes=False
     )
     return GuardedApp(router, service, frozenset(routes))
+
+
+def _add_security(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Add SECURITY_HEADERS to those that an answer does not have."""
+    added = {name.lower().encode(): value.encode() for name, value in SECURITY_HEADERS.items()}
+    return list((added | dict(headers)).items())
 
 
 def _build_refusal(error: RequestError) -> Response:
@@ -249,10 +265,7 @@ class GuardedApp:
             nonlocal code
             if message["type"] == "http.response.start":
                 code = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    *((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()),
-                ]
+                message["headers"] = _add_security(message["headers"])
             await send(message)
 
         scope["app"] = self  # without it Starlette's router answers 404 and 405 itself, as plain text

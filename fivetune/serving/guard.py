@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from fivetune.serving.body import RequestError
 
-OPEN_ROUTES = ("/health", "/ready")  # probes of a scheduler have no token
+OPEN_ROUTES = ("/", "/health", "/ready")  # the page, which asks for the token; probes of a scheduler
 
 
 @dataclass(frozen=True, slots=True)

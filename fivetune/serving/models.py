@@ -12,7 +12,8 @@ from pathlib import Path
 
 from fivetune.errors import ConfigError
 from fivetune.serving.batching import AnswerTogether
-from fivetune.serving.schema import RunFacts, find_example
+from fivetune.serving.demo import find_examples
+from fivetune.serving.schema import RunFacts, list_fields
 from fivetune.training.exported import read_export
 from fivetune.training.inference import LoadedRun, load_run
 from fivetune.training.mixture import require_single_part
@@ -39,6 +40,7 @@ def open_models(
     *,
     shares_base: bool,
     max_input_tokens: int,
+    num_examples: int,
     on_warning: Callable[[str], object],
     on_note: Callable[[str], object],
 ) -> dict[str, ServedModel]:
@@ -47,6 +49,7 @@ def open_models(
     Args:
         settings: overrides, which apply to all.
         shares_base: whether all are adapters of one base, whose weights are held once.
+        num_examples: right ones and wrong ones of each run's evaluation, for the page.
 
     Raises ConfigError for a folder given twice, a mixture, a search that costs too much, and runs without that base.
     """
@@ -68,8 +71,9 @@ def open_models(
         refuse_costly_search(trained)
         warn_of_bad_export(trained, on_warning)
         task, columns = trained.config.task, trained.config.data.columns
-        example, cap = find_example(task, columns), trained.config.eval.max_new_tokens
-        facts = RunFacts(name, task.plugin_name(), trained.step, example, cap)
+        fields, cap = list_fields(task, columns), trained.config.eval.max_new_tokens
+        examples = find_examples(trained, fields, num=num_examples, on_warning=on_warning)
+        facts = RunFacts(name, task.plugin_name(), trained.step, fields, cap, examples)
         found[name] = ServedModel(
             facts, partial(trained.predict_each, max_input_tokens=max_input_tokens), trained.folder
         )

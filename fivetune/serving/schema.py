@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from fivetune import __version__
 from fivetune.errors import DataError
 from fivetune.evaluation.output import PREDICTED
 from fivetune.plugins import import_plugin
+from fivetune.tasks import list_template_columns
 from fivetune.types import JsonTable, RawRecord, Task
 
 ERRORS = {
@@ -34,35 +34,84 @@ ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
+class FieldFacts:
+    """A column that a task makes its inputs from.
+
+    Args:
+        name: in the run's data.
+        example: its value in a record of the task.
+    """
+
+    name: str
+    example: object
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DemoExample:
+    """A prediction of an evaluation.
+
+    Args:
+        record: the columns of the fields; None where they are unknown.
+        text: the inputs as the model reads them.
+    """
+
+    record: Mapping[str, object] | None
+    text: str
+    prediction: str
+    references: Sequence[str]
+    is_right: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
     """What a server shows of its run.
 
     Args:
         name: by which requests name the model.
-        example: a record of the task.
+        fields: of a record; those that are required make an example.
         max_new_tokens: cap of an answer; None for answers without tokens.
     """
 
     name: str
     task: str
     step: int
-    example: Mapping[str, Any]
+    fields: Sequence[FieldFacts] = ()
     max_new_tokens: int | None = None
+    examples: Sequence[DemoExample] = ()
+
+    @property
+    def example(self) -> dict[str, object]:
+        """The smallest record of the task."""
+        return {one.name: one.example for one in self.fields if one.is_required}
 
 
-def find_example(task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Find the smallest record of a task: the columns of its sample that it cannot do without, by the data's names."""
+def list_fields(task: Task, columns: Mapping[str, str]) -> tuple[FieldFacts, ...]:
+    """List the columns of a record, by the data's names: those that its inputs need, and those that change them."""
     record, _ = import_plugin("tasks", task.plugin_name()).SAMPLE
-    fields: dict[str, Any] = {name: value for name, value in record.fields.items() if name != "id"}
-    for name in list(fields):
-        rest = {key: value for key, value in fields.items() if key != name}
-        try:
-            is_enough = bool(task.to_text(RawRecord({"id": "1"} | rest, "sample"), labelled=False))
-        except (DataError, KeyError):
-            is_enough = False
-        if is_enough:
-            fields = rest
-    return {columns.get(name, name): value for name, value in fields.items()}
+    template = getattr(task, "inputs", None)
+    names = list_template_columns(template) if isinstance(template, str) else [n for n in record.fields if n != "id"]
+    fields: dict[str, object] = {name: record.fields.get(name, "a text") for name in names}
+    needed = dict(fields)
+    for name in reversed(names):
+        rest = {key: value for key, value in needed.items() if key != name}
+        if rest and _find_inputs(task, rest) is not None:
+            needed = rest
+    least = _find_inputs(task, needed)
+    shown = [name for name in names if name in needed or _find_inputs(task, needed | {name: fields[name]}) != least]
+    text = " ".join(least or ())
+    shown.sort(key=lambda name: text.find(str(fields[name])) % (len(text) + 1))  # as the inputs have them
+    return tuple(FieldFacts(columns.get(name, name), fields[name], name in needed) for name in shown)
+
+
+def _find_inputs(task: Task, fields: Mapping[str, object]) -> list[str] | None:
+    """Return the inputs of a record without its answer; None if the task refuses it."""
+    try:
+        found = task.to_text(RawRecord({"id": "1", **fields}, "sample"), labelled=False)
+    except (DataError, KeyError):
+        return None
+    examples = found if isinstance(found, tuple) else (found,)
+    return [one.inputs for one in examples if one is not None] or None
 
 
 def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
@@ -100,6 +149,7 @@ def build_openapi(models: Sequence[RunFacts]) -> JsonTable:
                 path: {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}
                 for path, summary in (
                     ("/v1/models", "The models that are served"),
+                    ("/", "A page to try the models"),
                     ("/health", "The process runs"),
                     ("/ready", "200 if requests are taken, else 503"),
                     ("/metrics", "Counts and times in the text format of Prometheus"),

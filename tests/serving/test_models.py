@@ -23,6 +23,9 @@ from fivetune.training.inference import load_run
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
 
+QUIET: dict[str, Any] = {"max_input_tokens": 200, "num_examples": 0, "on_note": lambda text: None}
+
+
 def train(folder: Path, model: Path, **options: Any) -> Path:
     data = folder.with_name(f"{folder.name}-data")
     data.mkdir()
@@ -52,8 +55,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> dict[s
 
 
 def opened(folders: Sequence[Path], *, shares_base: bool = False) -> dict[str, ServedModel]:
-    notes: Any = {"on_warning": pytest.fail, "on_note": lambda text: None}
-    return open_models(list(map(str, folders)), {}, shares_base=shares_base, max_input_tokens=200, **notes)
+    notes: Any = {**QUIET, "on_warning": pytest.fail}
+    return open_models(list(map(str, folders)), {}, shares_base=shares_base, **notes)
 
 
 def run_of(model: ServedModel) -> Any:
@@ -156,13 +159,13 @@ def test_an_export_answers_as_its_run(runs: dict[str, Path], tmp_path: Path, nam
     assert main(["export", str(source), "--format", name, "--examples", "4", "--output", str(target)]) == 0
     table = json.loads((target / "export.json").read_text())
     warned: list[str] = []
-    notes: Any = {"on_warning": warned.append, "on_note": lambda text: None}
-    models = open_models([str(source), str(target)], {}, shares_base=False, max_input_tokens=200, **notes)
+    notes: Any = {**QUIET, "on_warning": warned.append}
+    models = open_models([str(source), str(target)], {}, shares_base=False, **notes)
     assert list(models) == ["red", name]
     [found], [expected] = (model.answer([RECORDS[:9]]) for model in reversed(models.values()))
     assert [one.prediction for one in found] == [one.prediction for one in expected]
     table["proof"] = {"verdict": "do not use", "reasons": ["it is slower."]}
     (target / "export.json").write_text(json.dumps(table))
     warned.clear()
-    open_models([str(target)], {}, shares_base=False, max_input_tokens=200, **notes)
+    open_models([str(target)], {}, shares_base=False, **notes)
     assert warned == [f"{target}: the verdict of this export is: do not use. it is slower."]

@@ -13,33 +13,22 @@ import sys
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
-import kit
 import psutil
 import pytest
 from serving_kit import RECORDS, Server, Slow, serving
 
-import fivetune
 from fivetune.cli import main
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
-from fivetune.serving.schema import find_example
-from fivetune.training.inference import LoadedRun, load_run
+from fivetune.serving.schema import list_fields
+from fivetune.training.inference import LoadedRun
 
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> LoadedRun:
-    folder = tmp_path_factory.mktemp("finished")
-    fivetune.train(kit.recipe(folder, model_folder), quiet=True, preflight=False)
-    return replace(load_run(folder / "run"), threads=None)
 
 
 @pytest.fixture(scope="module")
@@ -276,8 +265,8 @@ def test_docs_need_no_other_server(server: Server, trained: LoadedRun) -> None:
     assert openapi["openapi"] == "3.1.0" and {"/predict", "/v1/completions"} < set(openapi["paths"])
     assert not re.search(r"(src|href|url)\s*[=(]", page.text) and "<script" not in page.text
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    example = find_example(trained.config.task, {"question": "Frage"})
-    assert set(example) == {"Frage", "context"}
+    fields = list_fields(trained.config.task, {"question": "Frage"})
+    assert [(one.name, one.is_required) for one in fields] == [("Frage", True), ("context", True)]
 
 
 @pytest.mark.parametrize(
