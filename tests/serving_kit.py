@@ -34,7 +34,7 @@ FIELDS = tuple(FieldFacts(name, value, True) for name, value in RECORDS[0].items
 @dataclass
 class Server:
     client: httpx.Client
-    batcher: Batcher
+    batcher: Any
     port: int
 
     def post(self, path: str = "/predict", **options: Any) -> tuple[int, Any]:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
 
     _refuse_limits(args)
-    token = _read_token(args)
+    token = read_token(args)
     settings = parse_overrides(args.settings)
     try:
         from fivetune.serving.app import Service, ServingLimits, build_app
@@ -130,7 +130,7 @@ def _refuse_limits(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 0 or more.")
 
 
-def _read_token(args: argparse.Namespace) -> str | None:
+def read_token(args: argparse.Namespace) -> str | None:
     """Read the token. Raises ConfigError for another than a loopback address without one, and for a weak one."""
     from fivetune.errors import ConfigError
 
