@@ -152,11 +152,11 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
     for name, given in table.items():
         if name not in names:
             raise _refuse(f"{name!r}: no option of completions. {suggest_names(name, names)}")
-        if name in COMPLETION_OPTIONS and given not in COMPLETION_OPTIONS[name]:
+        if name in COMPLETION_OPTIONS and not _is_among(given, COMPLETION_OPTIONS[name]):
             raise _refuse(
                 f"{name}: {describe_value(given)}. The server returns the most probable answer, whole. Leave it out."
             )
-        if name in NEUTRAL and given not in (NEUTRAL[name], None):
+        if name in NEUTRAL and not _is_among(given, (NEUTRAL[name], None)):
             raise _refuse(f"{name}: {describe_value(given)}. The server does not sample. Leave it out.")
     asked = table.get("max_tokens")
     if asked is not None and (type(asked) is not int or asked < 1):
@@ -171,6 +171,11 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
     if not all(isinstance(one, str) for one in found):
         raise _refuse("prompt: Allowed is a text, or a list of texts.")
     return check_inputs(found, "prompt", max_records=max_records)
+
+
+def _is_among(given: Any, values: Iterable[object]) -> bool:
+    """Whether a value is one of several; true and false are no numbers."""
+    return any(given == one and isinstance(given, bool) == isinstance(one, bool) for one in values)
 
 
 def _refuse(message: str) -> RequestError:

@@ -6,14 +6,15 @@ rebinding). Such a request has the page's name as Host; an address as Host canno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from fivetune.serving.body import RequestError
 
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::[0-9]{1,5})?")
 OPEN_ROUTES = ("/", "/health", "/ready")  # the page, which asks for the token; probes of a scheduler
 
 
@@ -42,21 +43,21 @@ class Guard:
             raise RequestError(
                 403, "forbidden_host", f"Host {host[:100]!r}: not a name of this server. Add it with --allow-host."
             )
-        origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            raise RequestError(
-                403, "forbidden_origin", f"Origin {origin[:100]!r}: pages of other servers may not send requests here."
-            )
+        for origin in [value for name, value in headers.items() if name.lower() == "origin"]:
+            if origin.partition("://")[2] != host:
+                raise RequestError(
+                    403,
+                    "forbidden_origin",
+                    f"Origin {origin[:100]!r}: pages of other servers may not send requests here.",
+                )
         if self.token is not None and path not in OPEN_ROUTES:
             kind, _, given = headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not compare_digest(given.strip().encode(), self.token.encode()):
                 raise RequestError(401, "unauthorized", "Authorization: Bearer TOKEN is missing or wrong.")
 
     def _is_own_host(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
+        found = HOST.fullmatch(host)
+        name = (found["address"] or found["name"]).lower() if found else ""
         return name == "localhost" or name in self.hosts or _is_address(name)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 
 import h11
@@ -17,27 +18,46 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.signals import STOP_SIGNALS, handle_signals
 
+MAX_CONNECTIONS = 512
+FREE_FILES = 256  # beside connections: weights, libraries, inputs
+
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection on which no request arrives: uvicorn has no time limit for headers, so that slow clients
-    could hold all connections. Reports what is not HTTP as JSON, as all errors.
+    """Closes a connection on which no request arrives or no answer is read: uvicorn has no time limit for them, so that
+    slow clients could hold all connections. Refuses one beyond MAX_CONNECTIONS. Reports what is not HTTP as JSON, as
+    all errors.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch(None)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(
+                503, b"Service Unavailable", "too_many_connections", "too many connections. Send it again later."
+            )
+        else:
+            self._watch(None)
 
-    def _watch(self, before: object) -> None:
-        """Close the connection if it has no request now and had none since the last call."""
-        cycle = self.cycle
-        is_idle = cycle is None or cycle.response_complete
-        if is_idle and before == (cycle,):
+    def _watch(self, before: tuple[object, int] | None) -> None:
+        """Close the connection if it has no request now and had none since the last call, or its client has read
+        nothing of the answer since then.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        if self.transport.is_closing() and not unsent:
+            return
+        is_waiting = self.cycle is None or self.cycle.response_complete or unsent > 0
+        now = (self.cycle, unsent) if is_waiting else None
+        if now is None or now != before:
+            self.loop.call_later(self.timeout_keep_alive, self._watch, now)
+        elif unsent:
+            self.transport.abort()  # close() would wait until it is read
+        else:
             self.transport.close()
-        elif not self.transport.is_closing():
-            self.loop.call_later(self.timeout_keep_alive, self._watch, (cycle,) if is_idle else None)
 
     def send_400_response(self, msg: str) -> None:
-        body = json.dumps({"error": {"message": msg, "type": "invalid_http"}}).encode()
+        self._refuse(400, b"Bad Request", "invalid_http", msg)
+
+    def _refuse(self, code: int, phrase: bytes, kind: str, message: str) -> None:
+        body = json.dumps({"error": {"message": message, "type": kind}}).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -45,7 +65,7 @@ class TimedProtocol(H11Protocol):
         ]
         try:
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(status_code=code, headers=headers, reason=phrase),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
@@ -97,7 +117,19 @@ def build_server(app: ASGIApp, *, drain_seconds: float, idle_seconds: int = 15) 
     )
 
 
+def extend_file_limit() -> None:
+    """Let the process open as many files as MAX_CONNECTIONS needs, as far as the system lets it: else connections would
+    wait without an answer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = MAX_CONNECTIONS + FREE_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def run_until_stopped(server: uvicorn.Server, bound: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM, then answer the requests in progress."""
+    extend_file_limit()
     with handle_signals(STOP_SIGNALS, lambda signum, frame: None):  # uvicorn raises them again at its end
         server.run(sockets=[bound])

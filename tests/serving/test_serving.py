@@ -168,6 +168,40 @@ def test_one_request_cannot_fail_the_others_of_its_batch() -> None:
         assert found[1][1] == {"error": {"message": message, "type": "internal_error"}}
 
 
+def test_all_origins_count() -> None:
+    origins = [("Origin", "http://localhost"), ("Origin", "http://evil.example")]
+    with serving(Slow()) as server:
+        answer = server.client.get("/health", headers=[("Host", "localhost"), *origins])
+        assert answer.status_code == 403 and "evil.example" in answer.text
+
+
+def test_connections_beyond_the_limit_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fivetune.serving.server.MAX_CONNECTIONS", 3)
+    with serving(Slow()) as server:
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+        while b"too_many_connections" not in (answer := server.send(b"")):
+            pass
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable")
+        for one in held:
+            one.close()
+        assert server.client.get("/health").status_code == 200
+
+
+def test_a_client_that_does_not_read_is_dropped() -> None:
+    with serving(Slow(), seconds=1) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.settimeout(1)
+        with pytest.raises(OSError, match=r"reset|Broken pipe|timed out"):
+            for _ in range(100_000):
+                connection.sendall(b"GET /docs HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+        until = time.monotonic() + 20
+        own = psutil.Process().net_connections()
+        while any(one.laddr and one.laddr.port == server.port and one.status == "ESTABLISHED" for one in own):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            own = psutil.Process().net_connections()
+        assert server.client.get("/health").status_code == 200
+
+
 def test_idle_connections_are_closed() -> None:
     with serving(Slow()) as idle:
         started = time.monotonic()
@@ -209,6 +243,7 @@ def test_idle_connections_are_closed() -> None:
             422,
             "top_p: a number: '0.9'. The server does not",
         ),
+        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: true or false: 'True'. The server returns"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: '0'. Allowed is"),
         ("/v1/completions", {"json": {"prompt": "a", "tempreature": 0}}, 422, "Did you mean temperature?"),
@@ -218,6 +253,10 @@ def test_idle_connections_are_closed() -> None:
         ("/predict", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "Allowed is application/json"),
         ("/predict", {"json": {}, "headers": {"Host": "evil.example"}}, 403, "Host 'evil.example': not a name of this"),
         ("/predict", {"json": {}, "headers": {"Host": "[evil"}}, 403, "Host '[evil': not a name"),
+        *(
+            ("/predict", {"json": {}, "headers": {"Host": host}}, 403, f"Host {host!r}: not a name")
+            for host in ("evil.example@127.0.0.1", "localhost#.evil.example", "localhost/x", "localhost:abc", "::1")
+        ),
         ("/predict", {"json": {}, "headers": {"Origin": "http://evil.example"}}, 403, "Origin 'http://evil.example': "),
         ("/predict", {"json": {}, "headers": {"Origin": "null"}}, 403, "Origin 'null': pages of other servers"),
     ],
