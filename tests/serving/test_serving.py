@@ -445,8 +445,9 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
     with (
         serving_process(trained.folder, "--max-queue", "256", "--max-seconds", "20") as (process, address),
         ThreadPoolExecutor(200) as pool,
+        httpx.Client(base_url=address, timeout=60) as client,
     ):
-        server = Server(httpx.Client(base_url=address, timeout=60), None, int(address.rpartition(":")[2]))
+        server = Server(client, None, int(address.rpartition(":")[2]))
         measured = psutil.Process(process.pid)
 
         def ask(number: int) -> int:
