@@ -8,21 +8,34 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 MAX_LINES = 12  # that a panel shows above its live line
 SECONDS_BETWEEN_UPDATES = 0.25
+SECONDS_BEFORE_PROGRESS = 1.0  # what takes less shows no live line
 FRAME_HEIGHT = 720  # pixels
+FRAME_STYLE = "border: 1px solid #8884; box-sizing: border-box"
+STYLE = "white-space: pre-wrap; font-family: monospace"
 
 
 def is_notebook() -> bool:
     """Return whether this process is the kernel of a notebook, which shows HTML; false in IPython's terminal."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
+
+
+def prepare_imports() -> None:
+    """Import tqdm, by which the hub's client shows downloads, without its warning of a notebook without ipywidgets."""
+    if is_notebook() and "tqdm.auto" not in sys.modules:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import_module("tqdm.auto")
 
 
 class Panel:
@@ -37,7 +50,7 @@ class Panel:
         self._lines: list[tuple[str, bool]] = []
         self._live = ""
         self._handle: Any = None
-        self._shown_at = 0.0
+        self._shown_at = time.monotonic() + SECONDS_BEFORE_PROGRESS - SECONDS_BETWEEN_UPDATES
 
     def add_line(self, text: str, *, is_important: bool = False) -> None:
         """Add a line; of more than MAX_LINES the first that is not important is left out."""
@@ -51,9 +64,9 @@ class Panel:
             self.update()
 
     def close(self) -> None:
-        """Remove the live line; the others stay in the cell."""
-        self._live = ""
+        """Remove the live line; the others stay in the cell. Without others it stays, as the end of the work."""
         if self._handle is not None:
+            self._live = "" if self._lines else self._live
             self.update()
 
     def update(self) -> None:
@@ -61,7 +74,7 @@ class Panel:
         self._shown_at = time.monotonic()
         lines = [*select_lines(self._lines, self._log), *([self._live] if self._live else [])]
         text = "\n".join(lines)
-        content = {"text/plain": text, "text/html": f'<pre style="white-space: pre-wrap">{escape(text)}</pre>'}
+        content = {"text/plain": text, "text/html": f'<pre style="{STYLE}">{escape(text)}</pre>'}
         if self._handle is None:
             from IPython.display import display  # pyright: ignore[reportMissingImports]
 
@@ -84,7 +97,7 @@ def select_lines(lines: Sequence[tuple[str, bool]], log: Path | None, *, most: i
     return [*note, *(text for index, (text, _) in enumerate(lines) if index in kept)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class HtmlPage:
     """A self-contained HTML file, shown by a notebook in a frame of its own, so that neither style changes the other.
 
@@ -97,6 +110,9 @@ class HtmlPage:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __repr__(self) -> str:
+        return f"HtmlPage({str(self.path)!r})"
+
     def __fspath__(self) -> str:
         return str(self.path)
 
@@ -105,5 +121,5 @@ class HtmlPage:
         content = escape(self.path.read_text(encoding="utf-8"), quote=True)
         return (
             f'<iframe srcdoc="{content}" title="{escape(str(self.path), quote=True)}" width="100%" '
-            f'height="{FRAME_HEIGHT}" sandbox="allow-scripts allow-downloads" style="border: 1px solid #8884"></iframe>'
+            f'height="{FRAME_HEIGHT}" sandbox="allow-scripts allow-downloads" style="{FRAME_STYLE}"></iframe>'
         )

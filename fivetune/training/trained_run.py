@@ -103,7 +103,8 @@ class TrainedRun(Run):
         facts = [self._describe_state(), *([format_time_span(seconds)] if seconds else [])]
         task = escape(str(get_nested(self.config, "task", "name")))
         head = f"<b>{escape(str(self.folder))}</b> &nbsp; {task}, {', '.join(facts)}"
-        rows = "".join(f"<tr><td>{escape(name)}</td>{_build_cells(score)}</tr>" for name, score in self.scores.items())
+        shown = {name: score for name, score in self.scores.items() if score.low is not None} or self.scores
+        rows = "".join(f"<tr><td>{escape(name)}</td>{_build_cells(score)}</tr>" for name, score in shown.items())
         table = f"<table><tr><th>score</th><th>value</th><th>95 % interval</th></tr>{rows}</table>" if rows else ""
         return f"<div>{head}{table}</div>"
 
