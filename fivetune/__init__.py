@@ -1,8 +1,8 @@
 """FiveTune fine-tunes the T5 family: one command from text to an official score, a model and a report.
 
     run = fivetune.train("quickstart")                       fine-tune, as `fivetune train` does
-    model = fivetune.open_run("runs/quickstart")             load a trained model once
-    model.predict([{"question": "...", "context": "..."}])   -> list[Prediction]
+    run = fivetune.open_run("runs/quickstart")               the same TrainedRun, later
+    run.predict([{"question": "...", "context": "..."}])     -> list[Prediction]; loads the model once
 
 The public names are imported at their first use, so that `import fivetune` does not import torch.
 """

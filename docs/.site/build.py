@@ -23,7 +23,7 @@ ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CH
 """Page of the repository's root -> page of the site."""
 RENAMED = {"search.md": "finders.md"}
 """Page of docs/ -> page of the site, whose own search is search.html."""
-STATIC = ("LICENSE", "docs/recipe.schema.json", "docs/pages")
+STATIC = ("LICENSE", "docs/recipe.schema.json", "docs/pages", "docs/notebooks")
 
 
 def prepare_sources(folder: Path) -> None:
@@ -57,7 +57,7 @@ def _convert_text(text: str) -> str:
         )
     for name, page in RENAMED.items():
         text = re.sub(rf"\]\(((?:\.\./)*){re.escape(name)}(?=[)#])", rf"](\1{page}", text)
-    text = re.sub(r"\]\((?:\.\./)*((?:pages/[\w.-]+)|recipe\.schema\.json|LICENSE)\)", r"](path:/\1)", text)
+    text = re.sub(r"\]\((?:\.\./)*((?:(?:pages|notebooks)/[\w.-]+)|recipe\.schema\.json|LICENSE)\)", r"](path:/\1)", text)
     text = re.sub(r"\[([^\]]*)\]\(path:/([^)]*)\)", r'<a href="\2">\1</a>', text)
     text = re.sub(r"\$\$(.+?)\$\$", lambda match: convert(match[1].strip(), display="block"), text, flags=re.DOTALL)
     return re.sub(r"(?<![\w$`])\$([^\s$`](?:[^$`\n]*[^\s$`\\])?)\$(?![\w$])", lambda match: convert(match[1]), text)
