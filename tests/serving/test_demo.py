@@ -28,7 +28,7 @@ EXAMPLES = (
     DemoExample(None, "question: b context: c", "", ("<b>blue</b>",), False),
 )
 SHOWN = "!document.getElementById('work').hidden"
-LONG = "question: " + "é😀" * 9 + " tail"
+LONG = "question: " + "é😀 " * 900 + " tail"
 
 
 def answer(requests: Sequence[Sequence[Any]], name: str = "a") -> list[list[Prediction]]:
@@ -173,6 +173,8 @@ def test_the_part_that_was_cut_is_shown(tab: Tab) -> None:
         tab.wait("document.querySelector('#answers del')")
         assert tab.read("#answers del") == "tail" and LONG in tab.read("#answers .read")
         assert "4 tokens were not read" in tab.read("#answers")
+        places = tab.run("[...document.querySelectorAll('.read, del')].map(one => one.getBoundingClientRect().bottom)")
+        assert places[1] <= places[0] + 1
 
 
 @browser

@@ -181,6 +181,8 @@ async function answer() {
       if (error.code === 401) askForToken(error.message);
     }
     cards[number].replaceChildren(cards[number].firstChild, ...parts);
+    const cut = cards[number].querySelector("del");
+    if (cut) cut.parentElement.scrollTop = cut.offsetTop - 60;
   }));
 }
 
@@ -195,7 +197,7 @@ function showAnswer(one, milliseconds) {
     if (share === undefined || share === null) continue;
     const bar = make("span");
     bar.style.width = `${100 * Math.min(Math.max(share, 0), 1)}%`;
-    list.append(make("li", {}, make("span", { dir: "auto" }, shorten(text, 80)), make("span", { class: "bar", "aria-hidden": "true" }, bar), make("span", { class: "percent" }, percent(share))));
+    list.append(make("li", {}, make("span", { dir: "auto" }, shorten(text, 80)), make("span", { class: "percent" }, percent(share)), make("span", { class: "bar", "aria-hidden": "true" }, bar)));
   }
   parts.push(list);
   const facts = [`${one.num_input_tokens} tokens read`, `${Math.round(milliseconds)} ms`];
