@@ -6,7 +6,7 @@ BIN := .venv/bin
 # The tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart site test test-fast test-release lint bench reliability nano
+.PHONY: install install-locked quickstart site test test-fast test-release lint bench reliability lock audit licences release nano
 
 install: .venv/.installed
 
@@ -28,6 +28,17 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
+.venv/.installed-release: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
+	@touch $@
+
+# The environment of the tests with the versions and hashes of the lock.
+install-locked:
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r release/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch .venv/.installed .venv/.installed-test
+
 site: .venv/.installed-docs
 	$(BIN)/python docs/.site/build.py site
 
@@ -44,8 +55,8 @@ test-release: .venv/.installed-test
 	$(BIN)/python -m pytest -n logical --dist worksteal -m release
 
 lint: .venv/.installed-test
-	$(BIN)/ruff format fivetune tests benchmarks reliability
-	$(BIN)/ruff check --fix fivetune tests benchmarks reliability
+	$(BIN)/ruff format fivetune tests benchmarks reliability release
+	$(BIN)/ruff check --fix fivetune tests benchmarks reliability release
 	$(BIN)/pyright
 
 bench: .venv/.installed-bench
@@ -58,6 +69,24 @@ bench: .venv/.installed-bench
 
 reliability: .venv/.installed-test
 	$(BIN)/python -m reliability --release --output reliability.json --page docs/reliability.md
+
+# Versions are a week old at least: what harms is mostly found within days.
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --universal --python-version 3.11 \
+  --generate-hashes --no-annotate --no-header --no-emit-index-url --exclude-newer "7 days"
+
+lock: .venv/.installed-release
+	$(COMPILE) --extra test --upgrade --output-file release/lock.txt
+	$(COMPILE) --constraint release/lock.txt --output-file release/runtime.txt
+
+# Needs the network: without its database every package "could not be audited", which --strict makes an error.
+audit: .venv/.installed-release
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement release/lock.txt
+
+licences: .venv/.installed-release
+	$(BIN)/python -m release.licences > docs/licences.md
+
+release: .venv/.installed-release
+	$(BIN)/python -m release.build dist
 
 nano: .venv/.installed
 	$(BIN)/python -m fivetune.nano runs/nano

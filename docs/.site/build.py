@@ -19,7 +19,12 @@ from latex2mathml.converter import convert
 HERE = Path(__file__).parent
 DOCS = HERE.parent
 ROOT = DOCS.parent
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "security.md",
+}
 """Page of the repository's root -> page of the site."""
 RENAMED = {"search.md": "finders.md"}
 """Page of docs/ -> page of the site, whose own search is search.html."""
