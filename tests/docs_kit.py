@@ -22,11 +22,15 @@ def spans(text: str) -> list[str]:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands of a page's shell blocks, continued lines joined; of a console block those after `$ `."""
+    """The commands of a page's blocks, continued lines joined: all lines of `sh`, those after `$ ` of `console`, and
+    those of `fivetune` in blocks without a language, fenced or indented."""
     found = []
-    for language, body in re.findall(r"```(sh|console)\n(.*?)```", text, re.DOTALL):
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         lines = re.sub(r"\\\n\s*", " ", body).splitlines()
-        found += [line[2:] for line in lines if line.startswith("$ ")] if language == "console" else lines
+        prompted = [line[2:] for line in lines if line.startswith("$ ")]
+        plain = [line for line in lines if re.match(r"fivetune [a-z]", line)]
+        found += {"sh": lines, "bash": lines, "console": prompted, "": [*prompted, *plain]}.get(language, [])
+    found += re.findall(r"^    (fivetune [a-z].*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return [line for line in map(str.strip, found) if line and not line.startswith("#")]
 
 

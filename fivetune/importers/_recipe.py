@@ -176,6 +176,7 @@ def build_manual_page(format_name: str) -> str:
     importer: Importer = plugins.load_plugin("importers", format_name)()
     name, text = next(iter(importer.examples.items()))
     recipe = import_recipe(RawConfig(name or "the command line", text), format_name, {})
+    data = "" if "data.train" in recipe.settings else " --data.train train.json --data.eval dev.json"
     lines = [
         f"# From {importer.title}",
         "",
@@ -183,8 +184,8 @@ def build_manual_page(format_name: str) -> str:
         "",
         "```sh",
         f"fivetune import-config {name or 'ARGUMENTS'} --output my.yaml",
-        "fivetune check my.yaml",
-        "fivetune train my.yaml",
+        f"fivetune check my.yaml{data}",
+        f"fivetune train my.yaml{data}",
         "```",
         "",
         *(["ARGUMENTS is the command line in quotation marks, or a file with it."] if not name else []),
