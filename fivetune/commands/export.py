@@ -39,12 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from fivetune import plugins
     from fivetune.errors import ConfigError
     from fivetune.exporters import load_format
     from fivetune.progress import Progress
 
     if reason := NOT_OFFERED.get(args.format):
-        raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: ctranslate2, hf.")
+        allowed = ", ".join(plugins.list_plugins("exporters"))
+        raise ConfigError(f"--format {args.format}: is not offered: {reason}. Allowed: {allowed}.")
     if args.examples < 1:
         raise ConfigError(f"--examples {args.examples}: is not a number of questions. Allowed: 1 or more. Try 200.")
     prefix = "option_"

@@ -26,8 +26,8 @@ from fivetune.model.files import read_model_config
 from fivetune.model.save import replace_folder
 from fivetune.progress import ProgressCallback
 from fivetune.rundir.checksums import MANIFEST, compute_sha256
+from fivetune.rundir.export_file import EXPORT, EXPORT_VERSION
 from fivetune.tasks import head_of
-from fivetune.training.exported import EXPORT, FORMAT_VERSION
 from fivetune.training.inference import LoadedRun, load_run
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _describe_export(original: LoadedRun, exporter: Exporter, staging: Path) -> 
     """Build the content of export.json without the proof."""
     files = sorted(path for path in staging.rglob("*") if path.is_file() and path.name != rundir.LOCK)
     return {
-        "format_version": FORMAT_VERSION,
+        "format_version": EXPORT_VERSION,
         "format": exporter.plugin_name(),
         "options": exporter.model_dump(mode="json"),
         "source": {

@@ -1,6 +1,7 @@
 """The proof of an export: what it answers and how fast, against the run that it was made from.
 
-In: a run and its export, both open. Out: a table for export.json with a verdict: "use", or "do not use" and why.
+In: a run and its export, both open. Out: a table for export.json with a verdict: "use", or "do not use" or "not proved"
+and why.
 """
 
 from __future__ import annotations
@@ -79,12 +80,11 @@ def compare_export(
     if compares_speed:
         first = next(iter(evaluator.parts.values()), evaluator)
         rows = select_rows(first.store, None if evaluator.parts else questions).tolist()[: max(num_examples, 1)]
-        for batch_size in BATCH_SIZES:
+        for batch_size in (size for size in BATCH_SIZES if size <= len(rows)):
             on_progress(f"measuring batches of {batch_size}", 0, None)
             proof["speed"].append({"batch_size": batch_size, **_compare_speed(sides, rows, batch_size)})
     higher = is_maximized(evaluator.task.metrics, metric) if scores[0] else True
-    reasons = find_reasons(proof, higher_is_better=higher)
-    return {**proof, "verdict": "do not use" if reasons else "use", "reasons": reasons}
+    return proof | choose_verdict(proof, higher_is_better=higher)
 
 
 def _answer(
@@ -123,12 +123,10 @@ def _compare_scores(scores: Sequence[Scores | None], metric: str) -> JsonTable:
 
 def _compare_speed(sides: Sequence[Side], rows: Sequence[int], batch_size: int) -> JsonTable:
     """Measure both sides on the same batches, interleaved A B B A after a call of each that is not counted."""
-    starts = range(0, len(rows), batch_size)
-    batches = [rows[i : i + batch_size] for i in starts if i + batch_size <= len(rows)] or [list(rows)]
+    batches = [rows[i : i + batch_size] for i in range(0, len(rows) - batch_size + 1, batch_size)]
     calls = [[(lambda side=side, batch=batch: side.answer(batch, batch_size)) for side in sides] for batch in batches]
     seconds = time_calls(calls)
-    size = len(batches[0])
-    return {name: summarise_seconds(own, size) for name, own in zip(SIDES, seconds, strict=True)}
+    return {name: summarise_seconds(own, batch_size) for name, own in zip(SIDES, seconds, strict=True)}
 
 
 def time_calls(
@@ -164,6 +162,15 @@ def summarise_seconds(seconds: Sequence[float], batch_size: int) -> JsonTable:
         "p99_ms": round(p99, 3),
         "examples_per_second": round(batch_size * len(seconds) / sum(seconds), 3),
     }
+
+
+def choose_verdict(proof: JsonTable, *, higher_is_better: bool = True) -> JsonTable:
+    """Return the verdict and its reasons; other predictions without a score that shows what they cost prove nothing."""
+    if reasons := find_reasons(proof, higher_is_better=higher_is_better):
+        return {"verdict": "do not use", "reasons": reasons}
+    if proof.get("difference") or proof["identical_predictions"] == 1:
+        return {"verdict": "use", "reasons": []}
+    return {"verdict": "not proved", "reasons": ["predictions differ, and without references there is no score"]}
 
 
 def find_reasons(proof: JsonTable, *, higher_is_better: bool = True) -> list[str]:

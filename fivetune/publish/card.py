@@ -93,7 +93,7 @@ def build_model_card(
     base = find_base(config, request.folder)
     name = redact_settings(request.place.name if request.place.is_published else run.name)
     score = best.metric if best else config.task.main_metric
-    lines = [f"# {name}", "", *_describe_model(config, base, request), ""]
+    lines = [f"# {name}", "", *_describe_model(config, request), ""]
     lines += _build_score_lines(config, run, evaluation, best)
     if request.kind == "export":
         lines += _build_proof_lines(request.export)
@@ -214,7 +214,7 @@ def _list_eval_results(config: RunConfig, run: Run, evaluation: EvalRecord | Non
 # --- sections ---
 
 
-def _describe_model(config: RunConfig, base: str | None, request: CardRequest) -> Iterator[str]:
+def _describe_model(config: RunConfig, request: CardRequest) -> Iterator[str]:
     settings = shorten_paths(config.as_redacted_dict())
     shown = settings["model"]["path"] or f"random weights ({settings['model']['config']})"
     task = config.task.plugin_name()

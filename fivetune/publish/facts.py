@@ -242,6 +242,7 @@ def read_base_license(base: str, folder: Path) -> str | None:
     """Read the licence of a base model from its own card, where that is on this machine; None if unknown."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from yaml import YAMLError
 
     from fivetune.nano import CHECKPOINT
 
@@ -251,6 +252,6 @@ def read_base_license(base: str, folder: Path) -> str | None:
         if isinstance(card, str | Path) and Path(card).is_file():
             found = ModelCard.load(card, ignore_metadata_errors=True).data.get("license")
             return found if isinstance(found, str) else None
-    except (OSError, ValueError, HFValidationError, HfHubHTTPError, FiveTuneError):
-        return None
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError, FiveTuneError, YAMLError):
+        pass
     return None

@@ -20,13 +20,13 @@ from fivetune.errors import ConfigError, FiveTuneEnvironmentError, RunDirError
 from fivetune.publish.card import shorten_paths
 from fivetune.redaction import hide_tokens
 from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage
+from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.records import MachineRecord, RunStatus
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
 CARD = "README.md"
-EXPORT = "export.json"
 REPORT = "report.html"
 ADAPTER = "adapter"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "base.json", MANIFEST, CARD)
@@ -162,7 +162,7 @@ def _check_files(files: list[RepoFile]) -> list[RepoFile]:
             continue
         text = file.read().decode("utf-8", errors="replace")
         for number, line in enumerate(text.split("\n"), start=1):
-            if len(line) < 10_000 and hide_tokens(line) != line:
+            if hide_tokens(line) != line:
                 where = file.content if isinstance(file.content, Path) else file.name
                 raise ConfigError(
                     f"{where}:{number}: holds what looks like an access token or a password. Nothing is uploaded. "

@@ -8,23 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fivetune import rundir
 from fivetune.config import RunConfig, load_config
 from fivetune.config.paths import resolve_adapter
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.publish.card import CardRequest, Kind, build_model_card, find_base, is_generated
-from fivetune.publish.files import (
-    ADAPTER,
-    CARD,
-    EXPORT,
-    RepoFile,
-    list_adapter_files,
-    list_export_files,
-    list_run_files,
-)
+from fivetune.publish.files import ADAPTER, CARD, RepoFile, list_adapter_files, list_export_files, list_run_files
 from fivetune.publish.usage import Place
+from fivetune.rundir.export_file import read_export
 from fivetune.rundir.figures import find_exported_eval
 
 if TYPE_CHECKING:
@@ -46,7 +39,7 @@ def build_card(
     Raises RunDirError for a folder that is neither, or has no model.
     """
     rundir.refuse_foreign(folder)
-    export = read_export_table(folder)
+    export = read_export(folder)
     run = rundir.read_run(folder)
     if export and (source := _find_source(export)):
         run = rundir.read_run(source)
@@ -67,20 +60,6 @@ def build_card(
     for sentence in run.damage[num_damaged:]:  # files of predictions are read when they are needed
         on_note(sentence)
     return text
-
-
-def read_export_table(folder: Path) -> JsonTable | None:
-    """Read export.json; None for a run directory. Raises RunDirError if it is damaged."""
-    path = folder / EXPORT
-    if not path.is_file():
-        return None
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["files"], dict) and isinstance(found["source"]["run"], str):
-            return found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise RunDirError(f"{path}: damaged. Export the run again with --overwrite.")
 
 
 def _find_source(export: JsonTable) -> Path | None:
@@ -106,7 +85,7 @@ def _read_model_type(folder: Path) -> str:
 
 def find_card_paths(folder: Path) -> dict[Kind, Path]:
     """Find where the cards of a run or an export belong: in the folder that `from_pretrained` takes."""
-    export = read_export_table(folder)
+    export = read_export(folder)
     if export and export.get("format") != "hf":
         return {"export": folder / CARD}
     paths: dict[Kind, Path] = {"export" if export else "model": folder / "model" / CARD}
@@ -136,7 +115,7 @@ def list_files(
     Raises ConfigError or RunDirError for what must not or cannot be published.
     """
     rundir.refuse_foreign(folder)
-    export = read_export_table(folder)
+    export = read_export(folder)
     if export and (only_adapter or with_report):
         raise ConfigError(
             f"--{'adapter' if only_adapter else 'report'}: {folder} is an export. Give the run directory."

@@ -72,10 +72,10 @@ def build_fivetune_example(place: Place, task: Task, columns: Mapping[str, str])
     """
     part = next(iter(getattr(task, "parts", ())), None)
     options = f', {{"task.part": {json.dumps(part)}}}' if part else ""
-    form = (OPEN_PUBLISHED if place.is_published else OPEN_LOCAL).replace("{place!r}", json.dumps(place.name))
+    opening = _format(OPEN_PUBLISHED if place.is_published else OPEN_LOCAL, place=place.name)
     record = None if part else _build_record(task, columns)
     given = json.dumps(record or TEXT, ensure_ascii=False)
-    code = form.format(options=options) + f"print(run.predict([{given}])[0].prediction)\n"
+    code = opening.replace("{options}", options) + f"print(run.predict([{given}])[0].prediction)\n"
     words = "With FiveTune, which applies the run's template, label set and answer format to records:"
     return f"{words}\n\n```python\n{code}```\n"
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from fivetune.errors import ConfigError
+from fivetune.rundir.export_file import read_export
 from fivetune.serving.batching import AnswerTogether
 from fivetune.serving.demo import find_examples
 from fivetune.serving.schema import RunFacts, list_fields
-from fivetune.training.exported import read_export
 from fivetune.training.inference import LoadedRun, load_run
 from fivetune.training.mixture import require_single_part
 from fivetune.training.shared_base import SharedBase

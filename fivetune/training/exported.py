@@ -6,7 +6,6 @@ The format is a plugin of fivetune/exporters.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,46 +16,10 @@ from fivetune.config.aliases import ALIASES
 from fivetune.decode import GenerateAnswers
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.plugins import load_plugin
-from fivetune.rundir.checksums import compute_sha256
+from fivetune.rundir.export_file import EXPORT, read_export, verify_export
 from fivetune.training.learner import ComputeConfig
-from fivetune.types import JsonTable
 
-EXPORT = "export.json"
-FORMAT_VERSION = 1
 DEVICES = ("cpu", "cuda")
-
-
-def read_export(folder: Path) -> JsonTable | None:
-    """Read export.json; None if the folder has none, so that it is a run directory.
-
-    Raises RunDirError if it is damaged or of a later version.
-    """
-    path = folder / EXPORT
-    if not path.is_file():
-        return None
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        version = found["format_version"]
-        assert isinstance(found["format"], str) and isinstance(found["options"], dict)
-        assert isinstance(found["files"], dict) and type(version) is int
-    except (OSError, ValueError, KeyError, TypeError, AssertionError, RecursionError):
-        raise RunDirError(f"{path}: damaged. Export the run again with --overwrite.") from None
-    if version > FORMAT_VERSION:
-        raise RunDirError(f"{path}: written in format {version}, this version reads up to {FORMAT_VERSION}. Upgrade.")
-    return found
-
-
-def verify_export(folder: Path, export: JsonTable) -> None:
-    """Raise RunDirError if a file that export.json lists is missing or has another sha256."""
-    for name, listed in sorted(export["files"].items()):
-        path = folder / name
-        if not path.is_file():
-            reason = "is missing"
-        elif compute_sha256(path) != listed["sha256"]:
-            reason = "is damaged (its sha256 differs)"
-        else:
-            continue
-        raise RunDirError(f"{folder}: {name} {reason}. Export the run again with --overwrite.")
 
 
 def load_exporter_of(folder: Path) -> Any:

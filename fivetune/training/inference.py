@@ -42,18 +42,14 @@ from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
 from fivetune.telemetry.devices import translate_oom_errors
 from fivetune.training.autotune.precision import adopt_trained_precision
-from fivetune.training.exported import (
-    EXPORT,
-    load_exporter_of,
-    open_engine,
-    refuse_fixed_settings,
-)
+from fivetune.training.exported import load_exporter_of, open_engine, refuse_fixed_settings
 from fivetune.training.learner import ComputeConfig, choose_compute
 from fivetune.training.mixture import build_part_configs, require_single_part, select_part
 from fivetune.training.model_folder import (

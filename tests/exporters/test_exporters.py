@@ -22,11 +22,12 @@ from fivetune.errors import ConfigError, ModelError, RunDirError
 from fivetune.exporters import _proof, load_format
 from fivetune.exporters._ctranslate2 import Engine, convert_model
 from fivetune.exporters._export import export_run
-from fivetune.exporters._proof import find_reasons, time_calls
+from fivetune.exporters._proof import choose_verdict, find_reasons, time_calls
 from fivetune.model.family import compute_output_scale
 from fivetune.model.load import load_model_and_tokenizer
 from fivetune.model.save import save_model
-from fivetune.training.exported import EXPORT, compute_sha256
+from fivetune.rundir.checksums import compute_sha256
+from fivetune.rundir.export_file import EXPORT
 from fivetune.training.inference import load_run
 
 pytest.importorskip("ctranslate2")
@@ -218,6 +219,7 @@ def test_a_damaged_export_is_refused(run: Path, tmp_path: Path) -> None:
     listed = json.loads((folder / EXPORT).read_text())
     for text, message in (
         ("{", "damaged. Export the run again"),
+        (json.dumps({**listed, "files": {"a": None}}), "damaged. Export the run again"),
         (json.dumps({**listed, "format_version": 2}), "written in format 2, this version reads up to 1. Upgrade"),
         (json.dumps({**listed, "files": {}, "options": {"bits": 3}}), "options {'bits': 3} of format ctranslate2 are"),
     ):
@@ -319,6 +321,14 @@ def test_a_lower_score_or_a_slower_engine_is_not_to_be_used() -> None:
     assert find_reasons(build(-2, -1)) == ["f1 differs by -1.50 (95 % interval -2.00 to -1.00)"]
     assert find_reasons(build(1, 2)) == [] and find_reasons(build(1, 2), higher_is_better=False)
     assert find_reasons(build(0, 0, (2, 1), (3, 2))) == ["slower than the original at batches of 1, 2"]
+
+
+@pytest.mark.parametrize(("same", "verdict"), [(1.0, "use"), (0.4, "not proved")])
+def test_other_predictions_without_a_score_prove_nothing(same: float, verdict: str) -> None:
+    proof = {"examples": 5, "identical_predictions": same, "metric": "f1", "speed": []}
+    assert choose_verdict(proof)["verdict"] == verdict
+    compared = {**proof, "difference": {"score": 0.5, "interval": [-1.0, 2.0]}}
+    assert choose_verdict(compared) == {"verdict": "use", "reasons": []}
 
 
 def test_calls_are_interleaved_and_end_after_their_seconds(cpu_clock) -> None:

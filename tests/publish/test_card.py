@@ -64,6 +64,14 @@ def test_a_base_of_the_hub_is_named_with_its_relation(tmp_path, monkeypatch):
     assert "Licence" not in card and "license" not in metadata_of(card)  # unknown is left out
 
 
+def test_braces_in_a_name_and_a_damaged_card_of_the_base_are_no_error(tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text("---\nlicense: [mit\n  a: b: c\n---\n")
+    card = card_of(make_folder(tmp_path / "run {x}", model={"path": str(base), "init": "pretrained"}))
+    assert 'run {x}")' in card and "Licence" not in card
+
+
 def test_a_local_folder_with_the_form_of_a_hub_name_is_no_base(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)

@@ -140,7 +140,7 @@ def test_a_foreign_file_beside_the_weights_is_refused(run, hub, capsys, name):
 
 def test_a_secret_in_a_card_is_refused_without_repeating_it(run, hub, capsys):
     card = run / "model" / "README.md"
-    card.write_text(card.read_text() + f"\nLog in with {SECRET}\n")
+    card.write_text(card.read_text() + f"\n{'Log in ' * 2_000}with {SECRET}\n")
     assert push(run) == 2
     error = capsys.readouterr().err
     assert "README.md:" in error and "looks like an access token" in error and SECRET not in error

@@ -1,0 +1,51 @@
+"""export.json, which `fivetune export` writes: the format of an export, its run, its proof, and sha256 of its files.
+
+In: the folder of an export. Out: the content of its export.json, or the first file that differs from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fivetune.errors import RunDirError
+from fivetune.rundir.checksums import compute_sha256
+from fivetune.types import JsonTable
+
+EXPORT, EXPORT_VERSION = "export.json", 1
+
+
+def read_export(folder: Path) -> JsonTable | None:
+    """Read export.json; None if the folder has none, so that it is a run directory.
+
+    Raises RunDirError if it is damaged or of a later version.
+    """
+    path = folder / EXPORT
+    if not path.is_file():
+        return None
+    damage = RunDirError(f"{path}: damaged. Export the run again with --overwrite.")
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        version, options = found["format_version"], found["options"]
+        texts = [found["format"], found["source"]["run"], *(one["sha256"] for one in found["files"].values())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damage from None
+    if type(version) is not int or type(options) is not dict or any(type(text) is not str for text in texts):
+        raise damage
+    if version > EXPORT_VERSION:
+        raise RunDirError(f"{path}: written in format {version}, this version reads up to {EXPORT_VERSION}. Upgrade.")
+    return found
+
+
+def verify_export(folder: Path, export: JsonTable) -> None:
+    """Raise RunDirError if a file that export.json lists is missing or has another sha256."""
+    for name, listed in sorted(export["files"].items()):
+        path = folder / name
+        if not path.is_file():
+            reason = "is missing"
+        elif compute_sha256(path) != listed["sha256"]:
+            reason = "is damaged (its sha256 differs)"
+        else:
+            continue
+        raise RunDirError(f"{folder}: {name} {reason}. Export the run again with --overwrite.")
