@@ -58,7 +58,7 @@ def train_and_count(recipe: str, folder: str, counted: str) -> int:
         last = number
 
     watch_file_operations(folder, act)
-    code = _train(recipe)
+    code = train(recipe)
     Path(counted).write_text(str(last))
     return code
 
@@ -66,7 +66,7 @@ def train_and_count(recipe: str, folder: str, counted: str) -> int:
 def train_and_die(recipe: str, folder: str, at: int, *words: str) -> int:
     """Run `fivetune train RECIPE` and end the process, without any clean-up, before its file operation `at`."""
     watch_file_operations(folder, lambda number: os._exit(137) if number == at else None)
-    return _train(recipe, *words)
+    return train(recipe, *words)
 
 
 def train_on_a_full_disk(recipe: str, folder: str, at: int) -> int:
@@ -77,17 +77,18 @@ def train_on_a_full_disk(recipe: str, folder: str, at: int) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     watch_file_operations(folder, act)
-    return _train(recipe)
+    return train(recipe)
 
 
 def train_with_small_files(recipe: str, num_bytes: int) -> int:
     """Run `fivetune train RECIPE` where no file may become larger than `num_bytes`."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-    return _train(recipe)
+    return train(recipe)
 
 
-def _train(recipe: str, *words: str) -> int:
+def train(recipe: str, *words: str) -> int:
+    """Run `fivetune train RECIPE` without its pre-flight checks."""
     from fivetune.cli import main
 
     return main(["train", recipe, "--no-preflight", "--quiet", *words])

@@ -13,7 +13,7 @@ from fivetune import __version__, cli, plugins
 from fivetune.commands import list as list_command
 from fivetune.config import RunConfig, load_config
 from fivetune.config.recipes import list_recipe_names
-from fivetune.errors import DataError
+from fivetune.errors import ConfigError, DataError, IncompleteError, InterruptedRunError, NumericError, RunDirError
 from fivetune.model.family import FAMILIES
 
 COMMANDS = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules([str(cli.COMMANDS)]))
@@ -130,7 +130,12 @@ def test_traceback_shows_where_an_error_comes_from(capsys, recipe, place):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
+        (ConfigError("optimizer.lr: wrong."), 2, "fivetune: optimizer.lr: wrong.\n"),
         (DataError("a.json:3: torn. Mend it."), 3, "fivetune: a.json:3: torn. Mend it.\n"),
+        (RunDirError("runs/a: in use."), 4, "fivetune: runs/a: in use.\n"),
+        (NumericError("step 3: loss nan.", step=3), 5, "fivetune: step 3: loss nan.\n"),
+        (IncompleteError("no report."), 6, "fivetune: no report.\n"),
+        (InterruptedRunError("stopped.", signum=15), 143, "fivetune: stopped.\n"),
         (KeyboardInterrupt(), 130, "fivetune: stopped.\n"),
         (
             ZeroDivisionError("by zero"),

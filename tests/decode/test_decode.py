@@ -195,6 +195,9 @@ def test_slots_are_filled_while_others_run(model_folder, tmp_path, monkeypatch):
     in_batches = group_by_length(many.inputs.lengths, 8)
     assert len(steps) < 0.9 * sum(max(answers[row].num_scored_tokens for row in batch) for batch in in_batches)
     assert sum(steps) < 1.3 * sum(one.num_scored_tokens for one in answers.values())
+    for one in _generate(model, many, Decoding(12, batch_size=64, score_targets=False)):
+        assert answers[one.row].token_ids == one.token_ids
+        assert math.isclose(answers[one.row].logprob, one.logprob, rel_tol=1e-4, abs_tol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5"])

@@ -8,6 +8,7 @@ from flat_kit import make_batch, make_model
 
 from fivetune.model.flat import compute_flat_losses
 from fivetune.optimizers._table_adamw import TableAdamW, TableGrad, compute_total_norm, scale_tables
+from fivetune.plugins import load_plugin
 
 ROWS, WIDTH = 40, 6
 
@@ -45,6 +46,18 @@ def test_the_parts_are_the_dense_gradient(product, monkeypatch):
     torch.testing.assert_close(grad.to_dense(ROWS), dense / 2)
     grad.clear()
     assert not grad
+
+
+def test_parts_are_clipped_as_the_dense_gradient():
+    _, _, table, _ = optimizers(0.0)
+    model = torch.nn.Module()
+    model.table, model.norm = table, torch.nn.Parameter(torch.ones(3))
+    table.table_grad, model.norm.grad = parts(product=True, seed=1), torch.ones(3)  # type: ignore[attr-defined]
+    dense = table.table_grad.to_dense(ROWS)  # type: ignore[attr-defined]
+    whole = torch.cat([dense.flatten(), torch.ones(3)]).norm()
+    assert load_plugin("strategies", "single")().clip(model, 0.5) == pytest.approx(float(whole), rel=1e-6)
+    torch.testing.assert_close(table.table_grad.to_dense(ROWS), dense * 0.5 / whole)  # type: ignore[attr-defined]
+    torch.testing.assert_close(model.norm.grad, torch.ones(3) * 0.5 / whole)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 
 import pytest
 
 from fivetune.progress import Progress
 from fivetune.rundir import TELEMETRY, read_jsonl
-from fivetune.rundir.lines import JsonlFile, open_for_append
+from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 
 
 def test_a_full_disk_costs_records_but_tears_no_line(tmp_path):
@@ -120,3 +121,9 @@ def test_quiet_prints_warnings_only_and_silent_prints_nothing(tmp_path, capfd):
         progress.close()
         assert (tmp_path / name).read_text().count("\n") == 2
     assert capfd.readouterr().err == "warning: a warning\n"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_that_json_does_not_have_is_not_written(value):
+    with pytest.raises(ValueError, match="JSON"):
+        format_json_line({"loss": value})

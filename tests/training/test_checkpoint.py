@@ -53,6 +53,7 @@ def test_everything_comes_back(tmp_path, model_folder, optimizer):
     table = {"optimizer": {"name": optimizer, "lr": 1e-3}, "model__dropout": 0.1}
     setup = kit.ready(tmp_path, model_folder, **table)
     _step(setup)
+    _ = random.random(), np.random.rand()  # no longer the states of the seed
     facts = {"best": BestEval(1, "f1", 50.0), "seconds": {"train": 1.5}}
     path = _save(tmp_path / "checkpoints", setup, **facts)
     expected = [_step(setup), random.random(), float(np.random.rand()), torch.rand(1).item()]
@@ -66,6 +67,16 @@ def test_everything_comes_back(tmp_path, model_folder, optimizer):
         torch.equal(a, b)
         for a, b in zip(setup.learner.model.parameters(), fresh.learner.model.parameters(), strict=True)
     )
+
+
+def test_the_loss_scale_comes_back(tmp_path, setup):
+    scaled, fresh = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (2.0**7, 2.0**16))
+    scaled.scale(torch.ones(()))  # makes its tensors
+    model, optimizer = setup.learner.model, setup.learner.optimizer
+    taken = take_snapshot(model, optimizer, scaled)
+    path = checkpoint.write_checkpoint(tmp_path / "checkpoints", taken, TrainingProgress(step=1))
+    checkpoint.restore_checkpoint(path, model, optimizer, fresh)
+    assert fresh.get_scale() == 2.0**7
 
 
 def test_random_states_of_more_devices_than_are_visible_are_those_of_this_one(monkeypatch):

@@ -146,6 +146,18 @@ def test_other_data_are_refused_also_without_data_json(stopped, tmp_path):
         continue_run(stopped)
 
 
+def test_other_content_of_the_same_files_is_refused_also_without_data_json(stopped):
+    path_of(stopped, "data.json").unlink()
+    train_file = Path(stopped["data"]["train"])
+    content = train_file.read_text()
+    kit.squad_file(train_file, offset=1)
+    try:
+        with pytest.raises(RunDirError, match=r"was trained on other data \(its fingerprint differs\)"):
+            continue_run(stopped)
+    finally:
+        train_file.write_text(content)
+
+
 def test_lost_histories_are_reported(stopped):
     for name in ("steps.jsonl", "evals.jsonl", "data.json"):
         path_of(stopped, name).unlink()
@@ -204,6 +216,24 @@ def test_empty_files_and_unknown_states_are_named_once_by_a_resume(stopped, capf
     (warning,) = [text for text in run.warnings if name in text]
     assert warning.startswith(f"{path_of(stopped, name)}: damaged: {named}") and run.status.state == "finished"
     assert " ".join(capfd.readouterr().err.split()).count(f"{name}: damaged: ") == 1
+
+
+def test_weights_of_a_damaged_best_checkpoint_are_not_exported(tmp_path, model_folder, monkeypatch):
+    kit.scored(monkeypatch, [9.0, 8.0])
+    table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=1, eval__at_start=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("fivetune.training.export_model", lambda training: None)
+        train(table, preflight=False, quiet=True)
+    run = tmp_path / "run"
+    weights = run / "checkpoints" / "1" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    found = train(table, resume=True, preflight=False, quiet=True)
+    assert any("It was the best checkpoint; model/ holds the last weights instead." in one for one in found.warnings)
+    last = load_file(run / "checkpoints" / "2" / "model.safetensors")
+    exported = load_file(run / "model" / "model.safetensors")
+    assert all(torch.equal(exported[name], tensor) for name, tensor in last.items())
 
 
 def test_a_damaged_optimizer_state_of_the_best_checkpoint_costs_nothing(finished, tmp_path):

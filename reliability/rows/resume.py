@@ -1,0 +1,137 @@
+"""Resumes: every kind of run after a kill, and with another number of processes."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Iterator
+from itertools import chain, count, product
+from pathlib import Path
+from typing import Any
+
+from fivetune.rundir import read_run
+from fivetune.rundir.records import StepRecord
+from reliability.campaign import Row, Trial
+from reliability.faults import train
+from reliability.ranks import Ranks
+from reliability.workload import Workload, find_resume_words, read_weights
+
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "optimizer": {"adamw": {}, "adafactor": {"optimizer": {"name": "adafactor", "lr": 1e-3}}},
+    "precision": {"fp32": {"train__precision": "fp32"}, "bf16": {"train__precision": "bf16"}},
+    "strategy": {name: {"strategy": name, "launch": {"nproc": 1 + (name != "single")}} for name in
+                 ("single", "ddp", "fsdp")},
+    "accumulation": {"1x": {}, "2x": {"train__batch_size": 2}},
+    "threads": {"1 thread": {"train__num_threads": 1}, "2 threads": {"train__num_threads": 2}},
+    "weights": {"full": {}, "lora": {"model__adapter": "lora"}},
+}  # fmt: skip
+FEW = {"train__num_steps": 8, "eval__every_steps": 4}
+CLOSE = 1e-5  # relative: sums in another order
+SINGLE, DDP, FSDP = ("single", 1), ("ddp", 2), ("fsdp", 2)
+MOVES = ((SINGLE, DDP, SINGLE), (SINGLE, FSDP, SINGLE), (DDP, SINGLE, DDP), (FSDP, SINGLE, DDP))
+
+
+def resume_each_kind(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Every combination of PARTS in random order: four of one process, then one of two, then four of one ..."""
+    names = list(product(*PARTS.values()))
+    random.shuffle(names)
+    alone, together = ([one for one in names if ("single" in one) == flag] for flag in (True, False))
+    rounds = (chain(alone[i * 4 : i * 4 + 4], together[i : i + 1]) for i in count())
+    for combination in chain.from_iterable(rounds):
+        if combination in names:
+            names.remove(combination)
+            at = random.randint(2, 6)
+            yield Trial(f"{' '.join(combination)} at {at}", make_resume(workload, combination, at))
+        if not names:
+            return
+
+
+def make_resume(workload: Workload, combination: tuple[str, ...], at: int) -> Any:
+    """A trial that kills a run after its checkpoint of step `at`, and compares it with one that nothing disturbs."""
+    overrides: dict[str, Any] = {**FEW}
+    for part, name in zip(PARTS.values(), combination, strict=True):
+        overrides |= part[name]
+    num = overrides["launch"]["nproc"]
+
+    def run(folder: Path) -> None:
+        whole, killed = (folder / name for name in ("whole", "killed"))
+        whole.mkdir()
+        killed.mkdir()
+        with Ranks(train, str(workload.write_recipe(whole, **overrides)), num=num) as ranks:
+            done = ranks.wait()
+        if done.returncode == 2:
+            told = done.stderr
+            assert re.search(r"strategy|optimizer|model\.adapter|train\.precision", told), (
+                f"refused without name: {told}"
+            )
+            return
+        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+        recipe = workload.write_recipe(killed, **overrides)
+        with Ranks(train, str(recipe), num=num) as ranks:
+            kill_after_checkpoint(ranks, killed / "run", at)
+        with Ranks(train, str(recipe), *find_resume_words(killed / "run"), num=num) as ranks:
+            done = ranks.wait()
+        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+        assert read_weights(killed / "run") == read_weights(whole / "run"), "the weights differ from those of the whole"
+
+    return run
+
+
+def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Runs that begin, go on and end with different numbers of processes, without dropout, whose masks are a rank's."""
+    for number in count():
+        places = MOVES[number % len(MOVES)]
+        stops = sorted(random.sample(range(2, 11), 2))
+        optimizer = "adafactor" if number % 2 and FSDP not in places else "adamw"
+
+        def run(folder: Path, places: Any = places, stops: list[int] = stops, optimizer: str = optimizer) -> None:
+            overrides: dict[str, Any] = {
+                "train__num_steps": 12,
+                "eval__every_steps": 6,
+                "model__dropout": 0.0,
+                "optimizer": {"name": optimizer, "lr": 1e-3},
+            }
+            whole = read_run(workload.run_undisturbed(**overrides).run)
+            recipe = workload.write_recipe(folder, **overrides)
+            for (strategy, num), stop in zip(places, (*stops, None), strict=True):
+                words = (*find_resume_words(folder / "run"), "--strategy.name", strategy, "--launch.nproc", str(num))
+                with Ranks(train, str(recipe), *words, num=num) as ranks:
+                    if stop is not None:
+                        kill_after_checkpoint(ranks, folder / "run", stop)
+                        continue
+                    done = ranks.wait()
+                assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+            check_same_work(read_run(folder / "run").steps, whole.steps, {num for _, num in places})
+
+        yield Trial(f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}", run)
+
+
+def check_same_work(found: list[StepRecord], whole: list[StepRecord], sizes: set[int]) -> None:
+    """The same examples in the same order, close losses, and the number of processes with each step."""
+    orders = [[(one.step, one.num_input_tokens, one.num_target_tokens, one.num_examples_seen) for one in steps]
+              for steps in (found, whole)]  # fmt: skip
+    assert orders[0] == orders[1], f"other examples: {orders}"
+    for ours, theirs in zip(found, whole, strict=True):
+        assert math.isclose(ours.loss, theirs.loss, rel_tol=CLOSE), f"step {ours.step}: {ours.loss} not {theirs.loss}"
+    recorded = {one.world_size for one in found}
+    assert recorded <= sizes and len(recorded) > 1, f"numbers of processes on record: {recorded}, not {sizes}"
+
+
+def kill_after_checkpoint(ranks: Ranks, run: Path, step: int) -> None:
+    """SIGKILL the ranks as soon as the checkpoint of `step` is there."""
+    end = time.monotonic() + 120
+    while not (run / "checkpoints" / str(step)).is_dir():
+        assert not ranks.has_ended, f"the run ended before step {step}: {ranks.wait().stderr[-600:]}"
+        assert time.monotonic() < end, f"no checkpoint of step {step} after two minutes"
+        time.sleep(0.002)
+    ranks.kill()
+
+
+ROWS = [
+    Row("R9", "SIGKILL after a checkpoint, of every optimizer, precision, strategy, accumulation, threads, adapter",
+        "resumes to identical weights, or the combination is refused by name", resume_each_kind, 5, 96),
+    Row("R10", "resumed with another number of processes, twice",
+        "the same examples in the same order, losses within 1e-5, the number on record", move_between_ranks, 1, 12),
+]  # fmt: skip
