@@ -15,6 +15,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the tests start many processe
 
 import pytest
 from built_once import build_once
+from hypothesis import settings
+
+settings.register_profile("release", settings.default, max_examples=2_000)
 
 # Programs of test_tpu.py, whose environment has jax.
 collect_ignore = ["tpu_compile.py", "tpu_process.py"]
