@@ -112,6 +112,8 @@ def run(words: tuple[str, ...] | list[str]) -> int:
     shortened = [HUB.get(word, word) for word in words]
     if words[0] in LONG_COMMANDS and "--resume" not in words:
         given = {word for word in words if word.startswith("--")}
+        if "--train.num_steps" in given:
+            shortened[shortened.index("--train.num_steps") + 1] = "2"
         pairs = zip(SHORT[::2], SHORT[1::2], strict=True)
         shortened += [word for flag, value in pairs if flag not in given for word in (flag, value)]
         if words[1] != "quickstart" and "--model.path" not in given:
