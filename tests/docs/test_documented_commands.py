@@ -164,7 +164,7 @@ def test_the_commands_of_a_page_run(prepared, page, tmp_path, monkeypatch, capsy
     wrong = []
     for words in [words for at, words in DOCUMENTED if at == page and not find_reason(words)]:
         monkeypatch.setattr("sys.stdin", io.StringIO((work / "new.jsonl").read_text(encoding="utf-8")))
-        if words[0] == "train" and "--resume" not in words and "--overwrite" not in words:
+        if words[0] == "train" and not {"--resume", "--overwrite", "--run.dir"} & {*words}:
             shutil.rmtree(work / "runs" / Path(words[1]).stem, ignore_errors=True)
         if words[0] == "export":
             shutil.rmtree(work / "runs" / "quickstart" / "export")

@@ -83,12 +83,12 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_outside(tmp_
 
 
 @pytest.mark.release
-def test_a_broken_link_fails_the_build(tmp_path):
+def test_a_broken_link_fails_the_build(build, tmp_path):
     pytest.importorskip("furo")
     import shutil
 
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):
+    for name in (*build.ROOT_PAGES, "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     with (tmp_path / "docs" / "faq.md").open("a", encoding="utf-8") as file:
         file.write("\n[lost](method.md#no-such-heading)\n")
