@@ -1,0 +1,215 @@
+"""Values that are not finite: in losses, gradients, activations, on one rank, and where fp16 overflows."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+from fivetune.rundir import read_run
+from reliability.campaign import Row, Trial
+from reliability.faults import train
+from reliability.peer import VARIANTS as peer_variants
+from reliability.peer import train_peer
+from reliability.ranks import Ranks
+from reliability.warm import WarmProcess
+from reliability.workload import FAMILIES, NUM_STEPS, Workload, find_resume_words, make_model, read_weights, resume
+
+PLACES = ("loss", "gradient", "activations")
+VARIANTS = ("adamw", "adafactor", "accumulation", "ddp")
+FOR_EVER = 10**9
+OVERFLOWING = 3e5  # times the feed-forward weights of a tiny model: its outputs pass 65,504
+NEVER_FIRED = 99  # exit code of a process whose fault found no place
+
+
+def put_bad_values(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """NaN or infinity at each place of each variant in turn, from a random step on: once, or for ever."""
+    for number in count():
+        place, variant = PLACES[number % len(PLACES)], VARIANTS[number // len(PLACES) % len(VARIANTS)]
+        value, step = random.choice((math.nan, math.inf, -math.inf)), random.randint(1, NUM_STEPS)
+        last = step if random.random() < 0.5 else FOR_EVER
+        share = random.random()
+        kept = "once" if last == step else "for ever"
+
+        def run(
+            folder: Path,
+            fault: tuple[Any, ...] = (place, value, step, last, share),
+            variant: str = variant,
+            step: int = step,
+            is_once: bool = last == step,
+        ) -> None:
+            num, path = 1 + (variant == "ddp"), folder / "run"
+            recipe = workload.write_recipe(folder, variant)
+            with Ranks(train_with_bad_values, str(recipe), *fault, num=num) as ranks:
+                check_refused(ranks.wait(), path, step)
+            if is_once:
+                whole = workload.run_undisturbed(variant)
+                resume_or_start(recipe, path, num)
+                assert read_weights(path) == whole.weights, "the weights differ from those of the undisturbed run"
+                return
+            with Ranks(train_with_bad_values, str(recipe), *fault, *find_resume_words(path), num=num) as ranks:
+                check_refused(ranks.wait(), path, step)
+
+        yield Trial(f"{number} {value} {kept} in the {place} of {variant} from step {step}", run)
+
+
+def check_refused(done: CompletedProcess[str], run: Path, step: int) -> None:
+    """The run ended with code 5 at the step, which it names, and every weight on the disk is finite."""
+    assert done.returncode == 5, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    assert re.search(rf"step {step}: (loss|gradient norm) -?(nan|inf), first in ", done.stderr), done.stderr[-600:]
+    assert "Traceback" not in done.stderr, done.stderr[-600:]
+    check_finite(run)
+    found = read_run(run)
+    assert (found.status.state, found.status.nonfinite_step) == ("failed", step), found.status
+    assert [one.step for one in found.steps] == list(range(1, step)), "steps on record"
+    assert not (run / "model").exists(), "a model was exported"
+
+
+def check_finite(run: Path) -> None:
+    """Every weight that the run has written is finite."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    for file in run.rglob("*.safetensors"):
+        bad = [name for name, tensor in load_file(file).items() if not np.isfinite(tensor).all()]
+        assert not bad, f"{file.relative_to(run)} has values that are not finite in {bad[:3]}"
+
+
+def resume_or_start(recipe: Path, run: Path, num: int) -> None:
+    """Continue the run without the fault; without a checkpoint it starts anew."""
+    if num == 1:
+        resume(recipe, run)
+        return
+    with Ranks(train, str(recipe), *find_resume_words(run), num=num) as ranks:
+        done = ranks.wait()
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+
+
+def train_with_bad_values(
+    recipe: str, place: str, value: float, first: int, last: int, share: float, *words: str
+) -> int:
+    """Train; from step `first` to `last`, on the last rank, values at `place` are `value`.
+
+    Args:
+        share: which of the weights has the bad gradient, in 0 to 1.
+    """
+    from torch import Tensor
+
+    from fivetune.model import flat
+    from fivetune.model.backend import Forward
+    from fivetune.training import loop
+
+    whole = {"step": loop.train_step, "loss": Forward.compute_losses, "activations": flat.apply_feed_forward}
+    state = {"active": False, "hooked": False, "fired": False}
+
+    def spoil(values: Tensor) -> Tensor:
+        if not state["active"]:
+            return values
+        state["fired"] = True
+        spoilt = values.clone()
+        spoilt.view(-1)[0] = value
+        return spoilt
+
+    def train_step(learner: Any, group: Any, **options: Any) -> Any:
+        state["active"] = first <= options["step"] <= last and learner.world.rank == learner.world.size - 1
+        if place == "gradient" and not state["hooked"]:
+            weights = [weight for weight in learner.model.parameters() if weight.requires_grad]
+            weights[int(share * len(weights))].register_hook(spoil)
+            state["hooked"] = True
+        return whole["step"](learner, group, **options)
+
+    def compute_losses(*args: Any, **named: Any) -> Any:
+        losses, num_positions = whole["loss"](*args, **named)
+        return spoil(losses), num_positions
+
+    loop.train_step = train_step
+    if place == "loss":
+        Forward.compute_losses = compute_losses
+    if place == "activations":
+        flat.apply_feed_forward = lambda *args, **named: spoil(whole["activations"](*args, **named))
+    code = train(recipe, *words)
+    is_spoilt = os.environ.get("RANK", "1") == "1"  # of two ranks the last, or the only one
+    return NEVER_FIRED if is_spoilt and not state["fired"] else code
+
+
+def put_bad_values_in_peer(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """The same in the Trainer's loss: its weights are to stay finite, or its exit code to tell."""
+    for number in count():
+        variant = list(peer_variants)[number % len(peer_variants)]
+        value, step = random.choice((math.nan, math.inf)), random.randint(1, NUM_STEPS)
+        last = step if random.random() < 0.5 else FOR_EVER
+
+        def run(folder: Path, variant: str = variant, value: float = value, step: int = step, last: int = last) -> None:
+            prepare = partial(spoil_trainer, value, step, last)
+            words = (str(folder), str(workload.model), peer_variants[variant], prepare)
+            with WarmProcess(train_peer, *words) as process:
+                done = process.wait()
+            if done.returncode == 0:
+                check_finite(folder / "run")
+
+        yield Trial(f"{number} {value} {'once' if last == step else 'for ever'} in {variant} from step {step}", run)
+
+
+def spoil_trainer(value: float, first: int, last: int) -> None:
+    """Multiply the Trainer's losses of steps `first` to `last` by `value`."""
+    from transformers import Trainer
+
+    compute = Trainer.compute_loss
+
+    def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
+        loss = compute(self, *args, **named)
+        return loss * value if first <= self.state.global_step + 1 <= last else loss
+
+    Trainer.compute_loss = compute_loss
+
+
+def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as large T5s do."""
+    for number in count():
+        family, seed = list(FAMILIES)[number % len(FAMILIES)], random.randrange(1000)
+        scale = OVERFLOWING * random.choice((1, 3, 10))
+
+        def run(folder: Path, family: str = family, seed: int = seed, scale: float = scale) -> None:
+            places = (str(folder / "model"), str(workload.folder / "tokenizer"))
+            with WarmProcess(make_overflowing_model, *places, family, seed, scale) as process:
+                made = process.wait()
+            assert made.returncode == 0, made.stderr
+            options = {"model__path": str(folder / "model"), "train__precision": "fp16"}
+            with WarmProcess(train, str(workload.write_recipe(folder, **options))) as process:
+                done = process.wait()
+            assert done.returncode in (2, 5), f"exit code {done.returncode}: {done.stderr[-600:]}"
+            assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
+            steps = folder / "run" / "steps.jsonl"
+            num_steps = len(steps.read_text().splitlines()) if steps.exists() else 0
+            assert num_steps < 10, f"found after {num_steps} steps"
+            check_finite(folder / "run")
+
+        yield Trial(f"{number} {family} of seed {seed} times {scale:.0e}", run)
+
+
+def make_overflowing_model(folder: str, tokenizer: str, family: str, seed: int, scale: float) -> None:
+    """A model whose feed-forward outputs are `scale` times as large."""
+    from safetensors.torch import load_file, save_file
+
+    made = make_model(Path(folder), Path(tokenizer), family=family, seed=seed)
+    weights = load_file(made / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("DenseReluDense.wo.weight"):
+            weight.mul_(scale)
+    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+
+
+ROWS = [
+    Row("R12", "NaN or infinity in losses, a gradient, activations, on one of two ranks; once or for ever",
+        "exit code 5, the step and the place are named; no weight on the disk is not finite; "
+        "resumed without the fault: identical weights", put_bad_values, 6, 60, put_bad_values_in_peer),
+    Row("R13", "feed-forward outputs beyond fp16's 65,504",
+        "refused, or found within 10 steps with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
+]  # fmt: skip
