@@ -42,7 +42,8 @@ class Row:
 
     `make_trials(workload, random)` yields trials; the first `num_trials` of them are run for each change and the first
     `num_release` for a release, all where that is None. `make_peer_trials` yields the same faults for transformers'
-    Trainer; their failures are a figure beside ours, not a failure of the campaign.
+    Trainer; their failures are a figure beside ours, not a failure of the campaign. `num_peer_trials` of them are run
+    for each change, `num_trials` where that is None.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Row:
     num_trials: int | None = None
     num_release: int | None = None
     make_peer_trials: Callable[[Workload, random.Random], Iterable[Trial]] | None = None
+    num_peer_trials: int | None = None
 
 
 @dataclass
@@ -121,7 +123,8 @@ class Campaign:
         *,
         peer: bool,
     ) -> list[Result]:
-        limit = row.num_release if self.release else row.num_trials
+        num = (peer and row.num_peer_trials) or row.num_trials
+        limit = row.num_release if self.release else num
         trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
         assert len({trial.name for trial in trials}) == len(trials), f"{row.name}: two trials have the same name"
 

@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,23 @@ def train_and_die(recipe: str, folder: str, at: int, *words: str) -> int:
     return train(recipe, *words)
 
 
+def train_and_die_before_renaming_to(recipe: str, name: str) -> int:
+    """Run `fivetune train RECIPE` and end the process before anything is renamed to, or made as, `name`."""
+    die_before_renaming_to(name)
+    return train(recipe)
+
+
+def die_before_renaming_to(name: str) -> None:
+    """End this process, without any clean-up, before a path that ends in `name` appears."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        target = args[1] if event == "os.rename" else args[0] if event == "os.mkdir" else ""
+        if isinstance(target, (str, os.PathLike)) and os.fspath(target).endswith(name):
+            os._exit(137)
+
+    sys.addaudithook(hook)
+
+
 def train_on_a_full_disk(recipe: str, folder: str, at: int) -> int:
     """Run `fivetune train RECIPE`; its file operation `at` and all that follow find the disk full."""
 
@@ -92,3 +110,34 @@ def train(recipe: str, *words: str) -> int:
     from fivetune.cli import main
 
     return main(["train", recipe, "--no-preflight", "--quiet", *words])
+
+
+def train_with_wrong_clock(recipe: str, kind: str, after: float, *words: str) -> int:
+    """Run `fivetune train RECIPE` with a wall clock that goes wrong `after` seconds: CLOCKS."""
+    set_wrong_clock(kind, after)
+    return train(recipe, *words)
+
+
+CLOCKS: dict[str, Callable[[float], float]] = {
+    "a day ahead": lambda seconds: seconds + 86_400,
+    "a day back": lambda seconds: seconds - 86_400,
+    "stopped": lambda seconds: 0.0,
+    "backwards": lambda seconds: -seconds,
+}
+"""What the clock shows after the fault, in seconds since it, for the seconds that have passed."""
+
+
+def set_wrong_clock(kind: str, after: float) -> None:
+    """Replace the functions of `time` that read the wall clock; those that measure durations stay."""
+    plain = {name: getattr(time, name) for name in ("time", "localtime", "gmtime", "strftime")}
+    broken_at = time.time() + after
+
+    def tell() -> float:
+        now = plain["time"]()
+        return now if now < broken_at else broken_at + CLOCKS[kind](now - broken_at)
+
+    time.time = tell
+    time.time_ns = lambda: int(tell() * 1e9)
+    time.localtime = lambda seconds=None: plain["localtime"](tell() if seconds is None else seconds)
+    time.gmtime = lambda seconds=None: plain["gmtime"](tell() if seconds is None else seconds)
+    time.strftime = lambda form, moment=None: plain["strftime"](form, time.localtime() if moment is None else moment)

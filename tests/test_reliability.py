@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from reliability import __main__ as command
-from reliability import campaign
+from reliability import batch, campaign
 from reliability.campaign import Campaign, Row, Trial
 from reliability.page import END, START, write_table
 
@@ -54,6 +56,50 @@ def test_a_row_without_failure_bounds_its_rate_and_shows_the_peer(make_campaign,
     assert "| R1 | a fault | a promise | 6 of 6 | 50.0% | 3 of 6 |" in page.read_text()
     assert page.read_text().startswith("above\n") and page.read_text().endswith(f"{END}\nbelow\n")
     assert "old" not in page.read_text()
+
+
+def test_the_peer_can_have_fewer_trials_of_each_change(make_campaign):
+    make_trials = make_row().make_trials
+    row = make_row(make_peer_trials=make_trials, num_peer_trials=2)
+    assert make_campaign().run([row])["rows"][0]["peer"]["num_trials"] == 2
+    assert make_campaign(release=True).run([row])["rows"][0]["peer"]["num_trials"] == 30
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "failures"), [(None, ["", "the case is 1"]), (1, ["", "not checked, since b ended"])]
+)
+def test_cases_of_one_process_fail_by_name(tmp_path, monkeypatch, ends_at, failures):
+    """The second case fails, or ends the process of all."""
+
+    class Process:
+        def __init__(self, work, check, cases, place):
+            with suppress(SystemExit):
+                work(check, cases, place)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def wait(self, seconds):
+            return CompletedProcess("", 7, "", "")
+
+    def check(folder: Path, case: int) -> None:
+        if case == ends_at:
+            raise SystemExit
+        assert case == 0, f"the case is {case}"
+
+    monkeypatch.setattr(batch, "WarmProcess", Process)
+    found = []
+    for trial in batch.share_process(check, {"a": 0, "b": 1}):
+        try:
+            trial.run(tmp_path)
+        except AssertionError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    assert len(found) == 2 and all(text in one for text, one in zip(failures, found, strict=True)) and not found[0]
 
 
 def test_a_campaign_goes_on_where_it_stopped(make_campaign):

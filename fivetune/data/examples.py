@@ -15,6 +15,7 @@ from fivetune.data.encode import LengthLimits
 from fivetune.data.labels import PLACEHOLDERS, get_label_form
 from fivetune.data.records import (
     BadRecord,
+    apply_task,
     as_bad_record,
     read_records,
     refuse_duplicate_ids,
@@ -163,7 +164,7 @@ def convert_records(
             if divided and not divided.is_on_side(record, side):
                 continue
             try:
-                converted = task.to_text(record, labelled=source.labelled)
+                converted = apply_task(task, record, labelled=source.labelled)
             except MissingLabelError as error:
                 counts.leave_out(record.where, error.reason)
                 counts.num_unlabelled += 1
@@ -204,7 +205,7 @@ def split_source(source: Source) -> SplitResult | None:
         )
         for record in islice(refuse_duplicate_ids(records, on_bad=_ignore), split.max_records):
             with suppress(DataError):
-                if converted := source.task.to_text(record):
+                if converted := apply_task(source.task, record):
                     yield record, converted if isinstance(converted, tuple) else (converted,)
 
     return split_records(convert(), split, by_label=source.task.labels is not None)

@@ -32,7 +32,7 @@ from fivetune.data.limits import (
     compute_length_distribution,
     measure_lengths,
 )
-from fivetune.data.records import BadRecord, as_bad_record, read_records, refuse_duplicate_ids
+from fivetune.data.records import BadRecord, apply_task, as_bad_record, read_records, refuse_duplicate_ids
 from fivetune.data.source_files import quote_value
 from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
@@ -89,11 +89,11 @@ class InspectedDataset:
             self.num_wrong_offsets += 1
             self.wrong_offsets += [wrong] if len(self.wrong_offsets) < NUM_SHOWN else []
         try:
-            converted = task.to_text(record)
+            converted = apply_task(task, record)
         except DataError as error:
             bad = as_bad_record(error, record)
             try:
-                converted = task.to_text(record, labelled=False)
+                converted = apply_task(task, record, labelled=False)
             except DataError:
                 self.skip(bad)
                 return

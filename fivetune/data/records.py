@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +45,13 @@ from fivetune.data.table_records import (
     read_parquet_rows,
     read_saved_records,
 )
-from fivetune.errors import DataError, RecordError
-from fivetune.types import RawRecord
+from fivetune.errors import DataError, FiveTuneError, RecordError
+from fivetune.types import ConversionResult, RawRecord, Task
 
 __all__ = [
     "BadRecord",
     "UniqueIds",
+    "apply_task",
     "as_bad_record",
     "detect_format",
     "is_hub_name",
@@ -173,6 +175,23 @@ def parse_item(
     """Return the record of an item with checked values, renamed columns and an id, or a BadRecord with the error."""
     record = item.parse() if isinstance(item, UnparsedItem) else item
     return _normalize_record(record, columns, required, fallback_id) if isinstance(record, RawRecord) else record
+
+
+def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
+    """Convert a record. An exception of the task, which may be the user's own, becomes a RecordError with its line.
+
+    Raises DataError as `to_text` does.
+    """
+    try:
+        return task.to_text(record, labelled=labelled)
+    except FiveTuneError:
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {error} ({line.filename}:{line.lineno})".replace("\n", " ")
+        raise RecordError(
+            record.where, f"task {task.plugin_name()} fails on this record: {what}. Correct the task."
+        ) from error
 
 
 def as_bad_record(error: DataError, record: RawRecord) -> BadRecord:

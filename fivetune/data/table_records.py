@@ -197,7 +197,7 @@ def read_parquet_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]
         if isinstance(file, gzip.GzipFile):  # Parquet is read from its end
             shutil.copyfileobj(file, unpacked)
             file = unpacked
-        table = parquet.ParquetFile(file)
+        table = parquet.ParquetFile(file, page_checksum_verification=True)
         if wrong := describe_missing_column(table.schema_arrow.names, columns):
             raise DataError(f"{path}: {wrong}")
         number = 0
@@ -214,7 +214,7 @@ def _translate_parquet_errors(path: Path) -> Generator[None]:
 
     try:
         yield
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # texts are decoded on access
         raise DataError(
             f"{path}: damaged Parquet file: {quote_value(error, limit=120)}. "
             f"Allowed is a complete file. Copy or download it again."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fivetune.data.records import BadRecord, as_bad_record, read_records
+from fivetune.data.records import BadRecord, apply_task, as_bad_record, read_records
 from fivetune.errors import DataError
 from fivetune.types import ConversionResult, RawRecord, Task
 
@@ -74,9 +74,9 @@ class TextReader:
 
 def _convert_with_or_without_label(task: Task, record: RawRecord) -> ConversionResult:
     try:
-        return task.to_text(record)
+        return apply_task(task, record)
     except DataError:
-        return task.to_text(record, labelled=False)
+        return apply_task(task, record, labelled=False)
 
 
 def iter_texts(value: object) -> Iterator[str]:

@@ -11,6 +11,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import threading
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,8 @@ from fivetune import plugins
 from fivetune.data.convert import ConvertedRows, Converter, RecordBlock
 from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
 
+PATIENCE = 60.0  # seconds after which a worker that has a block and computes nothing counts as hung
+NUM_LOOKS = 20  # in that time; time in which this process is stopped too (Ctrl-Z) has none
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a process per core is all parallelism
 
 
@@ -35,6 +38,9 @@ class ConverterPool:
         self._workers: list[subprocess.Popen[bytes]] = []
         # Free workers, each with the state that it must receive before its first block.
         self._free: queue.SimpleQueue[tuple[subprocess.Popen[bytes], bytes]] = queue.SimpleQueue()
+        self._busy: set[subprocess.Popen[bytes]] = set()
+        self._hung: set[subprocess.Popen[bytes]] = set()
+        self._closed = threading.Event()
         self._threads = None
         self.num_ahead = 1
         if num_processes > 1:
@@ -49,6 +55,7 @@ class ConverterPool:
                 self._free.put((worker, state))
             self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="convert")
             self.num_ahead = 2 * num_processes
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def begin(self, block: RecordBlock) -> Future[ConvertedRows]:
         """Begin to convert a block."""
@@ -63,17 +70,16 @@ class ConverterPool:
 
     def _convert_in_worker(self, block: RecordBlock) -> ConvertedRows:
         worker, state = self._free.get()
+        self._busy.add(worker)
         try:
             if state:
                 _write_frame(cast(IO[bytes], worker.stdin), state)
             _write_frame(cast(IO[bytes], worker.stdin), pickle.dumps(block))
             answer = _read_frame(cast(IO[bytes], worker.stdout))
         except (OSError, EOFError):
-            raise FiveTuneEnvironmentError(
-                f"a process that converts records ended (exit code {worker.wait()}). The machine's memory may be too "
-                "small for them. Give a smaller data.num_processes, then start again: what was done is kept."
-            ) from None
+            raise FiveTuneEnvironmentError(self._describe_end(worker, block)) from None
         finally:
+            self._busy.discard(worker)
             self._free.put((worker, b""))
         kind, value = pickle.loads(answer)  # noqa: S301  (written by the process that this one started)
         if kind == "rows":
@@ -81,8 +87,41 @@ class ConverterPool:
         error: dict[str, type[Exception]] = {"data": DataError, "environment": FiveTuneEnvironmentError}
         raise error.get(kind, RuntimeError)(value)
 
+    def _describe_end(self, worker: subprocess.Popen[bytes], block: RecordBlock) -> str:
+        code = worker.wait()
+        records = f"records {block.first_number:,} to {block.first_number + len(block.items) - 1:,}"
+        where = f"{records} of {block.stem}" if block.stem else records
+        if worker in self._hung:
+            return (
+                f"a process that converts {where} did nothing for {PATIENCE:g} s, and was ended. If a task of your own "
+                "waits for something, make it answer; then start again: what was done is kept."
+            )
+        return (
+            f"a process that converts {where} ended (exit code {code}). The machine's memory may be too small for "
+            "them. Give a smaller data.num_processes, then start again: what was done is kept."
+        )
+
+    def _watch(self) -> None:
+        """Kill each worker that has a block and computes nothing for PATIENCE."""
+        import psutil
+
+        looks = dict[int, tuple[float, int]]()  # seconds computed, and how often they were the same
+        while not self._closed.wait(PATIENCE / NUM_LOOKS):
+            for worker in self._workers:
+                try:
+                    seconds = sum(psutil.Process(worker.pid).cpu_times()[:2])
+                except psutil.Error:  # it has ended
+                    continue
+                before, num = looks.get(worker.pid, (0.0, 0))
+                num = num + 1 if worker in self._busy and seconds == before else 0
+                looks[worker.pid] = seconds, num
+                if num >= NUM_LOOKS:
+                    self._hung.add(worker)
+                    worker.kill()
+
     def close(self) -> None:
         """End the workers."""
+        self._closed.set()
         for worker in self._workers:
             worker.kill()
         if self._threads is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from fivetune.data.records import BadRecord, UniqueIds, find_column, read_records
+from fivetune.data.records import BadRecord, UniqueIds, apply_task, find_column, read_records
 from fivetune.data.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.types import RawRecord, Task
@@ -68,7 +68,7 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
         return InputRow(record.where, "", fields, record.reason)
     own_id = str(record.fields["id"])
     try:
-        converted = task.to_text(record, labelled=False)
+        converted = apply_task(task, record, labelled=False)
     except DataError as error:
         return InputRow(record.where, own_id, fields, str(error).removeprefix(f"{record.where}: "))
     if not converted:

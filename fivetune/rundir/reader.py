@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import yaml
 
 from fivetune.errors import RunDirError
+from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file
 from fivetune.rundir.finders import BatchTest, RangeTest
@@ -128,7 +129,7 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     refuse_foreign(folder)
-    damage: list[str] = []
+    damage = [changed] if (changed := find_config_change(folder)) else []
     status = read_status(folder, on_damage=damage.append)
     machine, data = read_machine(folder, on_damage=damage.append), read_data(folder, on_damage=damage.append)
     is_active = status.state in ("preparing", "running")

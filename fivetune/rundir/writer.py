@@ -21,6 +21,7 @@ import psutil
 
 from fivetune.errors import RunDirError, format_size
 from fivetune.redaction import redact_json
+from fivetune.rundir.config_file import find_config_change, stamp_config
 from fivetune.rundir.files import lock_file, replace_file
 from fivetune.rundir.layout import (
     CONFIG,
@@ -178,6 +179,8 @@ class RunDir:
         run.damage += run.set_aside.values()
         for read in (read_status, read_machine, read_data) if repair else ():
             read(path, on_damage=run.damage.append)
+        if changed := find_config_change(path):
+            run.damage.append(changed)
         for message in run.damage:
             run.add_warning(message)
         return run
@@ -209,7 +212,7 @@ class RunDir:
             text: the settings with secrets hidden (`RunConfig.as_redacted_yaml`).
         """
         self.refuse_moved()
-        write_text(self.path / CONFIG, text)
+        write_text(self.path / CONFIG, stamp_config(text))
 
     def append(self, name: str, record: JsonTable) -> None:
         """Append one record to a JSONL file of the run; a partial last line is truncated first."""

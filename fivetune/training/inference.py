@@ -42,6 +42,7 @@ from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
 from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.records import Prediction
@@ -315,6 +316,8 @@ def load_run(
         raise ConfigError(f"the run directory is {quote_value(str(folder))}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
+    if changed := find_config_change(folder):
+        on_damage(changed)
     machine = rundir.read_machine(folder, on_damage=on_damage)
     status = rundir.read_status(folder, on_damage=on_damage)
     if (exporter := load_exporter_of(folder)) is None:

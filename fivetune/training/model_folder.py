@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fivetune.config import RunConfig
 from fivetune.errors import RunDirError
-from fivetune.rundir import find_model_folder
+from fivetune.rundir import MACHINE, find_model_folder
 from fivetune.rundir.checksums import MANIFEST, read_owner
 from fivetune.rundir.records import RunStatus
 from fivetune.tasks import head_of
@@ -50,7 +50,7 @@ def refuse_foreign_model(folder: Path, own: str | None) -> None:
     if not manifest.is_file():
         reason = "is missing: whether model/ is whole and belongs to the run is unknown"
     elif own and exporter and exporter != own:
-        reason = f"belongs to another run (id {exporter}, this run is {own})"
+        reason = f"belongs to another run (id {exporter}; {MACHINE} of this run has {own})"
     else:
         return
     raise RunDirError(f"{manifest}: {reason}. {_advise_export(model)}")

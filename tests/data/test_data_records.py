@@ -159,6 +159,21 @@ def test_parquet(put, packed):
     assert [r.where for r in read_records(source)] == ["a.parquet: row 1", "a.parquet: row 2"]
 
 
+@pytest.mark.parametrize(
+    ("checksum", "wrong"), [(False, "'utf-8' codec can't decode byte 0xff"), (True, "could not verify page integrity")]
+)
+def test_a_damaged_text_of_a_parquet_file(put, checksum, wrong):
+    """A text that is not UTF-8 was an internal error, and checksums of pages were not compared."""
+    import pyarrow
+    from pyarrow import parquet
+
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.table({"a": ["some text"]}), sink, compression="none", write_page_checksum=checksum)
+    damaged = sink.getvalue().replace(b"some text", b"some \xffext")
+    assert complaint(put("a.parquet", damaged)).startswith("a.parquet: damaged Parquet file: ")
+    assert wrong in complaint("a.parquet")
+
+
 def test_saved_datasets_folder(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS)

@@ -6,6 +6,7 @@ import csv
 import json
 import pickle
 import shutil
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from bucket import bucket, s3_server  # noqa: F401
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from fivetune import cli
+from fivetune import cli, tasks
 from fivetune.config import load_config
 from fivetune.data import build, prepared, table_records, worker
 from fivetune.data.blocks import BlockReader
@@ -186,11 +187,46 @@ def test_what_was_built_is_kept_when_a_process_that_converts_ends(source, tokeni
 @pytest.mark.parametrize("target", ["folder", "cache"])
 def test_a_process_that_ends_at_its_start_is_named(source, tokenizer, tmp_path, monkeypatch, target):
     monkeypatch.setattr(worker.sys, "executable", "/bin/false")
-    with pytest.raises(FiveTuneEnvironmentError, match=r"a process that converts records ended \(exit code 1\)"):
+    with pytest.raises(
+        FiveTuneEnvironmentError, match=r"a process that converts records 1 to \d+ of \w+ ended \(exit code 1\)"
+    ):
         if target == "folder":
             write_prepared(str(tmp_path / "out"), source, tokenizer, num_processes=2)
         else:
             load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
+
+
+def test_a_process_that_converts_and_does_nothing_is_ended(source, tokenizer, tmp_path, monkeypatch):
+    """A hung process was waited for without end."""
+    monkeypatch.setattr(worker, "PATIENCE", 0.4)
+    plain = worker.subprocess.Popen
+
+    def start(*given: Any, **options: Any) -> Any:
+        process = plain(*given, **options)
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(worker.subprocess, "Popen", start)
+    with pytest.raises(
+        FiveTuneEnvironmentError, match=r"converts records 1 to \d+ of \w+ did nothing for 0.4 s, and was"
+    ):
+        load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_task_that_fails_names_the_record_and_its_own_line(source, tokenizer, tmp_path, monkeypatch, num):
+    """It was an internal error, from a worker with a traceback in the message."""
+    (tmp_path / "tasks").mkdir()
+    own = (
+        "from fivetune.tasks.jsonl import JSONL\n\n\nclass Fragile(JSONL):\n    def to_text(self, record, **options):\n"
+    )
+    (tmp_path / "tasks" / "fragile.py").write_text(f'"""Mine."""\n\n{own}        raise KeyError("colour")\n')
+    monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(tasks, "__path__", list(tasks.__path__))
+    failing = replace(source, task=tasks.load_task("fragile", {}))
+    said = rf"^{source.paths[0]}:1: task fragile fails on this record: KeyError: 'colour' \(.*fragile.py:8\)\. Correct"
+    with pytest.raises(DataError, match=said):
+        load_or_build_store(failing, tokenizer, cache=tmp_path / "cache", num_processes=num)
 
 
 def write_table(path: Path, lines: list[dict[str, Any]]) -> None:

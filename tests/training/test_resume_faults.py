@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from fivetune import rundir
+from fivetune.cli import main
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.figures import find_exported_eval
@@ -367,3 +368,19 @@ def test_another_environment_is_listed_and_warned_of():
         "from step 7 on the environment differs: num_threads: 2 -> 1; versions.torch: 2.11 -> 2.12. "
         "Losses may differ in the last bits."
     ]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_changed_setting_of_evaluation_in_config_yaml_is_named(finished, tmp_path, capsys, is_changed):
+    """predict answered with other settings than the run's, and said nothing."""
+    run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
+    if is_changed:
+        edit(run / "config.yaml", r"length_penalty: 1.0", "length_penalty: 3.0")
+    sentence = f"{run}/config.yaml: differs from what the run wrote (its checksum differs). Unless you edited it, "
+    assert main(["predict", str(run), "--inputs", "What has Ann?"]) == 0
+    assert (sentence in " ".join(capsys.readouterr().err.split())) == is_changed
+    found = rundir.read_run(run)
+    assert any(text.startswith(sentence) for text in found.damage) == is_changed
+    resumed = continue_run({**finished, "run": {"dir": str(run)}})
+    assert any(text.startswith(sentence) for text in resumed.warnings) == is_changed
+    assert rundir.read_run(run).damage == []  # the resume wrote the settings that count now

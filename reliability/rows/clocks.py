@@ -1,0 +1,81 @@
+"""Wall clocks that jump, stop and run backwards, and files with such dates."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fivetune.rundir import read_run
+from reliability.campaign import Row, Trial
+from reliability.faults import CLOCKS, die_before_renaming_to, train_with_wrong_clock
+from reliability.warm import WarmProcess, run_command
+from reliability.workload import NUM_STEPS, Workload, read_weights
+
+OFTEN: dict[str, Any] = {"telemetry__every_seconds": 0.2}
+
+
+def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Train until half of the steps with each wrong clock in turn, date the checkpoints backwards, resume, report."""
+    for number in count():
+        kind = list(CLOCKS)[number % len(CLOCKS)]
+        after = random.uniform(0, 2)
+
+        def run(folder: Path, kind: str = kind, after: float = after) -> None:
+            whole = workload.run_undisturbed(**OFTEN)
+            recipe, run = workload.write_recipe(folder, **OFTEN), folder / "run"
+            half = f"checkpoints/{NUM_STEPS // 2}"
+            with WarmProcess(train_half_with_wrong_clock, str(recipe), kind, after, half) as process:
+                done = process.wait()
+            assert done.returncode == 137, f"exit code {done.returncode}: {done.stderr[-600:]}"
+            for age, path in enumerate(sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))):
+                os.utime(path, (1e9 - 86_400 * age, 1e9 - 86_400 * age))
+            with WarmProcess(train_with_wrong_clock, str(recipe), kind, after, "--resume") as process:
+                done = process.wait()
+            assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+            assert read_weights(run) == whole.weights, "the weights differ from those of the undisturbed run"
+            check_durations(run)
+            for words in (("report", str(run)), ("diagnose", str(run), "--json")):
+                told = run_command(*words)
+                assert told.returncode == 0 and "Traceback" not in told.stderr, told.stderr[-600:]
+
+        yield Trial(f"{number} {kind} after {after:.2f} s", run)
+
+
+def train_half_with_wrong_clock(recipe: str, kind: str, after: float, half: str) -> int:
+    """Train with a wrong clock, and end before the checkpoint `half`."""
+    die_before_renaming_to(half)
+    return train_with_wrong_clock(recipe, kind, after)
+
+
+def check_durations(run: Path) -> None:
+    """All durations in the records are finite and not negative; each step is recorded once, in order."""
+    found = read_run(run)
+    assert [one.step for one in found.steps] == list(range(1, NUM_STEPS + 1)), "steps are not recorded once, in order"
+    for name in ("steps.jsonl", "evals.jsonl", "status.json"):
+        lines = (run / name).read_text().splitlines() if name.endswith("l") else [(run / name).read_text()]
+        for line in lines:
+            for key, value in iter_durations(json.loads(line)):
+                assert math.isfinite(value) and 0 <= value < 600, f"{name}: {key} is {value}"
+
+
+def iter_durations(table: dict[str, Any], key: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers whose key, or a key around them, has "seconds"."""
+    for name, value in table.items():
+        path = f"{key}.{name}"
+        if isinstance(value, dict):
+            yield from iter_durations(value, path)
+        elif "seconds" in path and isinstance(value, int | float):
+            yield path, value
+
+
+ROWS = [
+    Row("R19", "the wall clock jumps by a day, stops or runs backwards; checkpoints are dated in reverse",
+        "resumes from the newest step to identical weights; no duration is negative; report and diagnosis are made",
+        break_clock, 4, 24),
+]  # fmt: skip
