@@ -70,5 +70,5 @@ def test_without_shtab_the_command_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 4
     assert capsys.readouterr().err == (
-        "fivetune: completion: needs the package shtab, which is not installed. Install it: pip install shtab\n"
+        "fivetune: completion: the package shtab is not installed. Install it: pip install 'fivetune[completion]'\n"
     )

@@ -48,7 +48,7 @@ def build_script(shell: str) -> str:
         import shtab
     except ImportError:
         raise FiveTuneEnvironmentError(
-            "completion: needs the package shtab, which is not installed. Install it: pip install shtab"
+            "completion: the package shtab is not installed. Install it: pip install 'fivetune[completion]'"
         ) from None
     recipes = " ".join(list_recipe_names())
     preamble = {name: text.replace("@RECIPES@", recipes) for name, text in PREAMBLE.items()}

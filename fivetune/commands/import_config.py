@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
     from fivetune.errors import ConfigError
     from fivetune.importers._recipe import build_manual_page, describe_recipe, format_recipe, import_recipe, read_source
+    from fivetune.rundir import write_text
 
     if args.manual:
         print(build_manual_page(args.manual), end="")
@@ -41,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(text, end="")
     else:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(text, encoding="utf-8")
+        write_text(args.output, text)
         _print_summary(args.output, recipe)
     if args.json:
         print_json(describe_recipe(recipe))

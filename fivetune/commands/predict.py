@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
             notes = {"on_damage": progress.warn, "on_note": progress.log}
             trained = load_run(args.run, settings, unsupported=OWN_SOURCE, world=world, **notes)
             parts = trained.list_parts() if args.format == "bioasq" else {"": trained}
-            refuse_format(args.format, parts if args.format else (), _iter_rows(trained, source))
+            rows = (row for part in parts.values() for row in _iter_rows(part, source))
+            refuse_format(args.format, parts, rows)
             found = {
                 name: _predict(part, source, args.inputs, record, folder / name, progress, world)
                 for name, part in parts.items()
@@ -353,4 +354,6 @@ def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_
                 f"{target}: cannot be written: {error.strerror}. Choose another --output."
             ) from None
     else:
-        FORMATS[format or ("json" if as_array else "jsonl")].write(EscapedOutput(sys.stdout), predicted)
+        name = format or ("json" if as_array else "jsonl")
+        is_escaped = name != "kaggle" or sys.stdout.isatty()  # JSON reads the escapes back, CSV does not
+        FORMATS[name].write(EscapedOutput(sys.stdout) if is_escaped else sys.stdout, predicted)

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.errors import ConfigError, format_size
     from fivetune.publish.hub import get_endpoint, read_token, refuse_repo_name, upload_files
     from fivetune.publish.package import list_files
+    from fivetune.redaction import hide_tokens
 
     if args.token is not None:
         raise ConfigError(
@@ -48,15 +49,17 @@ def run(args: argparse.Namespace) -> int:
     print_table(["file", "size", "sha256"], [[one.name, format_size(one.size), one.sha256] for one in files])
     total = sum(one.size for one in files)
     visibility = "private" if args.private else "public unless it is private already"
-    print(f"{len(files)} files, {format_size(total)}, to {get_endpoint()}/{args.repo} ({visibility})", flush=True)
-    address = None
+    address = hide_tokens(f"{get_endpoint()}/{args.repo}")
+    print(f"{len(files)} files, {format_size(total)}, to {address} ({visibility})", flush=True)
     if args.dry_run:
         print("dry run: nothing was uploaded")
     else:
         message = args.message or f"Model of the run {args.run.resolve().name}, by FiveTune"
-        address = upload_files(args.repo, files, token=token, private=args.private, message=message)
+        upload_files(args.repo, files, token=token, private=args.private, message=message)
         print(f"published  {address}")
     if args.json:
         listed = [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in files]
-        print_json({"repo": args.repo, "address": address, "private": args.private, "files": listed})
+        print_json(
+            {"repo": args.repo, "address": None if args.dry_run else address, "private": args.private, "files": listed}
+        )
     return 0

@@ -172,6 +172,8 @@ def _infer_types(predicted: Predicted, names: Sequence[str]) -> list[Any]:
                 kind = None
             if kind == pyarrow.int64():
                 largest[place] = max([largest[place], *(abs(value) for value in values if isinstance(value, int))])
+            if "struct<>" in str(kind):  # Parquet has no objects without fields
+                kind = None
             if kind is None or not pyarrow.types.is_null(kind):
                 found[place].add(kind)
     return [
@@ -255,9 +257,9 @@ def refuse_format(name: str | None, tasks: Iterable[str], rows: Iterable[InputRo
             raise ConfigError(
                 f"--format bioasq: the run's task is {task}. Allowed: {', '.join(BIOASQ_TYPES)}. Leave --format out."
             )
-    for row in rows if name == "squad" else ():
+    for row in rows if name in ("squad", "bioasq") else ():
         if row.key != row.id:
-            raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format squad has one answer per id.")
+            raise DataError(f"{row.where}: the id {row.id!r} is used twice; --format {name} has one answer per id.")
 
 
 def choose_format(path: Path | None) -> str:

@@ -135,7 +135,7 @@ def answer_requests(
     evaluator = build_evaluator(store)
     answered = predict_in_batches(evaluator, model, questions, batch_size)
     for number, (question, prediction) in enumerate(answered, start=1):
-        found[question] = _add_clipped_spans(prediction, evaluator, np.flatnonzero(store.groups == question))
+        found[question] = _add_clipped_spans(prediction, evaluator, store, question)
         on_progress(number, len(questions))
     ends = [*store.first_groups[1:], store.num_groups]
     own = {
@@ -145,15 +145,11 @@ def answer_requests(
     return [_join_rows(one, own.get(id(one), {})) for one in requests]
 
 
-def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, rows: Iterable[int]) -> Prediction:
-    """Add the part of the inputs that was not read.
-
-    Args:
-        rows: of the question's passages.
-    """
+def _add_clipped_spans(prediction: Prediction, evaluator: Evaluator, store: MemoryStore, question: int) -> Prediction:
+    """Add the part of the inputs that was not read."""
     if not prediction.num_clipped_tokens:
         return prediction
-    examples = (evaluator.store.read_example(int(row)) for row in rows)
+    examples = (store.read_example(row) for row in np.flatnonzero(store.groups == question).tolist())
     read = next(one for one in examples if one.inputs == prediction.inputs)
     return replace(prediction, clipped_spans=find_clipped_spans(evaluator.tokenizer, read, evaluator.limits))
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from fivetune.config.layers import format_value
 from fivetune.errors import ConfigError
 from fivetune.plugins import Options
+from fivetune.redaction import HIDDEN, is_secret_name
 from fivetune.types import JsonValue
 
 State = Literal["set", "same", "no effect", "left out", "unknown"]
@@ -155,7 +157,7 @@ class Importer(Options, ABC):
 
     def describe_argument(self, name: str, value: JsonValue, where: str = "") -> str:
         """Write an argument with its value and place, as users of the program would."""
-        shown = value if isinstance(value, str) else format_value(value)
+        shown = HIDDEN if is_secret_name(name) else value if isinstance(value, str) else format_value(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return f"{self.written.format(name)} {shown}{f' ({where})' if where else ''}"
 
@@ -198,6 +200,14 @@ def _resolve_finding(finding: Finding, settings: Mapping[str, JsonValue]) -> Fin
             state="left out", settings=(), reason=f"{BESIDE}{finding.reason and ': '}{finding.reason}"
         )
     return finding._replace(settings=kept)
+
+
+def read_source_file(path: str) -> RawConfig:
+    """Read a file. Raises ConfigError for one that is not UTF-8."""
+    try:
+        return RawConfig(path, Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text. Save the file as UTF-8.") from None
 
 
 def read_number(values: Mapping[str, JsonValue], name: str, default: float) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from fivetune.errors import ConfigError
-from fivetune.importers import Argument, Computed, RawConfig
+from fivetune.importers import Argument, Computed, RawConfig, read_source_file
 from fivetune.types import JsonValue
 
 _REFERENCE = re.compile(r"(?<![\w'\"])([%@][\w./]+(?:\(\))?)")
@@ -80,7 +80,7 @@ def _read_included(name: str, folder: Path, found: GinFile, seen: tuple[str, ...
     if path is None or str(path) in seen:
         found.includes.append(name)
         return
-    _parse_text(RawConfig(str(path), path.read_text(encoding="utf-8")), path.parent, found, seen)
+    _parse_text(read_source_file(str(path)), path.parent, found, seen)
 
 
 def _split_statements(source: RawConfig) -> list[tuple[int, str, bool]]:

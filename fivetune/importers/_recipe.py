@@ -13,7 +13,7 @@ from fivetune import plugins
 from fivetune.config import load_config
 from fivetune.config.layers import as_yaml
 from fivetune.errors import ConfigError, suggest_names
-from fivetune.importers import Entry, Finding, ImportedRecipe, Importer, RawConfig
+from fivetune.importers import Entry, Finding, ImportedRecipe, Importer, RawConfig, read_source_file
 from fivetune.redaction import redact_secrets, redact_settings
 from fivetune.types import JsonTable, JsonValue
 
@@ -35,10 +35,7 @@ def read_source(given: str) -> RawConfig:
     except OSError:
         is_file = False
     if is_file:
-        try:
-            return RawConfig(given, path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError:
-            raise ConfigError(f"{given}: not UTF-8 text. Save the file as UTF-8.") from None
+        return read_source_file(given)
     if given.strip() and " " not in given.strip() and not given.startswith("-"):
         raise ConfigError(f"{given}: no such file. Give a file, or a command line in quotation marks.")
     return RawConfig("the command line", given)
@@ -164,7 +161,7 @@ def describe_recipe(recipe: ImportedRecipe) -> JsonTable:
             "argument": redact_secrets(one.argument),
             "state": one.state,
             "settings": list(one.settings),
-            "reason": one.reason,
+            "reason": redact_secrets(one.reason),
         }
         for one in recipe.findings
     ]

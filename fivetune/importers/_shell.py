@@ -24,7 +24,7 @@ def find_command(source: RawConfig, pattern: str) -> list[str]:
     """
     lines = re.sub(r"\\\r?\n", " ", source.text).splitlines()
     if source.name == "the command line":
-        return _split_line(source, " ".join(lines))
+        return _split_line(source, " ".join(lines), pattern)
     variables: dict[str, str] = {}
     found: list[str] = []
     for line in lines:
@@ -38,22 +38,25 @@ def find_command(source: RawConfig, pattern: str) -> list[str]:
             f"{source.name}: has {number} of the kind {pattern!r}, and one is needed. Give the command as text: "
             "fivetune import-config 'COMMAND ...'."
         )
-    return _split_line(source, found[0])
+    return _split_line(source, found[0], pattern)
 
 
-def _split_line(source: RawConfig, line: str) -> list[str]:
+def _split_line(source: RawConfig, line: str, pattern: str) -> list[str]:
+    """Return the words of the command that matches a pattern, among those of a line, else of the first one."""
     try:
         words = shlex.split(line, comments=source.name != "the command line")
     except ValueError as error:
         raise ConfigError(
             f"{source.name}: cannot be read as a command line: {error}. Close the quotation mark."
         ) from None
-    for place, word in enumerate(words):
+    commands: list[list[str]] = [[]]
+    for word in words:
         if word in OPERATORS or re.match(r"[12&]?>", word):
-            return words[:place]
-        if word.endswith(";"):
-            return [*words[:place], word[:-1]]
-    return words
+            commands.append([])
+        else:
+            commands[-1].append(word.removesuffix(";"))
+            commands += [[]] if word.endswith(";") else []
+    return next((own for own in commands if re.search(pattern, " ".join(own))), commands[0])
 
 
 def _replace_variables(text: str, variables: dict[str, str]) -> str:

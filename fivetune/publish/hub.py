@@ -65,8 +65,8 @@ def get_endpoint() -> str:
     return (os.environ.get(ENDPOINT) or PUBLIC_HUB).rstrip("/")
 
 
-def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: bool, message: str) -> str:
-    """Create the repository if it does not exist, and upload the files in one commit; returns its address.
+def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: bool, message: str) -> None:
+    """Create the repository if it does not exist, and upload the files in one commit.
 
     Args:
         private: create it as private; an existing public one is refused.
@@ -104,7 +104,6 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
             f"{repo}: {get_endpoint()} cannot be reached or the connection was lost while {doing} "
             f"({type(error).__name__}: {_shorten(str(error), token)}). {AGAIN}"
         ) from None
-    return f"{get_endpoint()}/{repo}"
 
 
 @contextmanager

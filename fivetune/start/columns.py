@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Literal
 
 from fivetune.data.source_files import quote_value
+from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
 from fivetune.types import JsonTable, RawRecord
@@ -119,7 +120,7 @@ def describe_column(name: str, values: Sequence[object]) -> Column:
     >>> column.kind, column.num_filled, column.values, column.has_labels
     ('text', 6, {'late': 4, 'refund': 2}, True)
     """
-    filled = [value for value in values if not _is_blank(value)]
+    filled = [value for value in values if not is_empty_cell(value)]
     if not filled:
         return Column(name, "empty", 0, 0, {})
     texts = [as_text(value) for value in filled]
@@ -159,8 +160,10 @@ def find_foreign_share(texts: Iterable[str]) -> tuple[float, str]:
     return (num_foreign / total, scripts.most_common(1)[0][0].capitalize()) if num_foreign else (0.0, "")
 
 
-def _is_blank(value: object) -> bool:
-    return value is None or value in ([], {}) or (isinstance(value, str) and is_missing_label(value))
+def is_empty_cell(value: object) -> bool:
+    """Whether a cell holds nothing: null, NaN, an empty list or object, a text such as "" or "n/a"."""
+    empty = replace_empty_cell(value) is None or value in ([], {})
+    return empty or (isinstance(value, str) and is_missing_label(value))
 
 
 def _list_names(key: str, value: object) -> list[str]:

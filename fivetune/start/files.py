@@ -77,7 +77,7 @@ def start_recipe(
     overwrite: bool = False,
     load_tokenizer: Callable[[str], object | None],
 ) -> Started:
-    """StartPlan a recipe and write it with its three sets; nothing is written if there is an error.
+    """Plan a recipe and write it with its three sets; nothing is written if there is an error.
 
     Args:
         output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.

@@ -1,4 +1,4 @@
-"""StartPlan a recipe for a source: the task, the split into three sets, lengths, model, batch and number of epochs.
+"""Plan a recipe for a source: the task, the split into three sets, lengths, model, batch and number of epochs.
 
 In: a source, and what its user named. Out: a StartPlan: the settings with their reasons, and the set of each record.
 """
@@ -15,8 +15,9 @@ from fivetune.data.characters import measure_coverage
 from fivetune.data.records import UniqueIds, as_bad_record, read_records
 from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, ThreeWaySplit, split_in_three
+from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
-from fivetune.start.columns import RawTable, build_table, find_foreign_share
+from fivetune.start.columns import RawTable, build_table, find_foreign_share, find_value, is_empty_cell
 from fivetune.start.guess import Guess, infer_task
 from fivetune.tasks import load_task
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
@@ -152,8 +153,11 @@ def build_plan(
             sample.add(examples[0])
             if loaded.labels is not None and examples[0].references:
                 labels[examples[0].references[0]] += 1
-            grouped = {guess.group_column: record.fields.get(guess.group_column)} if guess.group_column else {}
-            yield RawRecord({**named.fields, **grouped, "id": record.fields["id"]}, record.where), examples
+            own_id, fields = record.fields["id"], dict(named.fields)
+            if (name := guess.group_column) is not None:
+                value = find_value(record.fields, name)
+                fields[name] = f"id {own_id}" if is_empty_cell(value) else value  # a blank cell relates no records
+            yield RawRecord({**fields, "id": own_id}, record.where), examples
 
     num_total = sum(1 for _ in read_records(source, on_bad=lambda bad: None))
     division = EvalSplit("eval", choose_set_share(num_total), seed, guess.group_column)
@@ -271,4 +275,4 @@ def _list_warnings(
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:
     """Yield (set, record) of all usable records, in the order of the source."""
     for record, _, _ in RecordSource(plan.source, plan.guess, plan.task).read():
-        yield plan.split.find_set(record), dict(record.fields)
+        yield plan.split.find_set(record), {name: replace_empty_cell(value) for name, value in record.fields.items()}

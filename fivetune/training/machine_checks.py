@@ -27,8 +27,16 @@ from fivetune.model.flops import count_train_flops
 from fivetune.model.shapes import KNOWN_SHAPES, build_model_config
 from fivetune.nano import CHECKPOINT
 from fivetune.progress import format_time_span
+from fivetune.redaction import hide_tokens
 from fivetune.rundir.files import lock_file
-from fivetune.telemetry.devices import CPU_INFO, collect_machine_info, count_cores, find_bf16_units, pick_device
+from fivetune.telemetry.devices import (
+    CPU_INFO,
+    collect_machine_info,
+    count_cores,
+    find_bf16_units,
+    pick_device,
+    translate_oom_errors,
+)
 from fivetune.telemetry.limits import get_host_memory
 from fivetune.telemetry.nvml import Nvml
 from fivetune.training.data_checks import Outcome
@@ -173,14 +181,16 @@ def _check_hub() -> Outcome:
     token = "a token is set" if get_token() else "no token is set, which gated and private models need"
     if constants.HF_HUB_OFFLINE:
         return "pass", f"not asked: HF_HUB_OFFLINE is set; {token}"
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+    request, shown = urllib.request.Request(constants.ENDPOINT, method="HEAD"), hide_tokens(constants.ENDPOINT)
     try:
         with urllib.request.urlopen(request, timeout=HUB_SECONDS):
-            return "pass", f"{constants.ENDPOINT} answers; {token}"
+            return "pass", f"{shown} answers; {token}"
+    except urllib.error.HTTPError as error:  # a mirror may have no page at its root
+        return "pass" if error.code < 500 else "warn", f"{shown} answers with {error.code} {error.reason}; {token}"
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return "warn", (
-            f"{constants.ENDPOINT} cannot be reached ({reason}): models and data sets come from local folders only. "
+            f"{shown} cannot be reached ({reason}): models and data sets come from local folders only. "
             "Set HTTPS_PROXY or HF_ENDPOINT, or HF_HUB_OFFLINE=1 to skip the attempts"
         )
 
@@ -189,7 +199,8 @@ def _check_speed(device: str, seconds: float) -> Outcome:
     """Train the shape of t5-small with random weights; what a larger model reaches follows from its operations."""
     with tempfile.TemporaryDirectory(prefix="fivetune-doctor-") as folder:
         setup = _set_up_probe(Path(folder), device)
-        num_examples, elapsed = _time_steps(setup, seconds)
+        with translate_oom_errors():
+            num_examples, elapsed = _time_steps(setup, seconds)
     rate, lengths = num_examples / elapsed, ([INPUT_TOKENS], [setup.data.stream.store.labels.lengths[0]])
     small, large = (count_train_flops(KNOWN_SHAPES[name], *lengths).total for name in (PROBED, LARGER))
     compute = setup.learner.compute

@@ -150,8 +150,8 @@ class TrainedRun(Run):
 
         Returns one Prediction each, in order; a record that cannot be used has the reason in `skipped`.
 
-        Raises DataError for inputs that are neither records nor texts, RunDirError for a run without a model,
-        FiveTuneEnvironmentError if memory runs out at one example.
+        Raises ConfigError for another `batch_size`, DataError for inputs that are neither records nor texts,
+        RunDirError for a run without a model, FiveTuneEnvironmentError if memory runs out at one example.
 
         >>> run = fivetune.open_run("runs/tickets")
         >>> answer, = run.predict([{"text": "my parcel is late"}], batch_size=8)

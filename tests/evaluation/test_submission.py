@@ -81,6 +81,14 @@ def test_questions_of_other_types_and_without_snippets_keep_their_lines(
     assert (counts["num_answers"], counts["num_skipped"], counts["num_other_types"]) == (1, 1, 1)
 
 
+def test_a_question_that_is_asked_twice_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = put(tmp_path / "asked.json", FACTOID, YES_NO, FACTOID)
+    assert main(["predict", str(run), "--input", asked, "--format", "bioasq"]) == 3
+    assert "the id 'f1' is used twice; --format bioasq has one answer per id." in capsys.readouterr().err
+
+
 def test_other_tasks_have_no_such_form(tmp_path: Path, model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fivetune.train(kit.recipe(tmp_path, model_folder, train__num_steps=1), quiet=True, preflight=False)
     dev = str(tmp_path / "dev.json")

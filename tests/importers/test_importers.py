@@ -166,6 +166,19 @@ def test_a_script_with_variables_and_a_pipe(tmp_path):
         convert("python run_qa.py --seed 1\npython run_qa.py --seed 2\n", "a.sh")
 
 
+def test_the_command_is_found_among_others_of_its_line():
+    line = "cd /data; echo run && python run_qa.py --model_name_or_path m --seed 5 > log.txt && echo done"
+    for name in ("a.sh", "the command line"):
+        assert convert(line, name).settings["run.seed"] == 5
+
+
+def test_a_token_of_any_form_is_hidden():
+    recipe = convert("task: seq2seq\nbase_model: m\nhub:\n  token: letmein\n", "a.yml")
+    assert "letmein" not in format_recipe(recipe) and "#   token (hidden): the hub's client reads it" in format_recipe(
+        recipe
+    )
+
+
 def test_a_translation_reads_nested_columns(tmp_path):
     text = "run_translation.py --model_name_or_path m --source_lang en_XX --target_lang ro --source_prefix 'to ro: '"
     config = load(convert(text), tmp_path)
@@ -393,6 +406,9 @@ def test_gin_macros_blocks_and_includes(tmp_path):
     text = "include 'base.gin'\ninclude 'elsewhere.gin'\nN = 9  # later\na/f.x = {'a': 1,\n  'b': 2}\ng.y = @h()\n"
     found = parse_gin(RawConfig(str(tmp_path / "a.gin"), text))
     values = {name: one.value for name, one in found.bindings.items()}
+    (tmp_path / "b.gin").write_bytes(b"# caf\xe9")
+    with pytest.raises(ConfigError, match=r"b\.gin: not UTF-8 text"):
+        parse_gin(RawConfig(str(tmp_path / "a.gin"), "include 'b.gin'"))
     assert (values["utils.Save.period"], values["a/f.x"], found.includes) == (9, {"a": 1, "b": 2}, ["elsewhere.gin"])
     assert values["g.y"].code == "@h()"
 

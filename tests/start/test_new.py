@@ -191,6 +191,25 @@ def test_times_of_parquet_become_text(folder, capsys):
     assert read_sets("t", folder)["test"][0]["at"].startswith("2024-01-0")
 
 
+def test_empty_cells_are_null_and_relate_no_records(folder, capsys):
+    rows = [
+        {"text": f"Ann has {i}", "label": "ab"[i % 2], "meta": {"author": f"a{i // 3}" if i < 90 else ""}, "price": 0.5}
+        for i in range(200)
+    ]
+    rows[7]["price"] = float("nan")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "t.parquet")
+    words = ["new", "t.parquet", "--model", "t5-nano", "--column", "group=meta.author", "--json"]
+    code, out, err = run(capsys, *words)
+    assert code == 0, err
+    facts = json.loads(out.splitlines()[-1])
+    assert {one["name"]: one["kind"] for one in facts["columns"]}["price"] == "number"
+    assert "NaN" not in "".join(path.read_text() for path in folder.glob("*.jsonl"))
+    sets = read_sets("t", folder)
+    authors = [{row["meta"]["author"] for row in sets[name]} - {""} for name in sets]
+    assert not any(one & other for one in authors for other in authors if one is not other)
+    assert all(len(sets[name]) > 30 for name in sets)
+
+
 def test_letters_that_t5_lacks_lead_to_another_model(folder, capsys):
     for name, words in (("es", "¿Dónde está la niña {}?"), ("ru", "Где живёт Анна {}?")):
         rows = [{"text": words.format(i), "label": "ab"[i % 2]} for i in range(40)]

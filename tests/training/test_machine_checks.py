@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,6 +71,18 @@ def test_what_is_wrong_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, t
         ("hub", "http://127.0.0.1:9 cannot be reached ([Errno 111] Connection refused)"),
     ):
         assert found[name].state == "warn" and told in found[name].detail
+
+
+@pytest.mark.parametrize(("code", "state"), [(404, "pass"), (503, "warn")])
+def test_a_hub_that_answers_with_an_error_is_reached(monkeypatch: pytest.MonkeyPatch, code: int, state: str) -> None:
+    def refuse(request: urllib.request.Request, timeout: float) -> None:
+        raise urllib.error.HTTPError(request.full_url, code, "Reason", Message(), None)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://me:password@mirror")
+    monkeypatch.setattr(machine_checks.urllib.request, "urlopen", refuse)
+    found = machine_checks._check_hub()
+    assert found[0] == state and found[1].startswith(f"http://(hidden)@mirror answers with {code} Reason; ")
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,7 @@ def test_parquet_keeps_the_types_of_the_columns(run: Path, tmp_path: Path) -> No
         ([date(2026, 1, 2), None, date(2026, 1, 3)], "date32[day]"),
         (["a", 1, [True]], "string"),
         ([None, None, None], "string"),
+        ([[{}], None], "string"),
     ],
 )
 def test_a_column_has_one_type_over_all_groups_of_rows(
@@ -232,11 +233,11 @@ def test_a_kaggle_submission_has_the_names_of_the_data(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "test.csv"
-    source.write_text("Id,Frage,Text\n7,What has Ann?,Ann has a hat.\n8,,Bob.\n")
+    source.write_text("Id,Frage,Text\n7\u200d,What has Ann?,Ann has a hat.\n8,,Bob.\n")
     columns = ["--data.columns", '{"id": "Id", "question": "Frage", "context": "Text", "answers": "Y"}']
     assert main(["predict", str(run), "--input", str(source), "--format", "kaggle", *columns]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Id,Y" and lines[1].startswith("7,") and lines[2] == "8,"
+    assert lines[0] == "Id,Y" and lines[1].startswith("7\u200d,") and lines[2] == "8,"
 
 
 # --- the answers on disk ---
