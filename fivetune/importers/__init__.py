@@ -7,6 +7,7 @@ finding for each argument: what it became, or why it was left out. `_recipe.py` 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -213,7 +214,7 @@ def read_source_file(path: str) -> RawConfig:
 def read_number(values: Mapping[str, JsonValue], name: str, default: float) -> float:
     """Return the value of an argument. Raises ConfigError for one that is no number."""
     value = values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{name}: {value!r} is not a number. Give a number, or leave it out for {default:g}.")
     return value
 

@@ -321,9 +321,10 @@ def _complete_batch(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> 
 def _complete_schedule(recipe: ImportedRecipe, values: Mapping[str, JsonValue], *, start: int, num_steps: int) -> None:
     """Set learning rate and schedule so that they are those of t5x's steps from `start` on."""
     factors = [one.strip() for one in str(values.get("factors", "constant")).split("*")]
-    base, warmup = read_number(values, "base_learning_rate", 1e-3), read_count(values, "warmup_steps", 1000)
+    base, warmup = (read_number(values, *pair) for pair in (("base_learning_rate", 1e-3), ("warmup_steps", 1000)))
+    warmup = max(0, int(warmup))
     start = max(0, start - int(read_number(values, "step_offset", 0)))
-    first, rest = max(start, warmup), max(0, warmup - start)
+    first, rest = max(start, warmup, 1), max(0, warmup - start)
     lr, name, reason = base, "constant", f"base_learning_rate {base:g}"
     if "rsqrt_decay" in factors or "rsqrt_normalized_decay" in factors:
         scale = math.sqrt(warmup) if "rsqrt_normalized_decay" in factors else 1.0

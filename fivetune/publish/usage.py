@@ -9,9 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fivetune.errors import FiveTuneError
-from fivetune.tasks import list_template_columns
-from fivetune.types import RawRecord, Task
+from fivetune.tasks import find_needed_columns
+from fivetune.types import Task
 
 TEXT = "the text as the run's template writes it"
 OPEN_LOCAL = """\
@@ -81,15 +80,10 @@ def build_fivetune_example(place: Place, task: Task, columns: Mapping[str, str])
 
 
 def _build_record(task: Task, columns: Mapping[str, str]) -> dict[str, str] | None:
-    """Build a record with the columns of the task's template; None if the task cannot convert it."""
-    try:
-        names = list_template_columns(str(getattr(task, "template", None) or getattr(task, "inputs", "")))
-        fields = dict.fromkeys(names, "...")
-        if not task.to_text(RawRecord({**fields, "id": "1"}, "example"), labelled=False):
-            return None
-    except (FiveTuneError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return {columns.get(name, name): f"the {name}" for name in names}
+    """Build a record with the columns that the task needs; None if one of them is no text."""
+    needed = find_needed_columns(task)
+    is_text = all(isinstance(value, str) for value in needed.values())
+    return {columns.get(name, name): f"the {name}" for name in needed} if is_text else None
 
 
 def build_plain_example(place: Place, *, model_type: str) -> str:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from html import escape
 
 from fivetune import __version__
-from fivetune.errors import DataError
 from fivetune.evaluation.output import PREDICTED
-from fivetune.plugins import import_plugin
-from fivetune.tasks import list_template_columns
-from fivetune.types import JsonTable, RawRecord, Task
+from fivetune.tasks import convert_inputs, find_needed_columns, list_input_columns
+from fivetune.types import JsonTable, Task
 
 ERRORS = {
     400: "not HTTP or not strict JSON",
@@ -88,30 +86,12 @@ class RunFacts:
 
 def list_fields(task: Task, columns: Mapping[str, str]) -> tuple[FieldFacts, ...]:
     """List the columns of a record, by the data's names: those that its inputs need, and those that change them."""
-    record, _ = import_plugin("tasks", task.plugin_name()).SAMPLE
-    template = getattr(task, "inputs", None)
-    names = list_template_columns(template) if isinstance(template, str) else [n for n in record.fields if n != "id"]
-    fields: dict[str, object] = {name: record.fields.get(name, "a text") for name in names}
-    needed = dict(fields)
-    for name in reversed(names):
-        rest = {key: value for key, value in needed.items() if key != name}
-        if rest and _find_inputs(task, rest) is not None:
-            needed = rest
-    least = _find_inputs(task, needed)
-    shown = [name for name in names if name in needed or _find_inputs(task, needed | {name: fields[name]}) != least]
-    text = " ".join(least or ())
+    fields, needed = list_input_columns(task), find_needed_columns(task)
+    least = convert_inputs(task, needed)
+    shown = [name for name in fields if name in needed or convert_inputs(task, needed | {name: fields[name]}) != least]
+    text = " ".join(least)
     shown.sort(key=lambda name: text.find(str(fields[name])) % (len(text) + 1))  # as the inputs have them
     return tuple(FieldFacts(columns.get(name, name), fields[name], name in needed) for name in shown)
-
-
-def _find_inputs(task: Task, fields: Mapping[str, object]) -> list[str] | None:
-    """Return the inputs of a record without its answer; None if the task refuses it."""
-    try:
-        found = task.to_text(RawRecord({"id": "1", **fields}, "sample"), labelled=False)
-    except (DataError, KeyError):
-        return None
-    examples = found if isinstance(found, tuple) else (found,)
-    return [one.inputs for one in examples if one is not None] or None
 
 
 def build_openapi(models: Sequence[RunFacts]) -> JsonTable:

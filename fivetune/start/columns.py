@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from fivetune.data.source_files import quote_value
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
@@ -186,13 +185,7 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
 
 
 def _refuse_hopeless(table: RawTable) -> None:
-    """Raise DataError for too few records, one column, or a table without a header."""
-    for name, column in table.columns.items():
-        if name in column.values or _NUMBER.fullmatch(name) or _DATE.fullmatch(name) or len(name.split()) > 12:
-            raise DataError(
-                f"{table.source}: the first line has {quote_value(name)} where the name of a column is expected, so it "
-                "seems to be a record. Write a first line with the names of the columns, such as text,label."
-            )
+    """Raise DataError for too few records, or one column."""
     if table.num_records < MIN_RECORDS:
         noun = "record" if table.num_records == 1 else "records"
         raise DataError(

@@ -19,6 +19,7 @@ from fivetune.start.roles import (
     SUMMARIES,
     Given,
     check_given,
+    check_header,
     find_group,
     find_role,
     is_id,
@@ -68,9 +69,10 @@ Candidate = Callable[[RawTable, Given], Guess | str]
 def infer_task(table: RawTable, *, task: str | None = None, given: Given | None = None) -> Guess:
     """Return the first candidate that fits; with `task`, of that task alone.
 
-    Raises ConfigError for a wrong column in `given`, DataError if nothing fits.
+    Raises ConfigError for a wrong column in `given`, DataError for a table without a header, and if nothing fits.
     """
     given = given or {}
+    check_header(table)
     check_given(given, table)
     named = [one for one in CANDIDATES if task is None or task in one[1]]
     rejected: list[tuple[str, str]] = []
@@ -331,7 +333,8 @@ def _try_labels(table: RawTable, given: Given) -> Guess | str:
     if not texts:
         return f"no column but {label} holds text"
     shown = ", ".join(f"{value} ({count:,})" for value, count in list(column.values.items())[:4])
-    more = f" and {len(column.values) - 4} others" if len(column.values) > 4 else ""
+    num_more = len(column.values) - 4
+    more = f" and {num_more} other{'s' if num_more > 1 else ''}" if num_more > 0 else ""
     reason = f"{label} has {len(column.values)} values that repeat, {shown}{more}, and {' and '.join(texts)} hold text"
     slots, columns = _name_slots([*texts, label])
     inputs = slots[0] if len(texts) == 1 else ""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from fivetune.errors import ConfigError, suggest_names
-from fivetune.start.columns import Column, RawTable
+from fivetune.data.source_files import quote_value
+from fivetune.errors import ConfigError, DataError, suggest_names
+from fivetune.start.columns import Column, RawTable, describe_column
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "query", "frage", "pregunta", "domanda", "question_text", "question_stem", "problem", "q"),
@@ -66,6 +67,23 @@ LANGUAGES: Mapping[str, str] = {
 """Names of columns that hold one language of a translation -> the language, as T5's prefixes write it."""
 
 Given = Mapping[str, str]
+
+
+def check_header(table: RawTable) -> None:
+    """Raise DataError if the first line seems to be a record: a name is a number, a date, a sentence, or a value of its
+    column, unless another column has a usual name (`spam,message` with the values spam and ham).
+    """
+    values = [name for name, column in table.columns.items() if name in column.values]
+    usual = {name for names in ROLES.values() for name in names}
+    if any(normalize_name(name) in usual for name in table.columns if name not in values):
+        values = []
+    for name in table.columns:
+        is_value = describe_column(name, [name]).kind in ("number", "date") or len(name.split()) > 12
+        if name in values or is_value:
+            raise DataError(
+                f"{table.source}: the first line has {quote_value(name)} where the name of a column is expected, so it "
+                "seems to be a record. Write a first line with the names of the columns, such as text,label."
+            )
 
 
 def check_given(given: Given, table: RawTable) -> None:

@@ -38,7 +38,7 @@ from fivetune.config.layers import Layers, parse_table
 from fivetune.errors import ConfigError, DataError, MissingLabelError, RecordError
 from fivetune.metrics import is_maximized, list_score_names, list_selectable_scores
 from fivetune.metrics.mlqa import detect_script_language
-from fivetune.plugins import Options, load_plugin
+from fivetune.plugins import Options, import_plugin, load_plugin
 from fivetune.types import ConversionResult, Merging, MetricSpec, RawRecord, Task, TextExample
 
 Head = Literal["generate", "extractive"]
@@ -294,6 +294,41 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 # --- columns ---
+
+
+def list_input_columns(task: Task) -> dict[str, object]:
+    """List the columns of a task's template, else of its SAMPLE, each with an example value.
+
+    >>> list_input_columns(load_task("jsonl", {"inputs": "summarize: {article}"}))
+    {'article': 'a text'}
+    """
+    record, _ = import_plugin("tasks", task.plugin_name()).SAMPLE
+    template = getattr(task, "inputs", None) or getattr(task, "template", None)
+    names = list_template_columns(template) if isinstance(template, str) else [n for n in record.fields if n != "id"]
+    return {name: record.fields.get(name, "a text") for name in names}
+
+
+def find_needed_columns(task: Task) -> dict[str, object]:
+    """Find the fewest columns that a task makes inputs from, each with an example value.
+
+    >>> list(find_needed_columns(load_task("squad_v2", {}))), list(find_needed_columns(load_task("gsm8k", {})))
+    (['question', 'context'], ['question'])
+    """
+    needed = list_input_columns(task)
+    for name in reversed(list(needed)):
+        rest = {key: value for key, value in needed.items() if key != name}
+        needed = rest if rest and convert_inputs(task, rest) else needed
+    return needed
+
+
+def convert_inputs(task: Task, fields: Mapping[str, object]) -> list[str]:
+    """Convert a record without its answer to inputs; [] if the task refuses it."""
+    try:
+        found = task.to_text(RawRecord({"id": "1", **fields}, "sample"), labelled=False)
+    except (DataError, KeyError):
+        return []
+    examples = found if isinstance(found, tuple) else (found,)
+    return [one.inputs for one in examples if one is not None]
 
 
 def get_column(record: RawRecord, name: str) -> Any:

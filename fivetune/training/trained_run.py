@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import fivetune
-from fivetune import plugins
 from fivetune.data.source_files import quote_value
 from fivetune.data.tables import name_tables
-from fivetune.errors import ConfigError, DataError
+from fivetune.errors import ConfigError
 from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.requests import list_inputs
 from fivetune.notebook import HtmlPage, is_notebook
@@ -27,12 +26,11 @@ from fivetune.progress import Progress, ProgressCallback, format_time_span, igno
 from fivetune.rundir import read_run
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import EvalRecord, Prediction, Run
-from fivetune.tasks import list_template_columns
+from fivetune.tasks import find_needed_columns
 from fivetune.training.inference import LoadedRun, ignore_note, load_run, resolve_config
 from fivetune.training.model_folder import find_exported_step
 from fivetune.training.scoring import record_evaluation
 from fivetune.training.tables import write_tables
-from fivetune.types import RawRecord, Task
 from fivetune.values import get_nested
 
 if TYPE_CHECKING:
@@ -242,34 +240,11 @@ def _show_progress(given: ProgressCallback | None) -> Iterator[ProgressCallback]
 def _name_texts(given: list[Mapping[str, object] | str], loaded: LoadedRun) -> list[Mapping[str, object] | str]:
     """Put texts into records of the task's only column; those for a task of several columns stay."""
     config = loaded.config
-    name = None if config.task.part_tasks else find_only_column(config.task)
-    if name is None:
+    needed = () if config.task.part_tasks else list(find_needed_columns(config.task))
+    if len(needed) != 1:
         return given
-    column = config.data.columns.get(name, name)
+    column = config.data.columns.get(needed[0], needed[0])
     return [{column: one} if isinstance(one, str) else one for one in given]
-
-
-def find_only_column(task: Task) -> str | None:
-    """Find the column of which alone a task makes its inputs; None if it needs several.
-
-    >>> from fivetune.tasks import load_task
-    >>> [find_only_column(load_task(name, {})) for name in ("classification", "jsonl", "gsm8k", "squad_v2")]
-    ['text', 'inputs', 'question', None]
-    """
-    record, _ = plugins.import_plugin("tasks", task.plugin_name()).SAMPLE
-    names = dict.fromkeys(name for name in record.fields if name != "id")
-    for template in task.model_dump().values():
-        if isinstance(template, str) and "{" in template:
-            names |= dict.fromkeys(list_template_columns(template))
-
-    def is_enough(name: str) -> bool:
-        try:
-            return bool(task.to_text(RawRecord({"id": "1", name: "text"}, "text"), labelled=False))
-        except (DataError, KeyError):
-            return False
-
-    found = [name for name in names if is_enough(name)]
-    return found[0] if len(found) == 1 else None
 
 
 def open_run(folder: str | Path, overrides: Mapping[str, object] | None = None) -> TrainedRun:

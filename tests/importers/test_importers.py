@@ -391,6 +391,13 @@ def test_t5x_learning_rates_are_those_of_its_formulas(factors, base, warmup, off
         assert found == pytest.approx(expected, rel=2e-3, abs=base * 2 / warmup)
 
 
+def test_t5x_without_warmup_and_numbers_that_are_none():
+    head = "utils.create_learning_rate_scheduler:\n  factors = 'constant'\n"
+    assert gin(f"{head}  base_learning_rate = 0.01\n  warmup_steps = 0\n").settings["optimizer.lr"] == 0.01
+    with pytest.raises(ConfigError, match=r"^gradient_accumulation: inf is not a number\. Give a number"):
+        convert("task: seq2seq\nbase_model: m\nparams: {gradient_accumulation: .inf}\n", "a.yml")
+
+
 def test_t5x_bindings_win_over_macros_and_tokens_become_examples():
     recipe = gin(
         "BATCH_SIZE = 64\ntrain/utils.DatasetConfig.batch_size = 32\ntrain_eval/utils.DatasetConfig.batch_size = 7\n"

@@ -186,6 +186,11 @@ def test_hopeless_tables_are_refused_with_advice(fields, num, message):
         infer_task(table(fields, num))
 
 
+def test_a_label_may_be_the_name_of_its_column():
+    found = infer_task(table(lambda i: {"spam": ("spam", "ham")[i % 2], "message": text(i)}, 60))
+    assert (found.task, found.options["label"]) == ("classification", "spam")
+
+
 def test_wrong_names_of_columns_are_refused():
     two = table(CASES["classification"][0])
     with pytest.raises(ConfigError, match=r"^--column label=labl: a.csv has no column 'labl'\. Did you mean label"):
