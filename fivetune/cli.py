@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import fivetune
 from fivetune.errors import ConfigError, FiveTuneError, ReportedByOtherRankError, suggest_names
-from fivetune.redaction import redact_secrets
+from fivetune.redaction import name_invisible, redact_secrets
 
 MAX_COLUMNS = 100  # of a message on a terminal
 SYNONYMS = {
@@ -64,13 +64,16 @@ def main(words: list[str] | None = None) -> int:
             raise
         reason = getattr(error, "strerror", None) or "memory ran out"
         place = getattr(error, "filename", None) or words[0]
-        print(f"fivetune: {redact_secrets(str(place))[:200]}: {reason}. --traceback shows where.", file=sys.stderr)
+        print(
+            f"fivetune: {name_invisible(redact_secrets(str(place)))[:200]}: {reason}. --traceback shows where.",
+            file=sys.stderr,
+        )
         return 4
     except Exception as error:
         if show_traceback:
             raise
         print(
-            f"fivetune: internal error: {type(error).__name__}: {redact_secrets(str(error))}. "
+            f"fivetune: internal error: {type(error).__name__}: {name_invisible(redact_secrets(str(error)))}. "
             "Run again with --traceback and report it.",
             file=sys.stderr,
         )

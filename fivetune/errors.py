@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from fivetune.redaction import redact_secrets
+from fivetune.redaction import name_invisible, redact_secrets
 
 OUT_OF_MEMORY = (
     "out of memory",
@@ -37,12 +37,12 @@ BROKEN_CONTEXT = ("illegal memory access", "device-side assert", "unspecified la
 
 
 class FiveTuneError(Exception):
-    """Root of all errors that FiveTune raises for its users. Secrets in its message are hidden where it is shown."""
+    """Root of all errors that FiveTune raises for its users. Its text hides secrets and names invisible characters."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        return redact_secrets(super().__str__())
+        return name_invisible(redact_secrets(super().__str__()))
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython and notebooks show instead of a traceback: the message says where and what to do."""

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fivetune.notebook import Panel, is_notebook
-from fivetune.redaction import redact_secrets
+from fivetune.redaction import name_invisible, redact_secrets
 from fivetune.rundir.lines import open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
@@ -82,7 +82,7 @@ class Progress:
 
         The lines of steps and evaluations are built of several short ones, which a pipe gets too.
         """
-        text = redact_secrets(text)
+        text = name_invisible(redact_secrets(text))
         self._write_log(text.replace(FOLD, "  "))
         if self._panel and not self._quiet:
             self._panel.add_line(text)
@@ -92,7 +92,7 @@ class Progress:
 
     def warn(self, text: str) -> None:
         """Write a warning to the log file and to the terminal, also when quiet."""
-        text = redact_secrets(f"warning: {text}")
+        text = name_invisible(redact_secrets(f"warning: {text}"))
         self._write_log(text)
         if self._panel:
             self._panel.add_line(text, is_important=True)

@@ -1,4 +1,4 @@
-"""Redaction of secrets: access tokens, passwords in URLs, values of settings named like a secret.
+"""Redaction of secrets: access tokens, passwords in URLs, values of settings named like a secret; invisible characters.
 
 In: any text or JSON value that FiveTune writes or prints. Out: the same with `(hidden)` in place of each secret.
 Applied to all output: errors, the terminal and log.txt, config.yaml, machine.json, status.json, pages, model cards,
@@ -40,6 +40,21 @@ _ENTRY = re.compile(
 _BEARER = re.compile(r"(\bBearer\s+)[\w.~+/-]{12,}=*", re.IGNORECASE)
 _KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
 _EXEMPT_SETTING = re.compile(r"(?:search\.over\.)?(?:task|data\.columns)(?:\.|$)")
+
+
+# Directional controls and invisible characters can make one text look like another.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def name_invisible(text: str) -> str:
+    r"""Name the characters that a terminal or browser obeys instead of showing: controls, directions, surrogates.
+
+    >>> name_invisible("a\u202eb\x1b[2J\n")
+    'a[U+202E]b[U+001B][2J\n'
+    """
+    return _INVISIBLE.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)
 
 
 def redact_secrets(text: str) -> str:

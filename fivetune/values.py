@@ -72,3 +72,12 @@ def flatten_table(table: JsonValue, prefix: str = "") -> JsonTable:
     for key, value in table.items():
         found |= flatten_table(value, f"{prefix}{key}.") or {f"{prefix}{key}": value}
     return found
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether a value from a file is a name inside a folder: a text without a way to elsewhere.
+
+    >>> [is_file_name(name) for name in ("a.bin", "..", "../a", "/a", "a\\\\b", "", 3)]
+    [True, False, False, False, False, False, False]
+    """
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0:")

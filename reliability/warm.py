@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +62,19 @@ class WarmProcess:
 
     def send_signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """Wait until the output matches; returns the first group. Raises TimeoutError, or if the process ends first."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            is_over = self.code is not None
+            texts = [file.read_text(encoding="utf-8") for file in self._files if file.exists()]
+            if found := re.search(pattern, "".join(texts)):
+                return found[1]
+            if is_over:
+                break
+            time.sleep(0.02)
+        raise TimeoutError(f"{self.name}: no {pattern!r} within {seconds:g} s: {texts}")
 
     def kill_tree(self) -> None:
         """SIGKILL it and all processes that it started, as a machine that goes down does."""

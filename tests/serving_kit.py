@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import kit
 
 from fivetune.rundir.records import Prediction
 from fivetune.serving.app import Service, ServingLimits, build_app
@@ -20,13 +19,7 @@ from fivetune.serving.guard import Guard
 from fivetune.serving.measures import ServerMeasures
 from fivetune.serving.schema import FieldFacts, RunFacts
 from fivetune.serving.server import bind_socket, build_server, run_until_stopped
-
-RECORDS = [
-    {"question": f"What has {owner}?", "context": f"{owner} has a {colour} {thing}."}
-    for owner in kit.OWNERS
-    for colour in kit.COLOURS
-    for thing in kit.WORDS[9:]
-]
+from reliability.requests import RECORDS as RECORDS
 
 FIELDS = tuple(FieldFacts(name, value, True) for name, value in RECORDS[0].items())
 

@@ -1,4 +1,4 @@
-"""Errors travel between ranks by pickle."""
+"""Errors travel between ranks by pickle; their text is plain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pickle
 
 import pytest
 
+from fivetune.cli import main
 from fivetune.errors import (
+    DataError,
     FiveTuneEnvironmentError,
     FiveTuneError,
     InterruptedRunError,
@@ -54,3 +56,9 @@ def test_a_kernel_that_breaks_the_device_ends_the_process():
         "access was encountered. Start again with --train.capture off; CUDA_LAUNCH_BLOCKING=1 names the kernel."
     )
     refuse_broken_context(RuntimeError("no kernel image"), "--train.capture off")
+
+
+def test_the_text_of_an_error_moves_no_terminal(capsys):
+    assert str(DataError("a\x1b[2Jb\u202ec.json: is missing")) == "a[U+001B][2Jb[U+202E]c.json: is missing"
+    assert main(["train", "x\x1b]0;y\x07.yaml"]) == 2
+    assert "x[U+001B]]0;y[U+0007].yaml" in capsys.readouterr().err

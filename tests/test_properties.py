@@ -25,12 +25,12 @@ from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import ReadCounts, Source, convert_records
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
 from fivetune.data.stream import BatchPlan, TrainingStream
-from fivetune.distributed.world import World
+from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.metrics import Scorer
 from fivetune.plugins import load_plugin
 
 few = settings(
-    max_examples=settings.default.max_examples // 4,
+    max_examples=settings().max_examples // 4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -152,7 +152,7 @@ PLANS = st.fixed_dictionaries(
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=50)
 
 
-def deal(lengths: list[int], plan: dict[str, int], world: World | None = None, **changes: Any) -> TrainingStream:
+def deal(lengths: list[int], plan: dict[str, int], world: World = SINGLE_PROCESS, **changes: Any) -> TrainingStream:
     """A stream of rows of these lengths; `shards` gives their number, read through a window of `window_shards`."""
     num_shards, window = changes.pop("shards", 1), changes.pop("window_shards", None)
     ends = np.linspace(0, len(lengths), min(num_shards, len(lengths)) + 1).astype(int)[1:]
@@ -162,8 +162,7 @@ def deal(lengths: list[int], plan: dict[str, int], world: World | None = None, *
         shard_ends=ends,
     )
     store = type("Rows", (), {**vars(store), "__len__": lambda self: len(lengths)})()
-    options = {} if world is None else {"world": world}
-    return TrainingStream(store, BatchPlan(**{**plan, **changes, "window_shards": window}), **options)
+    return TrainingStream(store, BatchPlan(**{**plan, **changes, "window_shards": window}), world=world)
 
 
 def rows_of(stream: TrainingStream, step: int) -> list[int]:

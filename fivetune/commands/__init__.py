@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from fivetune.redaction import name_invisible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -84,9 +86,14 @@ def _print_wrapped(console: Console, text: str, *, indent: int) -> None:
     console.print(("\n" + " " * indent).join(lines), markup=False)
 
 
+def print_text(text: str) -> None:
+    """Print a text that holds names or values of files; invisible characters are named."""
+    print(name_invisible(text), flush=True)
+
+
 def print_warning(text: str) -> None:
     """Print a warning to standard error."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(name_invisible(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for cell in header:
         grid.add_column(Text(cell), overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
+        grid.add_row(*(Text(name_invisible(cell)) for cell in row))
     console = Console(highlight=False)
     Console(highlight=False, width=console.width if console.is_terminal else WIDTH).print(grid)
 

@@ -17,6 +17,7 @@ from fivetune.commands import (
     launch_sweep,
     print_json,
     print_table,
+    print_text,
     read_launcher,
 )
 
@@ -199,7 +200,7 @@ def _write_and_print(comparison: Comparison, args: Namespace, page: Path) -> Non
     page = args.output or page
     write_comparison(comparison, page)
     _print_comparison(comparison)
-    print(f"page  {page}")
+    print_text(f"page  {page}")
     if args.json:
         print_json({"page": str(page), **build_comparison_result(comparison)})
 
@@ -337,7 +338,7 @@ def _print_comparison(comparison: Comparison) -> None:
     from fivetune.report.comparison import describe_outcome
 
     for warning in comparison.warnings:
-        print(f"warning: {warning}")
+        print_text(f"warning: {warning}")
     shown = [name for name in COLUMNS if any(v.measures[name].value is not None for v in comparison.variants)]
     labels = {"score_best": f"best {comparison.metric}", **LABELS}
     compared = {name for v in comparison.variants for name, one in v.against.items() if one.value is not None}
@@ -345,13 +346,13 @@ def _print_comparison(comparison: Comparison) -> None:
     header = ["variant", "runs", *("against" if against else labels[name] for name, against in columns)]
     print_table(header, [_build_row(variant, columns, baseline=comparison.baseline) for variant in comparison.variants])
     front = " * = Pareto-optimal." if any(variant.pareto for variant in comparison.variants) else ""
-    print(f"Second line: 95 % interval for scores, min-max otherwise.{front}")
-    print(*describe_outcome(comparison))
+    print_text(f"Second line: 95 % interval for scores, min-max otherwise.{front}")
+    print_text(" ".join(describe_outcome(comparison)))
     for variant in comparison.variants:
         for verdict in variant.verdicts[:1]:
-            print(f"{variant.name}: {verdict.message}")
+            print_text(f"{variant.name}: {verdict.message}")
         for failure in variant.failures:
-            print(f"not compared: {failure}")
+            print_text(f"not compared: {failure}")
 
 
 def _build_row(variant: Variant, columns: Sequence[tuple[str, bool]], *, baseline: str) -> list[str]:

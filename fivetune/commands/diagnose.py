@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_warning
+from fivetune.commands import print_json, print_text, print_warning
 from fivetune.diagnosis import faults, speed
 from fivetune.diagnosis.logs import read_log
 from fivetune.diagnosis.rules import diagnose, list_missing_data
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     if args.verify and not args.source.is_dir():
         raise ConfigError(f"--verify: {args.source} is a log; there is no recipe to run again. Give a run directory.")
     if not args.json:
-        print(*format_diagnosis(str(args.source), stats, verdicts), sep="\n", flush=True)
+        print_text("\n".join(format_diagnosis(str(args.source), stats, verdicts)))
     verification = _verify_first_change(args.source, stats, verdicts) if args.verify else None
     if args.json:
         print_json(build_diagnosis_result(str(args.source), stats, verdicts, verification))
     elif verification:
-        print(*format_verification(verification), sep="\n")
+        print_text("\n".join(format_verification(verification)))
     return 0
 
 

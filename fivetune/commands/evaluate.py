@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_scores
+from fivetune.commands import print_json, print_scores, print_text
 
 TAKES_SETTINGS = True
 
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{record.split}, {record.num_examples:,} examples, model of step {record.step:,}:")
     print_scores(record.scores, record.intervals)
-    print(f"predictions  {Path(args.run)}/predictions/{record.split}-{record.step}.jsonl")
+    print_text(f"predictions  {Path(args.run)}/predictions/{record.split}-{record.step}.jsonl")
     return 0

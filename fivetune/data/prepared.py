@@ -51,6 +51,7 @@ from fivetune.rundir.storage import (
     put_object,
 )
 from fivetune.types import JsonTable
+from fivetune.values import is_file_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,6 +92,9 @@ def read_prepared_index(location: str) -> JsonTable:
         raise DataError(f"{name}: not the index of prepared data. Name a folder that fivetune prepare wrote.")
     if other := describe_other_version(index):
         raise DataError(f"{name}: {other}. {PREPARE_AGAIN}, or use the version of FiveTune that wrote it.")
+    for entry in (index["rows"], *index["shards"]):  # a copy is written under the name that the index gives
+        if not is_file_name(entry["file"]):
+            raise DataError(f"{name}: {entry['file']!r} is not the name of a file of this folder. {PREPARE_AGAIN}.")
     return index
 
 

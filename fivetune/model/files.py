@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.nano import CHECKPOINT
+from fivetune.values import is_file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +120,10 @@ def find_weight_files(folder: Path) -> list[Path]:
 def _read_shard_names(index: Path) -> list[str]:
     refuse_pointer(index)
     try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        if outside := [name for name in names if not is_file_name(name)]:
+            raise ModelError(f"{index}: {outside[0]!r} is not the name of a file of this folder. Copy the file again.")
+        return names
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index}: damaged: {error!r}. Copy the file again.") from None
 

@@ -23,6 +23,7 @@ from fivetune.metrics import load_metric
 from fivetune.publish.facts import (
     build_data_lines,
     build_limit_lines,
+    escape_markdown,
     find_no_answer,
     list_dataset_names,
     name_eval_data,
@@ -93,7 +94,7 @@ def build_model_card(
     base = find_base(config, request.folder)
     name = redact_settings(request.place.name if request.place.is_published else run.name)
     score = best.metric if best else config.task.main_metric
-    lines = [f"# {name}", "", *_describe_model(config, request), ""]
+    lines = [f"# {escape_markdown(name)}", "", *_describe_model(config, request), ""]
     lines += _build_score_lines(config, run, evaluation, best)
     if request.kind == "export":
         lines += _build_proof_lines(request.export)
@@ -102,7 +103,7 @@ def build_model_card(
     lines += build_limit_lines(run, evaluation, no_answer=no_answer, score=score)
     lines += build_data_lines(run, request.folder, with_checksums=request.with_checksums)
     lines += _build_training_lines(settings, run)
-    lines += ["## Settings of the run", "", "```yaml", as_yaml(shorten_paths(settings)).strip(), "```", ""]
+    lines += ["## Settings of the run", "", *_format_block(as_yaml(shorten_paths(settings)).strip()), ""]
     metadata = _build_metadata(config, run, evaluation, base, request)
     return mark_card(f"---\n{metadata}\n---\n\n" + "\n".join(lines))
 
@@ -158,6 +159,12 @@ def shorten_paths(settings: Any) -> Any:
     if isinstance(settings, str) and settings.startswith(("/", "~/")):
         return settings.rstrip("/").rpartition("/")[2]
     return settings
+
+
+def _format_block(text: str) -> tuple[str, str, str]:
+    """Lines of a code block in YAML whose fence is longer than any in the text."""
+    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{marks}yaml", text, marks
 
 
 def _build_metadata(
@@ -224,11 +231,11 @@ def _describe_model(config: RunConfig, request: CardRequest) -> Iterator[str]:
         kind = "its matrices are merged into the weights" if not adapter.is_virtual else "its virtual tokens are apart"
         kind = "the weights here are the adapter's alone" if request.kind == "adapter" else kind
         how = f", with the adapter `{adapter.plugin_name()}` ({kind})"
-    yield f"Fine-tuned with FiveTune {fivetune.__version__} on the task `{task}` from {shown}{how}."
+    yield f"Fine-tuned with FiveTune {fivetune.__version__} on the task `{task}` from {escape_markdown(shown)}{how}."
     given = config.model.path
     if config.model.init == "pretrained" and given and (found := read_base_license(given, request.folder)):
         yield ""
-        yield f"Licence of the base model: {found}."
+        yield f"Licence of the base model: {escape_markdown(found)}."
 
 
 def _build_score_lines(
@@ -250,7 +257,7 @@ def _build_score_lines(
     yield ""
     yield f"Scorer: FiveTune's {scorers}. Scores are of 0 to 100, intervals from a bootstrap over the questions."
     if dataset:
-        yield f"Evaluation data: {dataset}."
+        yield f"Evaluation data: {escape_markdown(dataset)}."
     yield ""
 
 
@@ -290,7 +297,7 @@ def _build_training_lines(settings: JsonTable, run: Run) -> Iterator[str]:
     """Build the section on hyper-parameters, hardware, time and energy."""
     rows = [*_list_hyper_parameters(settings, run), *_list_hardware(run)]
     yield from ("## Training", "", "| | |", "|---|---|")
-    yield from (f"| {name} | {value} |" for name, value in rows if value not in (None, ""))
+    yield from (f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value not in (None, ""))
     yield ""
 
 

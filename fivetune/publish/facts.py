@@ -6,6 +6,7 @@ In: the records of a run and its files. Out: lines of Markdown; an unknown value
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from fivetune.analysis.slices import Slice, compute_slices
 from fivetune.config.paths import find_typed_path
 from fivetune.data.records import is_hub_name
 from fivetune.errors import FiveTuneError, format_size
+from fivetune.redaction import name_invisible
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.rundir.records import EvalRecord, Prediction, Run, SplitSummary
 
@@ -47,7 +49,7 @@ def build_data_lines(run: Run, folder: Path, *, with_checksums: bool) -> list[st
     if not sets:
         return []
     lines = ["## Data", ""]
-    lines += [f"- {name}: {_describe_counts(summary)}." for name, summary in sets]
+    lines += [f"- {escape_markdown(name)}: {_describe_counts(summary)}." for name, summary in sets]
     started = _parse_time(run.status.started)
     rows = [row for name, part in sets for row in _list_files(name, part, folder, started, with_checksums)]
     with_sums = any(row[3] for row in rows)
@@ -91,16 +93,16 @@ def _list_files(
         path = Path(find_typed_path(source, folder))
         if is_hub_name(source) or not path.is_file():
             shown = source if is_hub_name(source) else path.name
-            yield name, f"`{shown}`", "", ""
+            yield escape_markdown(name), quote_markdown(shown), "", ""
             continue
         try:
             facts = path.stat()
             is_unchanged = started is not None and facts.st_mtime <= started
             digest = f"`{compute_sha256(path)}`" if with_checksums and is_unchanged else ""
         except OSError:
-            yield name, f"`{path.name}`", "", ""
+            yield escape_markdown(name), quote_markdown(path.name), "", ""
             continue
-        yield name, f"`{path.name}`", format_size(facts.st_size), digest
+        yield escape_markdown(name), quote_markdown(path.name), format_size(facts.st_size), digest
 
 
 def list_dataset_names(run: Run) -> list[str]:
@@ -194,8 +196,8 @@ def _describe_abstention(predictions: Sequence[Prediction], no_answer: str | Non
     abstained = sum(not one.prediction for one in known) / len(known)
     unanswerable = sum(not any(one.references) for one in known) / len(known)
     yield (
-        f"The model abstains (`{no_answer}`) on {abstained:.1%} of the questions; {unanswerable:.1%} of them have no "
-        "answer."
+        f"The model abstains ({quote_markdown(no_answer)}) on {abstained:.1%} of the questions; {unanswerable:.1%} of "
+        "them have no answer."
     )
 
 
@@ -209,8 +211,8 @@ def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) 
         weak = sorted((one for one in weak if one.high < mean), key=lambda one: one.score)
         for one in weak[:MAX_GROUPS]:
             yield (
-                f"Worse where {one.name} is {_quote(one.value)}: {score} {one.score:.1f} (95 % interval {one.low:.1f} "
-                f"to {one.high:.1f}, {one.num:,} examples); all examples: {mean:.1f}."
+                f"Worse where {one.name} is {quote_markdown(one.value)}: {score} {one.score:.1f} (95 % interval "
+                f"{one.low:.1f} to {one.high:.1f}, {one.num:,} examples); all examples: {mean:.1f}."
             )
     confusion = build_confusion(predictions)
     if confusion is None:
@@ -223,12 +225,22 @@ def _describe_weak_groups(predictions: Sequence[Prediction], score: str | None) 
         if golds[label] >= MIN_GROUP and recall is not None and recall < LOW_RECALL
     )
     for recall, label in weak_labels[:MAX_GROUPS]:
-        yield f"Label {_quote(label)} is found in {recall:.1%} of its {golds[label]:,} examples."
+        yield f"Label {quote_markdown(label)} is found in {recall:.1%} of its {golds[label]:,} examples."
 
 
-def _quote(text: str) -> str:
-    """Quote a value of the data as Markdown code of one line."""
-    text = " ".join(text.split()).replace("`", "'").replace("|", "/")
+def escape_markdown(text: str) -> str:
+    r"""Escape a name or value of the run, which is text of one line in Markdown and no markup.
+
+    >>> escape_markdown("a_b <img>\n| [x](y)")
+    'a_b \\<img\\> \\| \\[x\\](y)'
+    """
+    text = re.sub(r"([\\`*\[\]<>|&~]|(?<!\w)_|_(?!\w)|(?<=_)_)", r"\\\1", " ".join(text.split()))
+    return name_invisible(text)
+
+
+def quote_markdown(text: str) -> str:
+    """Quote a value of the run as Markdown code of one line."""
+    text = name_invisible(" ".join(text.split())).replace("`", "'").replace("|", "/")
     return f"`{text if len(text) <= MAX_NAME_CHARS else text[:MAX_NAME_CHARS] + '...'}`"
 
 

@@ -42,6 +42,7 @@ from fivetune.rundir.storage import (
     put_object,
 )
 from fivetune.training.checkpoint import TrainingProgress, find_newest_checkpoint, restore_replaced_checkpoints
+from fivetune.values import is_file_name
 
 ADAPTER, CHECKPOINTS, MODEL, PREDICTIONS = "adapter", "checkpoints", "model", "predictions"
 RECORDS = (CONFIG, MACHINE, PLAN, DATA, STATUS, STEPS, EVALS)  # config.yaml first: it makes a folder a run directory
@@ -148,8 +149,10 @@ def _refuse_other_run(url: str, folder: Path) -> None:
 
 
 def _fetch_records(url: str, folder: Path) -> None:
-    predictions = [f"{PREDICTIONS}/{name}" for name in list_objects(join_location(url, PREDICTIONS))]
-    for name in (*RECORDS, *predictions):
+    names = list_objects(join_location(url, PREDICTIONS))
+    if outside := [name for name in names if not is_file_name(name)]:
+        raise RunDirError(f"{join_location(url, PREDICTIONS)}: {outside[0]!r} is not the name of a file. Delete it.")
+    for name in (*RECORDS, *(f"{PREDICTIONS}/{name}" for name in names)):
         with suppress(MissingObjectError):
             fetch_file(join_location(url, name), folder / name)
 
@@ -168,6 +171,8 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
         files = json.loads(content)["files"]
     except (ValueError, KeyError, TypeError):
         raise DamagedObjectError(f"{manifest}: is damaged") from None
+    if outside := [name for name in files if not is_file_name(name)]:
+        raise DamagedObjectError(f"{manifest}: is damaged: {outside[0]!r} is not the name of a file of this folder")
     staging = target.with_name(f".staging-fetched-{target.name}")
     for name, checksum in files.items():
         fetch_file(join_location(place, name), staging / name, check=partial(describe_difference, listed=checksum))

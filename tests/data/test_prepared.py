@@ -535,6 +535,16 @@ def test_other_settings_than_the_shards(source, tokenizer, tmp_path, change, wor
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
+def test_an_index_that_leads_elsewhere_is_refused(source, tokenizer, place, tmp_path, name):
+    write_prepared(place, source, tokenizer)
+    shards = json.loads(get_object(join_location(place, "index.json")))["shards"]
+    change_index(place, shards=[{**shards[0], "file": name}])
+    with pytest.raises(DataError, match=r"index\.json: '.*evil' is not the name of a file of this folder\. Prepare"):
+        open_prepared(place, source, tokenizer, cache=tmp_path / "a" / "cache")
+    assert not list(tmp_path.rglob("evil"))
+
+
 def test_an_index_of_another_version(source, tokenizer, place, tmp_path):
     write_prepared(place, source, tokenizer)
     change_index(place, format_version=2)

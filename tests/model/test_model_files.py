@@ -79,6 +79,13 @@ def test_missing_shard_is_named(folder):
         find_weight_files(folder)
 
 
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/tmp/model.safetensors", "..", 3])
+def test_a_shard_outside_the_folder_is_refused(folder, name):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"shared.weight": name}}))
+    with pytest.raises(ModelError, match=r"index.json: .* is not the name of a file of this folder. Copy the"):
+        find_weight_files(folder)
+
+
 def test_damaged_shard_index_is_named(folder):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(ModelError, match=r"model.safetensors.index.json: damaged: .*Copy the file again."):

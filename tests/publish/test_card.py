@@ -72,6 +72,13 @@ def test_braces_in_a_name_and_a_damaged_card_of_the_base_are_no_error(tmp_path):
     assert 'run {x}")' in card and "Licence" not in card
 
 
+def test_names_are_no_markup_of_the_card(tmp_path):
+    run = fake_run(machine={"device": {"kind": "cpu", "name": "<img src=x> | [a](b)\n# __c__ \u202e"}})
+    card = card_of(make_folder(tmp_path / "<b>x", run, model={"path": "./<script>", "init": "pretrained"}))
+    assert "\n# \\<b\\>x\n" in card and "from ./\\<script\\>." in card
+    assert r"| hardware | \<img src=x\> \| \[a\](b) # \_\_c_\_ [U+202E] |" in card
+
+
 def test_a_local_folder_with_the_form_of_a_hub_name_is_no_base(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)

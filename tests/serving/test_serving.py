@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import signal
 import socket
@@ -21,7 +19,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from serving_kit import RECORDS, Server, Slow, serving
+from serving_kit import Server, Slow, serving
 
 from fivetune.cli import main
 from fivetune.errors import NumericError
@@ -30,6 +28,7 @@ from fivetune.serving.body import RequestError, parse_json, read_inputs, read_pr
 from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
 from fivetune.training.inference import LoadedRun
+from reliability.requests import CUT, RECORDS, build_request, send_fuzzed, send_slowly
 
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
@@ -132,7 +131,7 @@ def test_a_client_that_has_gone_is_not_computed() -> None:
     with serving(model, max_batch=1) as slow, ThreadPoolExecutor(1) as pool:
         first = pool.submit(slow.post, json={"inputs": ["first"]})
         assert model.begun.wait(10)
-        slow.send(_request(b'{"inputs": ["gone"]}'), half=True)
+        slow.send(build_request(b'{"inputs": ["gone"]}'), half=True)
         while not any('code="499"' in name for name in slow.read_measures()):
             time.sleep(0.01)
         model.may_answer.set()
@@ -346,64 +345,8 @@ def test_without_its_packages_the_command_names_them(
 # --- faults ---
 
 
-def _request(body: bytes, *, path: str = "/predict", **headers: str) -> bytes:
-    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
-    return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
-
-
-def _fuzz(draw: random.Random) -> bytes:
-    """A request of which most are faulty: cut, with changed bytes, wrong types, wrong headers, or no HTTP at all."""
-    values: list[Any] = [None, 1, -1e308, "", "\0", "é", [], {}, [[]], {"inputs": {}}, True, "x" * 3000, "<b>&"]
-    body: Any = draw.choice([draw.choice(values), {"inputs": [draw.choice(values)]}, draw.choice(RECORDS)])
-    if draw.random() < 0.3:
-        body = {
-            draw.choice(["inputs", "question", "prompt", "id"]): draw.choice(values),
-            "context": draw.choice(values),
-        }
-    raw = bytearray(json.dumps(body).encode())
-    if draw.random() < 0.3:
-        for _ in range(draw.randint(1, 4)):
-            raw[draw.randrange(len(raw))] = draw.randrange(256)
-    path = draw.choice(["/predict", "/predict", "/v1/completions", "/%00", "/docs", "/../x"])
-    headers = draw.choice(
-        [{}, {}, {}, {"Content_Type": "text/x"}, {"Origin": "x"}, {"Host": ""}, {"Expect": "100-continue"}]
-    )
-    whole = bytearray(_request(bytes(raw), path=path, Connection="close", **headers))
-    if draw.random() < 0.15:
-        whole[draw.randrange(len(whole))] = draw.randrange(256)
-    return bytes(whole) if draw.random() < 0.9 else draw.randbytes(draw.randint(1, 200)) + b"\r\n\r\n"
-
-
-def _send_fuzzed(server: Server, seeds: range) -> Counter[int]:
-    """Send fuzzed requests; returns how many answers have each code, 0 for a cut connection."""
-    codes: Counter[int] = Counter()
-    for seed in seeds:
-        draw = random.Random(seed)
-        raw = _fuzz(draw)
-        if draw.random() < 0.1:  # a cut connection
-            server.send(raw[: draw.randrange(len(raw))], half=True)
-            codes[0] += 1
-            continue
-        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-            connection.sendall(raw)
-            if is_closed := draw.random() < 0.1:
-                connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(40)
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        if answer:
-            final = answer.rpartition(b"HTTP/1.1 ")[2]
-            code, body = int(final[:3]), final.partition(b"\r\n\r\n")[2]
-            if is_closed and code == 100:  # the server has seen that the client is gone
-                continue
-            codes[code] += 1
-            assert code == 200 or set(json.loads(body)["error"]) == {"message", "type"}, (seed, raw, answer)
-            assert b"Traceback" not in answer
-    return codes
-
-
 def test_fuzzed_requests_get_the_right_codes(server: Server) -> None:
-    codes = set(_send_fuzzed(server, range(NUM_FUZZED))) - {0}
+    codes = set(send_fuzzed(server.port, range(NUM_FUZZED))) - {CUT}
     common, rare = {200, 400, 403, 404, 405, 415, 422}, {408, 413, 429, 503}
     assert common <= codes <= common | rare
     assert server.post(json=RECORDS[0])[0] == 200
@@ -429,16 +372,6 @@ def serving_process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Pope
         process.communicate(timeout=30)
 
 
-def _send_slowly(port: int, num_clients: int) -> None:
-    """Connections of which each sends its request byte by byte, and none ends it."""
-    connections = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(num_clients)]
-    for byte in _request(b"{}")[:40]:
-        for connection in connections:
-            connection.sendall(bytes([byte]))
-    for connection in connections:
-        connection.close()
-
-
 @pytest.mark.slow
 def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
     """Fuzzed requests, 200 clients at once, 200 slow ones: all are answered, and memory is flat within 5 %."""
@@ -455,8 +388,8 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
 
         def load(first_seed: int) -> Counter[int]:
             seeds = [range(first_seed + part, first_seed + NUM_FUZZED, 32) for part in range(32)]
-            codes = sum(pool.map(lambda own: _send_fuzzed(server, own), seeds), Counter[int]())
-            _send_slowly(server.port, 200)
+            codes = sum(pool.map(lambda own: send_fuzzed(server.port, own), seeds), Counter[int]())
+            send_slowly(server.port, 200)
             return codes + Counter(pool.map(ask, range(200)))
 
         load(10_000)  # fills the memory that each thread and batch size takes once

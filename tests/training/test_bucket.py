@@ -429,3 +429,16 @@ def test_a_url_is_a_url(tmp_path, model_folder):
 
 def test_the_name_of_the_run_stands_in_the_url():
     assert copies.locate_copy("s3://b/runs/{run}", "runs/squad-2") == "s3://b/runs/squad-2"
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path):
+    place, folder = tmp_path / "copy" / "3", tmp_path / "run"
+    (place / "sub").mkdir(parents=True)
+    (place / "manifest.json").write_text('{"files": {"../../evil": {"size": 0, "crc32": 0}}}')
+    with pytest.raises(storage.DamagedObjectError, match=r"'\.\./\.\./evil' is not the name of a file of this folder"):
+        copies._fetch_checkpoint(str(place), folder / "checkpoints" / "3")
+    (tmp_path / "copy" / "predictions" / "a").mkdir(parents=True)
+    (tmp_path / "copy" / "predictions" / "a" / "b.jsonl").touch()
+    with pytest.raises(RunDirError, match=r"predictions: 'a/b\.jsonl' is not the name of a file\. Delete it\."):
+        copies._fetch_records(str(tmp_path / "copy"), folder)
+    assert not folder.exists()

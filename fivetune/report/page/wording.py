@@ -11,16 +11,11 @@ from typing import Any
 
 from fivetune import progress
 from fivetune.errors import format_size
-from fivetune.redaction import HIDDEN, is_secret_name, redact_secrets
+from fivetune.redaction import HIDDEN, is_secret_name, name_invisible, redact_secrets
 from fivetune.types import JsonValue
 from fivetune.values import as_finite_number
 
 UNKNOWN = "n/a"
-
-# Directional controls and invisible characters can make one text look like another.
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 
 
 def format_plain(value: JsonValue) -> str:
@@ -113,7 +108,7 @@ def escape_hidden(text: str) -> str:
 
     Secrets are hidden here too, because every text of a page passes through this function.
     """
-    return redact_secrets(_HIDDEN.sub(lambda m: f"[U+{ord(m.group()):04X}]", text.replace("\r\n", "\n")))
+    return redact_secrets(name_invisible(text.replace("\r\n", "\n")))
 
 
 def shorten_home(text: str) -> str:
