@@ -56,7 +56,8 @@ SCRIPTS: dict[str, JsonTable] = {  # task and limits of each script
     "run_summarization": TEXT_LIMITS,
     "run_translation": TEXT_LIMITS,
 }
-PROCESSES = ("nproc_per_node", "nproc-per-node", "num_processes", "num_gpus")
+NODES = ("nnodes", "num_machines", "num_nodes")
+PROCESSES = ("nproc_per_node", "nproc-per-node", "num_processes", "num_gpus")  # num_processes: of all nodes
 TEXT_SCRIPTS = ("run_summarization", "run_translation")
 COLUMNS = {  # text and summary of known data sets; the script takes the first two columns of others
     "cnn_dailymail": ("article", "highlights"),
@@ -256,20 +257,31 @@ def _read_launcher(words: list[str]) -> dict[str, str]:
     return found
 
 
+def _count_nodes(values: Mapping[str, JsonValue]) -> int:
+    given = (str(values.get(f"launcher: {name}") or "") for name in NODES)
+    return next((int(one) for one in given if one.isdigit()), 1)
+
+
 def _count_processes(values: Mapping[str, JsonValue]) -> int:
-    """Number of processes that a launcher before the script starts, or of GPUs that the Trainer feeds."""
+    """Number of processes of all nodes that a launcher before the script starts, or of GPUs that the Trainer feeds.
+
+    >>> _count_processes({"launcher: nnodes": "2", "launcher: nproc_per_node": "4"})
+    8
+    """
     for name in PROCESSES:
         given = str(values.get(f"launcher: {name}") or "")
         if given.isdigit():
-            return int(given)
+            return int(given) * (1 if name == "num_processes" else _count_nodes(values))
     devices = str(values.get("launcher: CUDA_VISIBLE_DEVICES") or "")
-    return devices.count(",") + 1
+    return (devices.count(",") + 1) * _count_nodes(values)
 
 
 def _add_launcher_finding(recipe: ImportedRecipe, name: str, value: object) -> None:
     written = f"{name}={value}" if name.isupper() else f"--{name} {value}".strip()
     if name in PROCESSES or (name == "CUDA_VISIBLE_DEVICES" and "," in str(value)):
         recipe.findings.append(Finding(written, "set", ("launch.nproc",), "each device has a batch of its own"))
+    elif name in NODES and str(value).isdigit() and value != "1":
+        recipe.findings.append(Finding(written, "set", ("launch.nnodes",), "torchrun or fivetune launch starts them"))
     else:
         recipe.findings.append(Finding(written, "left out", (), "of the launcher; fivetune train starts its processes"))
 
@@ -289,7 +301,7 @@ def _find_script(values: Mapping[str, JsonValue]) -> str:
 
 def _complete_batch(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:
     accumulation = read_count(values, "gradient_accumulation_steps", 1)
-    num_processes = _count_processes(values)
+    num_processes, num_nodes = _count_processes(values), _count_nodes(values)
     micro = values.get("per_device_train_batch_size", 8)
     if type(micro) is not int:
         if accumulation * num_processes != 1:
@@ -302,6 +314,9 @@ def _complete_batch(recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> 
     given = "per_device_train_batch_size" in values
     names = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
     set_batch(recipe, micro=micro, accumulation=accumulation, num_processes=num_processes, names=names, given=given)
+    if num_nodes > 1:
+        recipe.set("launch.nnodes", num_nodes, f"{num_nodes} nodes")
+        recipe.set("launch.nproc", max(1, num_processes // num_nodes), "processes of each node")
     if auto:
         recipe.set("train.batch_size", "auto", "--auto_find_batch_size")
         recipe.set("train.global_batch_size", micro * accumulation * num_processes, "examples per step")

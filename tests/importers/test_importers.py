@@ -193,6 +193,21 @@ def test_two_visible_devices_double_the_batch():
 
 
 @pytest.mark.parametrize(
+    ("launcher", "counts"),
+    [
+        ("torchrun --nnodes 2 --nproc_per_node 4", (64, 2, 4)),
+        ("accelerate launch --num_machines 2 --num_processes 4", (32, 2, 2)),
+        ("torchrun --nnodes 1:4 --nproc_per_node 4", (32, None, 4)),
+    ],
+)
+def test_the_batch_is_of_all_nodes(launcher, counts):
+    recipe = convert(f"{launcher} run_qa.py --model_name_or_path m --per_device_train_batch_size 8")
+    names = ("train.global_batch_size", "launch.nnodes", "launch.nproc")
+    assert tuple(recipe.settings.get(name) for name in names) == counts
+    assert ("--nnodes 1:4" in left_out(recipe)) == (counts[1] is None and "1:4" in launcher)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (
