@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fivetune.training.preflight import Check
 
 WIDTH = 160  # characters of a table that is not printed to a terminal
+MAX_COLUMNS = 20  # of a data file that are listed; those that the task reads always are
 CHECK_WIDTH, CHECK_CHARS = 100, 17  # characters of a check's line outside a terminal, and of its name
 NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -236,8 +237,13 @@ def print_start(started: Started) -> None:
         ]
         for column in plan.table.columns.values()
     ]
+    num_columns = len(rows)
+    if num_columns > MAX_COLUMNS:
+        read = {name for _, names in guess.roles.items() for name in names.split("\n")}
+        rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
+        rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     shown = f"the first {plan.table.num_records:,} records" if plan.split.num_records > plan.table.num_records else ""
-    print(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {len(rows)} columns")
+    print(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {num_columns} columns")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
     kind = guess.task if guess.kind == guess.task else f"{guess.task} ({guess.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {guess.reason}")]

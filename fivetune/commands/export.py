@@ -10,7 +10,7 @@ from fivetune.commands import print_json, print_table
 
 NOT_OFFERED = {
     "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
-    "gguf": "its proof needs llama.cpp, which is no package of Python",
+    "gguf": "it is unproved: the converter of T5 is a script of llama.cpp's repository, which no package holds",
 }
 
 

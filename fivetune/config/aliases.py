@@ -207,6 +207,8 @@ DATASETS = {  # names that the hub once had without their owner
     "cnn_dailymail": "abisee/cnn_dailymail",
     "xsum": "EdinburghNLP/xsum",
     "samsum": "Samsung/samsum",
+    "wmt14": "wmt/wmt14",
+    "wmt16": "wmt/wmt16",
 }
 _COMPOSED = {"dataset_name", "dataset_config_name"}
 _SWITCHES = {

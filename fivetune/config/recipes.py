@@ -52,6 +52,11 @@ def refuse_missing_run(source: str | Path) -> None:
 
 def find_recipe(source: str | Path) -> Path:
     """Find a recipe by path, run directory or shipped name. Raises ConfigError with the nearest names."""
+    if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"recipe: is a {type(source).__name__}. Allowed are a file, the name of a shipped recipe, a run directory, "
+            'a nested dict and a RunConfig. Give data by the setting data.train: {"data.train": TABLE}.'
+        )
     path = Path(source)
     if is_run_directory(path):
         return path / "config.yaml"

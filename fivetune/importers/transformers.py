@@ -191,6 +191,8 @@ class TransformersScripts(Importer):
                 recipe.set(setting, value, written)
             state = "set" if found else "no effect" if name in NO_EFFECT else "same"
             reason = "" if found else "changes no result" if name in NO_EFFECT else "FiveTune does so without a setting"
+            if name == "dataset_config_name":
+                reason = "a part of data.train and data.eval"
             recipe.findings.append(Finding(written, state, tuple(found), reason))
 
     def complete(self, recipe: ImportedRecipe, values: Mapping[str, JsonValue]) -> None:

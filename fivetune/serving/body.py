@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any, cast
 
 from fivetune.data.json_text import decode_line, describe_kind, describe_value, find_json_error
+from fivetune.data.source_files import quote_value
 from fivetune.errors import suggest_names
 from fivetune.types import JsonTable
 
@@ -154,10 +155,11 @@ def read_prompts(value: Any, *, max_records: int, max_new_tokens: int | None) ->
             raise _refuse(f"{name!r}: no option of completions. {suggest_names(name, names)}")
         if name in COMPLETION_OPTIONS and not _is_among(given, COMPLETION_OPTIONS[name]):
             raise _refuse(
-                f"{name}: {describe_value(given)}. The server returns the most probable answer, whole. Leave it out."
+                f"{name}: {quote_value(given)} is not offered: the server returns the most probable answer, whole. "
+                "Leave it out."
             )
         if name in NEUTRAL and not _is_among(given, (NEUTRAL[name], None)):
-            raise _refuse(f"{name}: {describe_value(given)}. The server does not sample. Leave it out.")
+            raise _refuse(f"{name}: {quote_value(given)} is not offered: the server does not sample. Leave it out.")
     asked = table.get("max_tokens")
     if asked is not None and (type(asked) is not int or asked < 1):
         raise _refuse(f"max_tokens: {describe_value(asked)}. Allowed is a whole number, 1 or more.")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
+from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.tasks import is_missing_label
@@ -87,8 +88,12 @@ class RawTable:
         return len(self.records)
 
 
-def build_table(source: str, records: Iterable[RawRecord]) -> RawTable:
-    """Describe the first MAX_RECORDS records. Raises DataError for data that no task can be learned from."""
+def build_table(source: str, records: Iterable[RawRecord], bad: Sequence[BadRecord] = ()) -> RawTable:
+    """Describe the first MAX_RECORDS records. Raises DataError for data that no task can be learned from.
+
+    Args:
+        bad: where reading `records` appends those that are unreadable; an error names the first.
+    """
     first = list(islice(records, MAX_RECORDS))
     names = dict.fromkeys(
         name
@@ -99,7 +104,7 @@ def build_table(source: str, records: Iterable[RawRecord]) -> RawTable:
     )
     columns = {name: describe_column(name, [find_value(record.fields, name) for record in first]) for name in names}
     table = RawTable(source, first, columns)
-    _refuse_hopeless(table)
+    _refuse_hopeless(table, bad)
     return table
 
 
@@ -184,15 +189,22 @@ def _find_kind(values: Sequence[object], texts: Sequence[str]) -> Kind:
     return "text"
 
 
-def _refuse_hopeless(table: RawTable) -> None:
+def _refuse_hopeless(table: RawTable, bad: Sequence[BadRecord]) -> None:
     """Raise DataError for too few records, or one column."""
     if table.num_records < MIN_RECORDS:
         noun = "record" if table.num_records == 1 else "records"
+        unread = f", and {len(bad):,} that cannot be read; the first: {bad[0].where}: {bad[0].reason}" if bad else ""
+        remedy = "Correct the file." if bad else "Collect more."
         raise DataError(
-            f"{table.source}: holds {table.num_records} {noun}. At least {MIN_RECORDS} are needed to train on some and "
-            "score on others; some hundred give a useful model. Collect more."
+            f"{table.source}: holds {table.num_records} {noun}{unread or '.'} At least {MIN_RECORDS} are needed to "
+            f"train on some and score on others; some hundred give a useful model. {remedy}"
         )
     filled = [name for name, column in table.columns.items() if column.kind != "empty"]
+    if len(filled) == 1 and "|" in filled[0]:
+        raise DataError(
+            f"{table.source}: the columns {quote_value(filled[0])} are separated by |. Allowed are commas, semicolons "
+            "and tabs. Write it again with one of them."
+        )
     if len(filled) < 2:
         raise DataError(
             f"{table.source}: has one column with values, {', '.join(filled) or 'none'}. Training needs inputs and "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
-from fivetune.errors import DataError, RecordError
+from fivetune.errors import ConfigError, DataError, RecordError
 from fivetune.metrics.gsm8k import extract_final_number
 from fivetune.start.columns import Column, RawTable, as_text, find_value
 from fivetune.start.roles import (
@@ -71,6 +71,11 @@ def infer_task(table: RawTable, *, task: str | None = None, given: Given | None 
 
     Raises ConfigError for a wrong column in `given`, DataError for a table without a header, and if nothing fits.
     """
+    if task == "mixture":
+        raise ConfigError(
+            "--task mixture: its parts are data sets of their own. Run fivetune new for each, and join their recipes "
+            "in task.parts (docs/tasks.md)."
+        )
     given = given or {}
     check_header(table)
     check_given(given, table)
@@ -334,8 +339,11 @@ def _try_labels(table: RawTable, given: Given) -> Guess | str:
         return f"no column but {label} holds text"
     shown = ", ".join(f"{value} ({count:,})" for value, count in list(column.values.items())[:4])
     num_more = len(column.values) - 4
-    more = f" and {num_more} other{'s' if num_more > 1 else ''}" if num_more > 0 else ""
-    reason = f"{label} has {len(column.values)} values that repeat, {shown}{more}, and {' and '.join(texts)} hold text"
+    more = f" and {num_more} {'other' if num_more == 1 else 'others'}" if num_more > 0 else ""
+    verb = "holds" if len(texts) == 1 else "hold"
+    reason = (
+        f"{label} has {len(column.values)} values that repeat, {shown}{more}, and {' and '.join(texts)} {verb} text"
+    )
     slots, columns = _name_slots([*texts, label])
     inputs = slots[0] if len(texts) == 1 else ""
     template = f"{{{inputs}}}" if inputs else " ".join(f"{slot}: {{{slot}}}" for slot in slots[:-1])
@@ -394,7 +402,9 @@ def _try_pair(table: RawTable, given: Given) -> Guess | str:
     if pair is None:
         texts = [name for name, column in table.columns.items() if _is_free_text(name, column)]
         if len(texts) != 2:
-            found = f"{len(texts)} columns hold text" + (f" ({', '.join(texts)})" if texts else "")
+            found = ("1 column holds text" if len(texts) == 1 else f"{len(texts)} columns hold text") + (
+                f" ({', '.join(texts)})" if texts else ""
+            )
             return f"{found}, and none is named as source or target"
         pair = (texts[0], texts[1])
         if "targets" in given or "inputs" in given:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 
 from fivetune.data.characters import measure_coverage
+from fivetune.data.labels import choose_form
 from fivetune.data.records import UniqueIds, as_bad_record, read_records
 from fivetune.data.source_files import BadRecord
 from fivetune.data.split import EvalSplit, ThreeWaySplit, split_in_three
@@ -19,7 +22,7 @@ from fivetune.data.tables import replace_empty_cell
 from fivetune.errors import DataError
 from fivetune.start.columns import RawTable, build_table, find_foreign_share, find_value, is_empty_cell
 from fivetune.start.guess import Guess, infer_task
-from fivetune.tasks import load_task
+from fivetune.tasks import load_task, normalize_label
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
 
 MODEL = "google-t5/t5-small"
@@ -30,6 +33,7 @@ CHARS_PER_TOKEN = 3  # T5's tokenizer has about 4 characters of English text per
 INPUT_LIMIT, TARGET_LIMIT = 512, 512
 SAMPLE = 2_000  # examples whose tokens and characters are counted
 MIN_STEPS, MAX_EPOCHS, MIN_EPOCHS = 300, 20, 3
+RARE, MISSPELT = 10, 0.8  # records of a rare label; similarity of a misspelling
 FOREIGN = 0.1  # share of letters or texts from which on T5's vocabulary does not suit
 
 T5_LETTERS = "ÉÎÜßàáâäçèéêîóôöùûüăşţșț"  # beside ASCII: English, German, French, Romanian
@@ -139,7 +143,7 @@ def build_plan(
         load_tokenizer: returns the tokenizer of a model that is on this machine, else None.
     """
     bad: list[BadRecord] = []
-    table = build_table(source, read_records(source, on_bad=bad.append))
+    table = build_table(source, read_records(source, on_bad=bad.append), bad)
     guess = infer_task(table, task=task, given=given)
     loaded = load_task(guess.task, guess.options)
     reader = RecordSource(source, guess, loaded)
@@ -258,9 +262,15 @@ def _list_warnings(
         yield f"{number} left out; the first: {first.where}: {first.reason}"
     if num_usable < 200:
         yield f"{num_usable:,} records are few: scores of {plan.sizes['test']} test records are within wide intervals"
-    if rare := [label for label, count in plan.label_counts.items() if count < 10]:
+    labels = _count_labels(plan.label_counts)
+    misspelt = find_misspelt_labels(labels)
+    if misspelt:
+        shown = ", ".join(f"{label!r} ({labels[label]}) for {meant!r}" for label, meant in list(misspelt.items())[:5])
+        yield f"labels that may be misspelt: {shown}. Correct them in {plan.source}: the model learns them as they are"
+    if rare := [label for label, count in labels.items() if count < RARE and label not in misspelt]:
         shown = ", ".join(repr(label) for label in rare[:5])
-        yield f"{len(rare)} labels have less than 10 records ({shown}): their scores mean little. Collect more"
+        number = f"{len(rare)} labels have" if len(rare) > 1 else "1 label has"
+        yield f"{number} less than 10 records ({shown}): their scores mean little. Collect more"
     if tokenizer is not None:
         texts = [text for one in examples for text in (one.inputs, one.targets)]
         coverage = measure_coverage(tokenizer, texts)  # pyright: ignore
@@ -270,6 +280,34 @@ def _list_warnings(
                 f"the tokenizer of {plan.model} does not represent all characters of {coverage.num_texts_hit:,} of "
                 f"{len(texts):,} texts, such as {lost}. --model {MULTILINGUAL} or google/byt5-small would"
             )
+
+
+def _count_labels(counts: Mapping[str, int]) -> dict[str, int]:
+    """Count the forms of a label that differ in case or white space as one, as training does."""
+    forms: dict[str, dict[str, int]] = {}
+    for label, count in counts.items():
+        forms.setdefault(normalize_label(label), {})[label] = count
+    return {choose_form(of_one): sum(of_one.values()) for of_one in forms.values()}
+
+
+def find_misspelt_labels(counts: Mapping[str, int]) -> dict[str, str]:
+    """Find rare labels that look like a misspelling of one at least ten times as frequent; label -> that one.
+
+    Both begin with the same letter, have the same digits, and a difflib ratio of MISSPELT or more.
+
+    >>> find_misspelt_labels({"Rückgabe": 90, "Rueckgabe": 1, "happy": 80, "unhappy": 3, "grade 1": 60, "grade 2": 2})
+    {'Rueckgabe': 'Rückgabe'}
+    """
+    found: dict[str, str] = {}
+    for label, count in counts.items():
+        likely = [one for one, number in counts.items() if count < RARE and number >= 10 * count]
+        for meant in sorted(likely, key=counts.__getitem__, reverse=True):
+            pair = label.casefold(), meant.casefold()
+            is_like = pair[0][:1] == pair[1][:1] and re.findall(r"\d", pair[0]) == re.findall(r"\d", pair[1])
+            if is_like and SequenceMatcher(None, *pair).ratio() >= MISSPELT:
+                found[label] = meant
+                break
+    return found
 
 
 def read_sets(plan: StartPlan) -> Iterator[tuple[str, JsonTable]]:

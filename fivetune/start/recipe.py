@@ -101,7 +101,8 @@ def _list_data_lines(plan: StartPlan, files: Mapping[str, str]) -> Iterator[Line
     limit = choose_limit(find_percentile(inputs, 0.99), INPUT_LIMIT, 32)
     num_cut = sum(length > limit for length in inputs)
     reason = f"half of the inputs have up to {find_percentile(inputs, 0.5):,} tokens, 99 % up to "
-    reason += f"{find_percentile(inputs, 0.99):,}{how}; {num_cut / max(1, len(inputs)):.1%} are longer"
+    share = f"{100 * num_cut / max(1, len(inputs)):.1f} %" if num_cut else "none"
+    reason += f"{find_percentile(inputs, 0.99):,}{how}; {share} of them exceed this limit"
     yield Line("data", "max_input_tokens", limit, reason)
     if num_cut > MANY_CUT * len(inputs) and (plan.task.extractive or plan.task.labels is not None):
         way, reason = ("windows", "contexts are read in several parts, so that no answer is lost")
@@ -121,7 +122,7 @@ def _list_training_lines(plan: StartPlan) -> Iterator[Line]:
     reason = "what t5-nano, a very small model, learns fastest with" if is_nano else "the T5 paper's rate"
     yield Line("optimizer", "lr", 1e-2 if is_nano else 1e-3, f"{reason}; fivetune find-lr measures it for this data")
     yield Line("schedule", "name", "linear", "falls to 0 at the end of the training")
-    yield Line("schedule", "warmup_fraction", 0.05, "the first twentieth of the steps has smaller steps")
+    yield Line("schedule", "warmup_fraction", 0.05, "the rate rises over the first twentieth of the steps")
     num_train = plan.sizes["train"]
     batch = choose_batch(num_train)
     epochs = choose_epochs(num_train, batch)

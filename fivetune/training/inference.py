@@ -236,7 +236,7 @@ class LoadedRun:
             world.barrier()  # no rank reads what another already writes
             before, total = store.num_groups - len(missing), store.num_groups
             if before and world.is_first:
-                on_note(f"{before:,} of {total:,} questions are answered already in {folder}.")
+                on_note(f"{before:,} of {total:,} records are answered already in {folder}.")
             with AnswerWriter(folder, world.rank) as writer:
                 answered = evaluator.predict(self.model, questions=missing, world=world)
                 for number, (question, prediction) in enumerate(answered, start=1):

@@ -238,7 +238,7 @@ def test_a_damaged_export_is_refused(run: Path, tmp_path: Path) -> None:
             "--quantization int7: --format ctranslate2 has no such",
         ),
         (["--format", "onnx"], "--format onnx: is not offered: no kept exporter supports transformers 5"),
-        (["--format", "gguf"], "--format gguf: is not offered: its proof needs llama.cpp"),
+        (["--format", "gguf"], "--format gguf: is not offered: it is unproved"),
         (["--format", "hff"], "exporters: there is no 'hff'. Did you mean hf?"),
         (["--format", "hf", "--examples", "0"], "--examples 0: is not a number of questions. Allowed: 1 or more"),
     ],
@@ -278,12 +278,34 @@ def fivetune_compute(device: str) -> Any:
     return ComputeConfig(device, "fp32")
 
 
+def test_a_mixture_with_labels_and_an_adapter_is_exported(tmp_path: Path, model_folder: Path) -> None:
+    """Labels are chosen among, texts are searched, and the score of the proof is the mean of both."""
+    rows = [{"id": i, "text": f"Ann has a {('red', 'blue')[i % 2]} hat", "kind": "ab"[i % 2]} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": str(tmp_path / "rows.jsonl"), "eval": str(tmp_path / "rows.jsonl")}
+    labels = {"name": "classification", "inputs": "{text}", "label": "kind"}
+    texts = {"name": "jsonl", "inputs": "repeat: {text}", "targets": "{text}"}
+    recipe = {
+        "run": {"dir": str(tmp_path / "run")},
+        "model": {"path": str(model_folder), "adapter": {"name": "lora"}},
+        "task": {"name": "mixture", "parts": {"sort": {"task": labels, **files}, "say": {"task": texts, **files}}},
+        "train": {"num_steps": 2, "batch_size": 4, "precision": "fp32"},
+    }
+    run = fivetune.train(recipe, quiet=True, preflight=False)
+    folder, listed = export(tmp_path / "run")
+    assert (listed["proof"]["examples"], listed["proof"]["metric"]) == (16, "mean")
+    assert listed["proof"]["identical_predictions"] == 1
+    own, other = run.evaluate(), fivetune.evaluate(folder)
+    assert own.scores == other.scores and {"sort_accuracy", "say_exact_match"} <= own.scores.keys()
+
+
 def test_models_that_a_format_does_not_have_are_refused() -> None:
     explain = load_format("ctranslate2", {}).explain_unsupported
     t5 = {"model_type": "t5", "dense_act_fn": "relu"}
     assert explain(t5, "generate") == "" == load_format("hf", {}).explain_unsupported(t5, "extractive")
     assert explain(t5, "extractive") == "it has no extractive head (task.head extractive)"
     assert explain({"model_type": "longt5"}, "generate") == "model_type longt5 is not converted. Allowed: t5, mt5, umt5"
+    assert explain({"model_type": "t5gemma"}, "generate").startswith("model_type t5gemma is not converted.")
     assert explain({**t5, "dense_act_fn": "tanh"}, "generate").startswith(
         "activation tanh is not converted. Allowed: re"
     )

@@ -131,6 +131,15 @@ def test_run_seq2seq_qa(tmp_path):
     assert list(left_out(recipe)) == ["--standalone", "--do_predict true", "--fp16 true", "--colour blue"]
 
 
+def test_data_sets_that_the_hub_had_without_an_owner(tmp_path):
+    recipe = convert(
+        "run_translation.py --model_name_or_path t5-small --dataset_name wmt16 --dataset_config_name ro-en"
+    )
+    assert load(recipe, tmp_path).data.train == ("wmt/wmt16:ro-en:train",)
+    reasons = {one.argument: one.reason for one in recipe.findings}
+    assert reasons["--dataset_config_name ro-en"] == "a part of data.train and data.eval"
+
+
 def test_run_qa_with_adafactor(tmp_path):
     text = (
         "python examples/run_qa.py --model_name_or_path google-t5/t5-base --train_file train.json --validation_file "

@@ -6,6 +6,7 @@ import csv
 import json
 import random
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pyarrow import parquet
 from fivetune import cli
 from fivetune.config import load_config
 from fivetune.data.split import EvalSplit, split_in_three
-from fivetune.errors import DataError
+from fivetune.errors import ConfigError, DataError
 from fivetune.start.files import is_data
 from fivetune.tasks.classification import Classification
 from fivetune.types import RawRecord
@@ -264,6 +265,10 @@ def test_what_is_data_and_what_a_recipe(folder, capsys):
     assert all(map(is_data, data)) and not any(map(is_data, ("run", "damaged", "squad_v2", "y.yaml", "nope", "r.json")))
     code, _, err = run(capsys, "check", "t.csv")
     assert (code, err) == (2, "fivetune: t.csv: is data, not a recipe. Write a recipe for it: fivetune new t.csv.\n")
+    with pytest.raises(
+        ConfigError, match=r"recipe: is a list. Allowed are a file, .* Give data by the setting data.train"
+    ):
+        load_config([{"text": "a"}])  # pyright: ignore[reportArgumentType]
 
 
 # --- from data to a model ---
@@ -289,3 +294,43 @@ def test_train_starts_from_data(folder, capsys, model_folder):
     assert run(capsys, "train", "t.csv", "--resume", *words)[0] == 0
     code, _, err = run(capsys, "train", "t.csv", *words)
     assert code == 2 and "t.yaml: exists. It is trained with: fivetune train t.yaml" in err
+
+
+def write_rows(path: Path, header: str, rows: Iterable[str]) -> str:
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return path.name
+
+
+def test_misspelt_labels_are_named(folder, capsys) -> None:
+    rows = [f"text number {i},{('Lieferung', 'Rechnung', 'Konto')[i % 3]}" for i in range(60)]
+    rows += ["late again,Lieferng", "too much,rechnung", "one of few,Diverses"]
+    code, _, err = run(capsys, "new", write_rows(folder / "a.csv", "text,label", rows), "--model", "t5-nano")
+    assert code == 0
+    assert "labels that may be misspelt: 'Lieferng' (1) for 'Lieferung'. Correct them in a.csv" in err
+    assert "1 label has less than 10 records ('Diverses')" in err
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "words", "message"),
+    [
+        ("text|label", ["a|b"] * 12, [], "'text|label' are separated by |. Allowed are commas, semicolons and tabs."),
+        ('{"a": 1}', ["7", '"x"'], [], "holds 1 record, and 2 that cannot be read; the first: a.txt:2: "),
+        ("text,label", ["late,a", "soon,b"] * 9, ["--task", "mixture"], "--task mixture: its parts are data sets of"),
+        ("text,label", [f"t {i},x" for i in range(12)], [], "not text to text: 1 column holds text (text), and none"),
+    ],
+)
+def test_a_source_without_a_recipe_says_why(folder, capsys, header, rows, words, message) -> None:
+    name = write_rows(folder / ("a.txt" if header[0] == "{" else "a.csv"), header, rows)
+    code, _, err = run(capsys, "new", name, *words)
+    assert code in (2, 3) and message in err and err.count("\n") == 1
+
+
+def test_of_many_columns_those_that_are_read_are_listed(folder, capsys) -> None:
+    names = [f"c{i}" for i in range(40)]
+    rows = [",".join([*(str(i + n / 7) for n in range(40)), f"the text {i}", "ab"[i % 2]]) for i in range(20)]
+    name = write_rows(folder / "a.csv", ",".join([*names, "text", "label"]), rows)
+    code, out, _ = run(capsys, "new", name, "--model", "t5-nano")
+    assert code == 0 and "20 records, 42 columns" in out
+    lines = [line.split()[0] for line in out.splitlines()[3:] if line and line[0] != "─"]
+    assert "c18" in lines and "c19" not in lines and {"text", "label"} <= set(lines) and "... 21 others" in out
+    assert "and 1 other" not in out and "and text holds text" in " ".join(out.split())

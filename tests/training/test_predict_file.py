@@ -78,7 +78,7 @@ def test_a_stopped_prediction_goes_on_where_it_was(
     assert not target.exists() and (tmp_path / "out.jsonl.partial").is_dir()
     capsys.readouterr()
     found = predict(run, target, "--eval.batch_size", "3")  # changes no answer
-    assert "5 of 12 questions are answered already in " in capsys.readouterr().err
+    assert "5 of 12 records are answered already in " in capsys.readouterr().err
     assert [(one["id"], one["prediction"]) for one in found] == [(one["id"], one["prediction"]) for one in expected]
     assert not (tmp_path / "out.jsonl.partial").exists()
 
@@ -112,7 +112,7 @@ def test_a_killed_process_is_continued_by_two(run: Path, tmp_path: Path) -> None
     command += ["--launch.nproc", "2", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "of 800 questions are answered already" in done.stderr
+    assert "of 800 records are answered already" in done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["num_answers"] == 800
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
