@@ -1,0 +1,113 @@
+"""Long runs: memory, open files, the sizes of files and the number of checkpoints stay what they are."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import linear_regression, median
+from typing import Any
+
+import psutil
+
+from reliability.campaign import Row, Trial
+from reliability.warm import WarmProcess
+from reliability.workload import Workload, make_model, start_training
+
+KEPT = 3
+SLOPE = 2**20  # bytes that may be added in 1,000 steps, of a long run
+GROWTH = 32 * 2**20  # bytes that may be added by any run after its first quarter
+LINE = 1_000  # bytes of a step's record
+LOG = 2 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a process holds at a step."""
+
+    step: int
+    num_bytes: int
+    num_files: int
+
+
+def train_long(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """2,000 steps of a still smaller model, then 100,000."""
+    for num_steps in (2_000, 100_000):
+
+        def run(folder: Path, num_steps: int = num_steps) -> None:
+            places = (str(folder / "model"), str(workload.folder / "tokenizer"))
+            with WarmProcess(make_smallest_model, *places) as process:
+                assert process.wait().returncode == 0
+            options: dict[str, Any] = {
+                "model__path": str(folder / "model"),
+                "train__num_steps": num_steps,
+                "train__batch_size": 1,
+                "train__global_batch_size": 1,
+                "eval__every_steps": num_steps // 4,
+                "checkpoint": {"every_steps": 100, "keep": KEPT},
+            }
+            samples: list[Sample] = []
+            with start_training(workload.write_recipe(folder, **options)) as process:
+                watched = psutil.Process(process.pid)
+                while process.code is None:
+                    time.sleep(0.25)
+                    if sample := take_sample(watched, folder / "run"):
+                        samples.append(sample)
+                done = process.wait()
+            assert done.returncode == 0, done.stderr[-600:]
+            check_flat(samples, num_steps)
+            check_files(folder / "run", num_steps)
+
+        yield Trial(f"{num_steps:,} steps", run)
+
+
+def take_sample(process: psutil.Process, run: Path) -> Sample | None:
+    """The process now; None before its first checkpoint and after its end."""
+    try:
+        steps = [int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal()]
+        return Sample(max(steps), process.memory_info().rss, process.num_fds()) if steps else None
+    except (OSError, psutil.Error):
+        return None
+
+
+def check_flat(samples: list[Sample], num_steps: int) -> None:
+    """After the first quarter neither memory nor open files grow."""
+    late = [one for one in samples if one.step > num_steps / 4]
+    assert len(late) >= 8, f"{len(late)} samples show nothing"
+    per_step = linear_regression([one.step for one in late], [one.num_bytes for one in late]).slope
+    added = per_step * (num_steps * 3 / 4)
+    told = f"memory grows by {per_step * 1000 / 2**20:.2f} MiB in 1,000 steps"
+    assert added < GROWTH and (per_step * 1000 < SLOPE or num_steps < 10_000), told
+    third = len(late) // 3
+    before, after = (median(one.num_files for one in part) for part in (late[:third], late[-third:]))
+    assert after <= before + 2, f"open files: {before} at first, {after} at last"
+
+
+def check_files(run: Path, num_steps: int) -> None:
+    """Every file of the run has the size of its content, and there are as many checkpoints as asked for."""
+    kept = [path.name for path in (run / "checkpoints").iterdir()]
+    best = re.search(r"\d+", str((run / "best").readlink()))
+    expected = {*map(str, range(num_steps - 100 * (KEPT - 1), num_steps + 1, 100)), *([best[0]] if best else [])}
+    assert set(kept) == expected, f"checkpoints {sorted(kept)} instead of {sorted(expected)}"
+    size = (run / "steps.jsonl").stat().st_size
+    assert size < LINE * num_steps, f"{size / num_steps:.0f} bytes for a step's record"
+    for name in ("log.txt", "status.json", "machine.json", "evals.jsonl"):
+        size = (run / name).stat().st_size
+        assert size < LOG, f"{name} has {size:,} bytes"
+    assert not list(run.rglob("*.tmp")) and not list(run.rglob(".staging*")), "something half-written is left"
+
+
+def make_smallest_model(folder: str, tokenizer: str) -> None:
+    """A model of one block and 8 features."""
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    make_model(Path(folder), Path(tokenizer), **shape)
+
+
+ROWS = [
+    Row("R23", "a run of 2,000 (release: also 100,000) steps, saved every 100",
+        "memory grows by less than 1 MiB in 1,000 steps, open files do not; exactly the checkpoints to keep",
+        train_long, 1, 2),
+]  # fmt: skip
