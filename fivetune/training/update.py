@@ -24,6 +24,8 @@ from fivetune.training.learner import Learner, set_lr
 from fivetune.training.snapshot import get_random_states, set_random_states
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
+MIN_LOSS_SCALE = 1.0  # at which the gradients in fp16 are those of the loss; torch begins with 65,536 and halves it
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -175,8 +177,13 @@ def _clear_gradients(learner: Learner) -> None:
 
 
 def refuse_nonfinite(learner: Learner, group: list[Batch], step: int, loss: float, norm: float) -> None:
-    """Raise NumericError unless loss and norm are finite; with loss scaling an overflow of the norm is not an error."""
+    """Raise NumericError unless loss and norm are finite.
+
+    With loss scaling an overflow of the norm is no error, as long as a smaller scale can help: one at MIN_LOSS_SCALE
+    would be skipped for ever.
+    """
     fp16_overflow = learner.scaler.is_enabled() and math.isfinite(loss) and not math.isfinite(norm)
+    fp16_overflow = fp16_overflow and learner.scaler.get_scale() > MIN_LOSS_SCALE
     if not (math.isfinite(loss) and (math.isfinite(norm) or fp16_overflow)):
         learner.fetch()
         raise NumericError(_explain_nonfinite(learner, group, step, loss, norm), step=step)

@@ -26,6 +26,7 @@ PLACES = ("loss", "gradient", "activations")
 VARIANTS = ("adamw", "adafactor", "accumulation", "ddp")
 FOR_EVER = 10**9
 OVERFLOWING = 3e5  # times the feed-forward weights of a tiny model: its outputs pass 65,504
+NUM_SCALES = 16  # that a GradScaler tries, from 65,536 to 2
 NEVER_FIRED = 99  # exit code of a process whose fault found no place
 
 
@@ -159,20 +160,35 @@ def put_bad_values_in_peer(workload: Workload, random: random.Random) -> Iterato
 
 def spoil_trainer(value: float, first: int, last: int) -> None:
     """Multiply the Trainer's losses of steps `first` to `last` by `value`."""
-    from transformers import Trainer
+    from transformers.trainer import Trainer
 
     compute = Trainer.compute_loss
 
     def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
-        loss = compute(self, *args, **named)
+        loss: Any = compute(self, *args, **named)
         return loss * value if first <= self.state.global_step + 1 <= last else loss
 
     Trainer.compute_loss = compute_loss
 
 
 def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as large T5s do."""
+    """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as large T5s do; and now and
+    then gradients that overflow at every loss scale."""
     for number in count():
+        if number % 4 == 1:
+            step, share = random.randint(1, NUM_STEPS - NUM_SCALES), random.random()
+
+            def run_out_of_scales(folder: Path, step: int = step, share: float = share) -> None:
+                fault = ("gradient", math.inf, step, FOR_EVER, share)
+                recipe = workload.write_recipe(folder, train__precision="fp16")
+                with WarmProcess(train_with_bad_values, str(recipe), *fault) as process:
+                    done = process.wait()
+                assert done.returncode == 5 and f"step {step + NUM_SCALES}: " in done.stderr, done.stderr[-600:]
+                assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
+                check_finite(folder / "run")
+
+            yield Trial(f"{number} gradients from step {step}", run_out_of_scales)
+            continue
         family, seed = list(FAMILIES)[number % len(FAMILIES)], random.randrange(1000)
         scale = OVERFLOWING * random.choice((1, 3, 10))
 
@@ -210,6 +226,6 @@ ROWS = [
     Row("R12", "NaN or infinity in losses, a gradient, activations, on one of two ranks; once or for ever",
         "exit code 5, the step and the place are named; no weight on the disk is not finite; "
         "resumed without the fault: identical weights", put_bad_values, 6, 60, put_bad_values_in_peer),
-    Row("R13", "feed-forward outputs beyond fp16's 65,504",
-        "refused, or found within 10 steps with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
+    Row("R13", "feed-forward outputs beyond fp16's 65,504; gradients that overflow at every loss scale",
+        "refused, or found within 10 steps (gradients: 17) with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
 ]  # fmt: skip

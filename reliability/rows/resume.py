@@ -114,9 +114,13 @@ def check_same_work(found: list[StepRecord], whole: list[StepRecord], sizes: set
               for steps in (found, whole)]  # fmt: skip
     assert orders[0] == orders[1], f"other examples: {orders}"
     for ours, theirs in zip(found, whole, strict=True):
-        assert math.isclose(ours.loss, theirs.loss, rel_tol=CLOSE), f"step {ours.step}: {ours.loss} not {theirs.loss}"
+        assert is_close(ours.loss, theirs.loss), f"step {ours.step}: {ours.loss} not {theirs.loss}"
     recorded = {one.world_size for one in found}
     assert recorded <= sizes and len(recorded) > 1, f"numbers of processes on record: {recorded}, not {sizes}"
+
+
+def is_close(loss: float | None, other: float | None) -> bool:
+    return loss is not None and other is not None and math.isclose(loss, other, rel_tol=CLOSE)
 
 
 def kill_after_checkpoint(ranks: Ranks, run: Path, step: int) -> None:

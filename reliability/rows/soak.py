@@ -102,7 +102,7 @@ def check_files(run: Path, num_steps: int) -> None:
 
 def make_smallest_model(folder: str, tokenizer: str) -> None:
     """A model of one block and 8 features."""
-    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    shape: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
     make_model(Path(folder), Path(tokenizer), **shape)
 
 

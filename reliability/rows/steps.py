@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fivetune.rundir import read_run
 from reliability.campaign import Row, Trial
 from reliability.faults import train
 from reliability.peer import train_peer
 from reliability.ranks import Ranks
+from reliability.rows.resume import CLOSE, is_close
 from reliability.warm import WarmProcess
 from reliability.workload import FAMILIES, NUM_STEPS, Workload, make_model
 
-CLOSE = 1e-5  # relative: sums in another order
 MOMENTS = ("before the forward pass", "after the forward pass", "in the backward pass")
 LARGE: dict[str, Any] = {"train__batch_size": 8, "model__dropout": 0.0}
 NUM_EXAMPLES = 12
@@ -45,7 +45,7 @@ def run_out_of_memory(workload: Workload, random: random.Random) -> Iterator[Tri
             assert any("memory ran out with" in one.message for one in found.status.warnings), "nothing on record"
             for ours, theirs in zip(found.steps, whole.steps, strict=True):
                 assert ours.num_examples_seen == theirs.num_examples_seen, f"step {ours.step}: other examples"
-                assert math.isclose(ours.loss, theirs.loss, rel_tol=CLOSE), f"{ours.step}: {ours.loss}, {theirs.loss}"
+                assert is_close(ours.loss, theirs.loss), f"{ours.step}: {ours.loss}, {theirs.loss}"
 
         yield Trial(f"{number} above {fault[0]} from pass {fault[1]} {fault[2]} of {num} ranks", run)
 
@@ -113,9 +113,9 @@ def limit_trainer(updates: str, limit: int, first: int) -> None:
     """Count the Trainer's updates, switch its dropout off, and let large passes run out of memory from one on."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
-    from transformers import Trainer
+    from transformers.trainer import Trainer
 
-    compute, functional = Trainer.compute_loss, torch.nn.functional
+    compute, functional = Trainer.compute_loss, cast("Any", torch.nn.functional)
     counts = {"passes": 0, "updates": 0}
 
     def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **named: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from fivetune.data.batch import collate
 from fivetune.distributed.sharding import scale_gradients
+from fivetune.errors import NumericError
 from fivetune.model.loss import compute_head_losses
 from fivetune.training.update import train_step
 
@@ -71,3 +72,18 @@ def test_losses_of_16_bit_products_are_summed_in_32():
         losses = compute_head_losses(hidden, head, labels, None)
     exact = torch.nn.functional.cross_entropy((hidden @ head.t()).double(), labels, reduction="none")
     assert (losses - exact).abs().max() < 1e-3
+
+
+def test_fp16_gradients_that_overflow_at_every_loss_scale_end_the_run(tmp_path, model_folder):
+    """16 scales from 65,536 on are tried; at 1 the gradient itself overflows."""
+    learner = (setup := kit.ready(tmp_path, model_folder, train__precision="fp16")).learner
+    group = [collate(setup.data.stream.store, [0, 1])]
+    learner.model.shared.weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = [weight.detach().clone() for weight in learner.model.parameters()]
+    for step in range(1, 17):
+        assert train_step(learner, group, lr=1e-3, step=step).grad_norm == torch.inf
+    with pytest.raises(
+        NumericError, match=r"^step 17: gradient norm inf, .* with train.precision bf16 or fp32 \(T5 over"
+    ):
+        train_step(learner, group, lr=1e-3, step=17)
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True))
