@@ -245,7 +245,7 @@ def test_idle_connections_are_closed() -> None:
             "/v1/completions",
             {"json": {"prompt": "a", "top_p": 0.9}},
             422,
-            "top_p: a number: '0.9'. The server does not",
+            "top_p: '0.9' is not offered: the server does not",
         ),
         ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: true or false: 'True'. The server returns"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
