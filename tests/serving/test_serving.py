@@ -247,7 +247,7 @@ def test_idle_connections_are_closed() -> None:
             422,
             "top_p: '0.9' is not offered: the server does not",
         ),
-        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: true or false: 'True'. The server returns"),
+        ("/v1/completions", {"json": {"prompt": "a", "n": True}}, 422, "n: 'True' is not offered: the server returns"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 3}}, 422, "max_tokens: 3, and answers of this run"),
         ("/v1/completions", {"json": {"prompt": "a", "max_tokens": 0}}, 422, "max_tokens: a number: '0'. Allowed is"),
         ("/v1/completions", {"json": {"prompt": "a", "tempreature": 0}}, 422, "Did you mean temperature?"),
