@@ -133,7 +133,7 @@ def test_one_base_refuses_other_runs_by_name(
 ) -> None:
     folder = runs["whole"] if wrong == "whole" else Path(shutil.copytree(runs["red"], tmp_path / "copy"))
     if wrong == "export":
-        table = {"format_version": 1, "format": "hf", "options": {}, "files": {}}
+        table = {"format_version": 1, "format": "hf", "options": {}, "files": {}, "source": {"run": "copy"}}
         (folder / "export.json").write_text(json.dumps(table))
     elif wrong != "whole":
         path = folder / FOLDER / BASE
