@@ -87,12 +87,12 @@ def die_before_renaming_to(name: str) -> None:
     sys.addaudithook(hook)
 
 
-def train_on_a_full_disk(recipe: str, folder: str, at: int) -> int:
-    """Run `fivetune train RECIPE`; its file operation `at` and all that follow find the disk full."""
+def train_on_a_full_disk(recipe: str, folder: str, at: int, error: int = errno.ENOSPC) -> int:
+    """Run `fivetune train RECIPE`; its file operation `at` and all that follow find the disk full, or another error."""
 
     def act(number: int) -> None:
         if number >= at:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(error, os.strerror(error))
 
     watch_file_operations(folder, act)
     return train(recipe)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import kit
 import pytest
-from fake_hub import running_hub
 from mistakes import MISTAKES, Mistake, lay_out
 
 import fivetune
 from fivetune import cli
+from reliability.fake_hub import running_hub
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "mistakes.md"

@@ -178,7 +178,8 @@ def start_from_data(source: str, *, columns: Sequence[str] = (), **options: Any)
 
 def _load_local_tokenizer(model: str) -> Any:
     """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
-    from fivetune.model.files import PATTERNS, find_folder
+    from fivetune.model.download import PATTERNS
+    from fivetune.model.files import find_folder
     from fivetune.model.tokenizer import load_tokenizer
     from fivetune.nano import CHECKPOINT
 

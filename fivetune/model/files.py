@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.errors import FiveTuneEnvironmentError, ModelError
+from fivetune.errors import ModelError
+from fivetune.model.download import fetch_snapshot
 from fivetune.nano import CHECKPOINT
 from fivetune.values import is_file_name
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
 LFS_MARK = b"version https://git-lfs"
-PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
 CONVERT = (
     "FiveTune reads safetensors only, because a .bin file is a program that runs when it is opened. "
     "Use a revision with safetensors (model.revision: refs/pr/N), or convert a file that you trust once: "
@@ -48,7 +48,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
             f"{name}: no such model folder.{_suggest_name(path)} Give a local folder, a hub name (org/name), or "
             "t5-nano."
         )
-    return _fetch_snapshot(name, revision)
+    return fetch_snapshot(name, revision, hint=_suggest_name(path))
 
 
 def _suggest_name(path: Path) -> str:
@@ -56,35 +56,6 @@ def _suggest_name(path: Path) -> str:
     beside = [str(folder) for folder in path.parent.glob("*/") if folder.is_dir()]
     close = get_close_matches(str(path), [CHECKPOINT.name, *beside], n=1, cutoff=0.7)
     return f" Did you mean {close[0]}?" if close else ""
-
-
-def _fetch_snapshot(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=5))
-    except HFValidationError:
-        raise ModelError(
-            f"{name}: neither a local folder nor a hub name (org/name).{_suggest_name(Path(name))}"
-        ) from None
-    except GatedRepoError:
-        raise FiveTuneEnvironmentError(
-            f"{name}: the model is gated: the hub gives it only to users who have accepted its terms. Accept them at "
-            f"https://huggingface.co/{name}, then set the environment variable HF_TOKEN to your access token."
-        ) from None
-    except HfHubHTTPError as error:
-        raise FiveTuneEnvironmentError(
-            f"{name}: the hub responds: {str(error).splitlines()[0]}{_suggest_name(Path(name))} "
-            "Check the name, or log in for a gated model."
-        ) from None
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise FiveTuneEnvironmentError(
-            f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}).{_suggest_name(Path(name))} "
-            "Download it where there is a network and give the folder in place of the name; "
-            "HF_HOME sets the cache folder, HF_HUB_OFFLINE=1 disables the hub."
-        ) from None
 
 
 def read_model_config(folder: Path) -> JsonTable:

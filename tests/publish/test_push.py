@@ -10,10 +10,10 @@ from pathlib import Path
 import kit
 import pytest
 import yaml
-from fake_hub import FakeHub, running_hub
 
 import fivetune
 from fivetune.cli import main
+from reliability.fake_hub import FakeHub, running_hub
 
 # huggingface_hub hands the weights to its HTTP library in a deprecated way.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")

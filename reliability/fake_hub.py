@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,6 +26,7 @@ class FakeHub:
         fails: status by a part of the path; the answer to every request whose path has it.
         gated: names of models that are given with a token alone.
         cuts: parts of the path at which the connection is closed without an answer, once each.
+        spoils: by a part of the path, how its files are given: "half" of the bytes, with one bit "changed", or "never".
     """
 
     address: str = ""
@@ -37,6 +38,8 @@ class FakeHub:
     fails: dict[str, int] = field(default_factory=dict)
     cuts: list[str] = field(default_factory=list)
     gated: tuple[str, ...] = ()
+    spoils: dict[str, str] = field(default_factory=dict)
+    closed: threading.Event = field(default_factory=threading.Event)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -74,6 +77,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return
+        for part, way in hub.spoils.items():
+            if part in path and way == "never" and self.command == "GET":
+                hub.closed.wait()
+                self.close_connection = True
+                return
         for part, status in hub.fails.items():
             if part in path:
                 return self.answer(status, {"error": "refused"})
@@ -106,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         files = hub.files.setdefault(name, {})
         if rest in ("", "revision/main"):
-            siblings = [{"rfilename": path} for path in files]
+            siblings = [describe_file(path, content) for path, content in files.items()]
             return self.answer(200, {"id": name, "private": hub.repos[name], "sha": COMMIT, "siblings": siblings})
         if rest.startswith("tree/"):
             return self.answer(
@@ -139,11 +147,28 @@ class Handler(BaseHTTPRequestHandler):
                     files[value["path"]] = hub.objects[value["oid"]]
             return self.answer(200, {"commitUrl": f"{hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
         if (found := re.match(rf"resolve/(?:main|{COMMIT})/(.+)$", rest)) and found[1] in files:
-            content = files[found[1]]
-            return self.answer(200, content, ETag=f'"{sha256(content).hexdigest()}"', X_Repo_Commit=COMMIT)
+            return self.answer_file(files[found[1]])
         return self.answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
 
+    def answer_file(self, content: bytes) -> None:
+        ways = {way for part, way in self.hub.spoils.items() if part in self.path}
+        headers = {"Content-Length": str(len(content)), "ETag": f'"{sha256(content).hexdigest()}"'}
+        if "changed" in ways:
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        if "half" in ways:
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self.answer(200, content, X_Repo_Commit=COMMIT, **headers)
+
     do_GET = do_POST = do_PUT = do_HEAD = handle_request
+
+
+def describe_file(path: str, content: bytes) -> dict[str, Any]:
+    """What the hub lists of a file: the sha256 of a large one, the object id of git of another."""
+    found: dict[str, Any] = {"rfilename": path, "size": len(content)}
+    if path.endswith(".safetensors"):
+        return {**found, "lfs": {"sha256": sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}}
+    return {**found, "blobId": sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()}
 
 
 @contextmanager
@@ -159,6 +184,7 @@ def running_hub() -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.closed.set()
         server.shutdown()
         server.server_close()
         thread.join()

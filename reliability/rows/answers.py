@@ -1,0 +1,110 @@
+"""Predictions and evaluations that are killed, and two on one file."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from fivetune.rundir import read_evals
+from reliability.campaign import Row, Trial
+from reliability.rows.damage import STEPS, copy_run
+from reliability.rows.kills import kill_after
+from reliability.warm import run_command, start_command
+from reliability.workload import Workload, squad_file
+
+NUM_QUESTIONS = 400
+FAULTS = ("predict is killed", "two predict into one file", "evaluate is killed", "two evaluate one run")
+
+
+def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Each fault in turn, at a time that is uniform over the command."""
+    whole = workload.run_undisturbed(**STEPS).run
+    place = workload.make_folder("answers")
+    questions = squad_file(place / "questions.json", num_questions=NUM_QUESTIONS)
+    seconds: dict[str, float] = {}
+    for words in (make_words(copy_run(whole, place), questions, place), ("evaluate", str(place / "run"))):
+        start = time.monotonic()
+        done = run_command(*words)
+        seconds[words[0]] = time.monotonic() - start
+        assert done.returncode == 0, done.stderr
+    answers, scores = read_answers(place), read_evals(place / "run")[-1].scores
+    for number in count():
+        fault, share = FAULTS[number % len(FAULTS)], random.random()
+
+        def run(folder: Path, fault: str = fault, share: float = share) -> None:
+            run = copy_run(whole, folder)
+            words = make_words(run, questions, folder) if "predict" in fault else ("evaluate", str(run))
+            if "killed" in fault:
+                kill_after(start_command(*words), share * seconds[words[0]])
+                check_whole_or_absent(folder, answers)
+                done = run_command(*words)
+                assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+            else:
+                with start_command(*words) as first, start_command(*words) as second:
+                    ended = [first.wait(), second.wait()]
+                check_two(ended)
+            if "predict" in fault:
+                check_same(read_answers(folder), answers)
+                left = sorted(path.name for path in folder.iterdir())
+                assert left == ["answers.jsonl", "run"], f"left behind: {left}"
+            else:
+                check_evaluations(run, scores)
+
+        yield Trial(f"{number} {fault} at {share:.3f}", run)
+
+
+def make_words(run: Path, questions: Path, folder: Path) -> tuple[str, ...]:
+    output = str(folder / "answers.jsonl")
+    return ("predict", str(run), "--input", str(questions), "--output", output, "--eval.batch_size", "8")
+
+
+def read_answers(folder: Path) -> list[dict[str, Any]]:
+    """The answers of a file, one for each question, in order."""
+    found = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert [one["id"] for one in found] == [f"q{number}" for number in range(NUM_QUESTIONS)], "ids are not those asked"
+    return found
+
+
+def check_whole_or_absent(folder: Path, answers: list[dict[str, Any]]) -> None:
+    """A file that a killed command left is whole."""
+    if (folder / "answers.jsonl").exists():
+        check_same(read_answers(folder), answers)
+
+
+def check_same(found: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+    """The answers are those of the undisturbed command, with its confidence but for the rounding of other batches."""
+    for one, whole in zip(found, answers, strict=True):
+        assert one["prediction"] == whole["prediction"], f"another answer to {one['id']}"
+        assert abs(one["confidence"] - whole["confidence"]) < 1e-5, f"another confidence of {one['id']}"
+
+
+def check_two(ended: list[Any]) -> None:
+    """Each of two commands succeeds, or refuses because of the other."""
+    codes = sorted(one.returncode for one in ended)
+    told = "".join(one.stderr for one in ended)
+    assert "Traceback" not in told and "internal error" not in told, told[-900:]
+    assert codes in ([0, 0], [0, 4]), f"exit codes {codes}: {told[-600:]}"
+    assert codes == [0, 0] or "process" in told, f"the other process is not named: {told[-600:]}"
+
+
+def check_evaluations(run: Path, scores: dict[str, float]) -> None:
+    """All records of the evaluation have the same scores, and its file has each question once."""
+    records = [record for record in read_evals(run) if record.split not in ("eval", "subset")]
+    own = read_evals(run)[-1]
+    for record in [*records, own]:
+        assert record.scores == scores, f"scores differ: {record.scores}"
+    lines = (run / "predictions" / f"{own.split}-{own.step}.jsonl").read_text().splitlines()
+    ids = [json.loads(line)["id"] for line in lines]
+    assert len(ids) == len(set(ids)) == own.num_examples, "an answer is missing or there twice"
+
+
+ROWS = [
+    Row("R33", "predict or evaluate is killed and started again; two run at a time on one file or run",
+        "each question answered once, the same answers and scores; the second of two refuses or agrees",
+        disturb_answers, 4, 40),
+]  # fmt: skip

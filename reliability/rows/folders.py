@@ -1,0 +1,144 @@
+"""Folders that cannot be written: from the start, while a run writes into them, and names that are none."""
+
+from __future__ import annotations
+
+import errno
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reliability.campaign import Row, Trial
+from reliability.faults import train_on_a_full_disk
+from reliability.rows.damage import STEPS, copy_run
+from reliability.rows.disk import check_resumed, mount_in_memory
+from reliability.rows.kills import FEW_STEPS, count_file_operations
+from reliability.warm import WarmProcess, run_command
+from reliability.workload import TRAIN_WORDS, Workload
+
+MOST_SECONDS = 5.0
+SIZE = 64 * 2**20
+READ_ONLY, TOO_LONG = "Read-only file system", "File name too long"
+Place = Callable[[Path], Path]  # makes what is in the way in a folder, returns the run.dir of the trial
+
+
+def put_file(path: Path) -> Path:
+    path.write_text("mine")
+    return path
+
+
+def link_to_nothing(path: Path) -> Path:
+    path.symlink_to(path.parent / "nothing")
+    return path
+
+
+PLACES: dict[str, tuple[Place, str]] = {
+    "a file has the name of the run": (lambda folder: put_file(folder / "mine"), "mine"),
+    "a file has the name of the folder above": (lambda folder: put_file(folder / "mine") / "run", "mine"),
+    "a link to nothing": (lambda folder: link_to_nothing(folder / "link"), "link"),
+    "a name of 300 characters": (lambda folder: folder / ("a" * 300), TOO_LONG),
+    "a path of 5,000 characters": (lambda folder: folder / "/".join(["a" * 49] * 100), TOO_LONG),
+    "a folder of other files": (lambda folder: put_file(make_folder(folder / "other") / "x.txt").parent, "not empty"),
+}
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Train into each of PLACES, and into read-only file systems; resume, predict, evaluate and report in one."""
+    whole = workload.run_undisturbed(**STEPS)
+    for name, (make, said) in PLACES.items():
+
+        def run(folder: Path, make: Place = make, said: str = said) -> None:
+            place = make(folder)
+            before = sorted(path.name for path in folder.iterdir())
+            recipe = workload.write_recipe(make_folder(folder / "recipe"), **STEPS)
+            refuse("train", str(recipe), "--run.dir", str(place), *TRAIN_WORDS, said=said)
+            left = sorted(path.name for path in folder.iterdir() if path.name != "recipe")
+            assert left == before, f"left behind: {left}"
+
+        yield Trial(name, run)
+
+    def train_read_only(folder: Path) -> None:
+        recipe = workload.write_recipe(folder, **STEPS)
+        with mount_read_only(folder / "disk"):
+            refuse("train", str(recipe), "--run.dir", str(folder / "disk" / "run"), *TRAIN_WORDS, said=READ_ONLY)
+
+    def cache_read_only(folder: Path) -> None:
+        recipe = workload.write_recipe(folder, **STEPS)
+        with mount_read_only(folder / "disk"):
+            refuse(
+                "train", str(recipe), "--data.cache_dir", str(folder / "disk" / "cache"), *TRAIN_WORDS, said=READ_ONLY
+            )
+
+    def use_read_only(folder: Path, *words: str, said: str) -> None:
+        with mount_read_only(folder / "disk", whole.run):
+            run = folder / "disk" / "run"
+            refuse(*(word.format(run=run) for word in words), said=said)
+
+    yield Trial("train into a read-only file system", train_read_only)
+    yield Trial("a cache on a read-only file system", cache_read_only)
+    questions = str(whole.run.parent / "dev.json")
+    for said, *words in (
+        (READ_ONLY, "train", "{run}", "--resume", *TRAIN_WORDS),
+        (READ_ONLY, "evaluate", "{run}"),
+        (READ_ONLY, "report", "{run}"),
+        ("is not writable", "predict", "{run}", "--input", questions, "--output", "{run}/answers.jsonl"),
+    ):
+        yield Trial(
+            f"{words[0]} on a read-only file system",
+            lambda folder, words=words, said=said: use_read_only(folder, *words, said=said),
+        )
+    num_operations = count_file_operations(workload)
+    for at in random.sample(range(1, num_operations + 1), 8):
+        yield Trial(
+            f"read-only from operation {at} of {num_operations} on",
+            lambda folder, at=at: lose_right_to_write(workload, folder, at),
+        )
+
+
+def lose_right_to_write(workload: Workload, folder: Path, at: int) -> None:
+    """The run directory becomes read-only while a run trains; with the right back, the run goes on."""
+    recipe, run = workload.write_recipe(folder, **FEW_STEPS), folder / "run"
+    with WarmProcess(train_on_a_full_disk, str(recipe), str(run), at, errno.EROFS) as process:
+        check_refused(process.wait(), READ_ONLY)
+    check_resumed(workload, recipe, run)
+
+
+def refuse(*words: str, said: str) -> None:
+    """The command refuses in a few seconds, in one line."""
+    start = time.monotonic()
+    done = run_command(*words)
+    seconds = time.monotonic() - start
+    check_refused(done, said)
+    assert done.returncode, "exit code 0"
+    assert seconds < MOST_SECONDS, f"the command took {seconds:.1f} s"
+
+
+def check_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
+    """The command says the reason; it ends with exit code 0 if only files failed that it does not need."""
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-900:]
+    assert done.returncode in (0, 2, 4, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
+    assert said in done.stderr, f"expected {said!r}, told: {done.stderr[-600:]}"
+
+
+@contextmanager
+def mount_read_only(folder: Path, run: Path | None = None) -> Iterator[None]:
+    """A read-only file system at `folder`, with a copy of a run."""
+    with mount_in_memory(folder, SIZE):
+        if run:
+            copy_run(run, folder)
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True, capture_output=True)
+        yield
+
+
+ROWS = [
+    Row("R21", "a run directory that cannot be made or written: read-only from the start or later, names that are none",
+        "refused with the reason in 5 s, nothing left; read-only later: told, and with the right back it resumes",
+        refuse_places, 14, 20),
+]  # fmt: skip

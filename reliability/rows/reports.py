@@ -1,0 +1,120 @@
+"""Reports of runs that went wrong: killed, without numbers, with one point or a million."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from reliability.campaign import Row, Trial
+from reliability.rows.damage import STEPS, copy_run
+from reliability.warm import run_command
+from reliability.workload import Workload
+
+MOST_SECONDS, MOST_BYTES = 10.0, 5 * 2**20
+SECONDS_PER_STEP = 1.2e-4  # beyond, of a run of very many steps
+Edit = Callable[[Path], object]
+
+
+def edit_status(run: Path, **values: Any) -> None:
+    path = run / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def edit_steps(run: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    path = run / "steps.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(record) + "\n" for record in change(records)))
+
+
+def append(run: Path, name: str, content: bytes) -> None:
+    with (run / name).open("ab") as file:
+        file.write(content)
+
+
+def kill_run(run: Path) -> None:
+    """What a killed run leaves: an active state whose owner is gone, no model, no score of its last steps."""
+    edit_status(run, state="running", best=None)
+    (run / "evals.jsonl").unlink()
+
+
+def lose_losses(run: Path, *, all_of_them: bool) -> None:
+    edit_steps(run, lambda steps: [{**one, "loss": None if all_of_them or one["step"] > 2 else one["loss"],
+                                    "grad_norm": None} for one in steps])  # fmt: skip
+    edit_status(run, state="failed", why="the loss is not finite")
+
+
+def write_many_steps(run: Path, num: int) -> None:
+    """Record `num` steps, each of them the last one."""
+    path = run / "steps.jsonl"
+    last = json.loads(path.read_text().splitlines()[-1])
+    head, tail = json.dumps(last).split(f'"step": {last["step"]},', 1)
+    with path.open("w") as file:
+        for step in range(1, num + 1):
+            file.write(f'{head}"step": {step},{tail}\n')
+    edit_status(run, step=num)
+
+
+def write_many_samples(run: Path, num: int) -> None:
+    """Record `num` samples of the machine, one a second."""
+    path = run / "telemetry.jsonl"
+    first = json.loads(path.read_text().splitlines()[0])
+    with path.open("w") as file:
+        for second in range(num):
+            file.write(json.dumps({**first, "seconds": first["seconds"] + second}) + "\n")
+
+
+CASES: dict[str, tuple[Edit, tuple[str, ...]]] = {  # what is done to the run, what its page must say
+    "killed": (kill_run, ("interrupted",)),
+    "killed before its first step": (
+        lambda run: [kill_run(run), edit_status(run, step=0), (run / "steps.jsonl").write_text("")], ("interrupted",)
+    ),
+    "some losses are not finite": (lambda run: lose_losses(run, all_of_them=False), ("the loss is not finite",)),
+    "no loss is finite": (lambda run: lose_losses(run, all_of_them=True), ("the loss is not finite",)),
+    "NaN as Python writes it": (
+        lambda run: append(run, "steps.jsonl", b'{"step": 5, "loss": NaN}\n'), ("steps.jsonl",)
+    ),
+    "one point": (lambda run: edit_steps(run, lambda steps: steps[:1]), ("3 of 4 steps are missing",)),
+    "no evaluation": (lambda run: (run / "evals.jsonl").write_text(""), ("evals.jsonl",)),
+    "no predictions": (lambda run: (run / "predictions" / "eval-4.jsonl").unlink(), ("predictions/eval-4.jsonl",)),
+    "the last line is torn": (lambda run: append(run, "steps.jsonl", b'{"step": 5, "lo'), ()),
+    "lines of other bytes": (lambda run: append(run, "evals.jsonl", b"\xff\xfe\n[]\n7\n"), ("evals.jsonl",)),
+    "only config.yaml": (
+        lambda run: [path.unlink() for path in run.iterdir() if path.is_file() and path.name != "config.yaml"], ()
+    ),
+    "50,000 samples of the machine": (lambda run: write_many_samples(run, 50_000), ()),
+    "50,000 steps": (lambda run: write_many_steps(run, 50_000), ()),
+    "1,000,000 steps": (lambda run: write_many_steps(run, 1_000_000), ()),
+}  # fmt: skip
+
+
+def report_each(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Make the report of each case."""
+    whole = workload.run_undisturbed(**STEPS).run
+    for name, (edit, said) in CASES.items():
+
+        def run(folder: Path, edit: Edit = edit, said: tuple[str, ...] = said) -> None:
+            run = copy_run(whole, folder)
+            (run / "report.html").unlink(missing_ok=True)
+            edit(run)
+            start = time.monotonic()
+            done = run_command("report", str(run))
+            seconds = time.monotonic() - start
+            assert done.returncode == 0 and "Traceback" not in done.stderr, f"{done.returncode}: {done.stderr[-600:]}"
+            page = (run / "report.html").read_text(encoding="utf-8")
+            lost = [text for text in said if text not in page]
+            assert not lost, f"the page does not say {lost}"
+            num_steps = (run / "steps.jsonl").read_bytes().count(b"\n") if (run / "steps.jsonl").exists() else 0
+            assert seconds < MOST_SECONDS + num_steps * SECONDS_PER_STEP, f"the report took {seconds:.1f} s"
+            assert len(page) < MOST_BYTES, f"the page has {len(page):,} characters"
+
+        yield Trial(name, run)
+
+
+ROWS = [
+    Row("R31", "the report of a run that was killed, has NaN, 1 point, no evaluation, torn lines, 1,000,000 steps",
+        "a page that says so, in 10 s (and 12 s more for each 100,000 steps), below 5 MiB", report_each, 11),
+]  # fmt: skip
