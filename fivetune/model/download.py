@@ -92,8 +92,8 @@ def _refuse_other_content(name: str, folder: Path, info: ModelInfo, *, since: fl
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise FiveTuneEnvironmentError(
-            f"{name}: {listed.rfilename} has another checksum than the hub's, and is removed from the cache: it was "
-            "changed on its way. Start again; if it stays so, look at proxies and the disk."
+            f"{name}: {listed.rfilename} has another checksum than the hub's, and is removed from the cache: the "
+            "download changed it. Start again; if it stays so, look at proxies and the disk."
         )
 
 

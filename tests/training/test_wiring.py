@@ -173,11 +173,11 @@ def test_settings_of_the_loop_act(tmp_path, model_folder, keep, every, at_start)
 def test_the_revision_of_a_model_is_the_one_that_is_fetched(tmp_path, model_folder, monkeypatch):
     asked: list[str | None] = []
 
-    def fetch(name: str, revision: str | None) -> Path:
+    def fetch(name: str, revision: str | None, *, hint: str) -> Path:
         asked.append(revision)
         return model_folder
 
-    monkeypatch.setattr(files, "_fetch_snapshot", fetch)
+    monkeypatch.setattr(files, "fetch_snapshot", fetch)
     setup = kit.ready(tmp_path, Path("owner/name"), model__revision="v2")
     assert setup.config.model.revision == "v2" and set(asked) == {"v2"}
 
