@@ -6,11 +6,12 @@ In: the port of a server. Out: how many answers have each code.
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ CUT = 0  # the code of a request whose connection was cut
 
 def build_request(body: bytes, *, path: str = "/predict", **headers: str) -> bytes:
     """A POST request as bytes; a header's name has `_` for `-`."""
-    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    fields = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
@@ -112,9 +114,11 @@ def split_answer(answer: bytes) -> tuple[int, bytes]:
 
 
 @contextmanager
-def start_server(model: Path, *words: str) -> Iterator[tuple[WarmProcess, int]]:
+def start_server(
+    model: Path, *words: str, environ: Mapping[str, str] = os.environ
+) -> Iterator[tuple[WarmProcess, int]]:
     """`fivetune serve` of a run on a free port; yields the process and the port when it takes requests."""
-    with start_command("serve", str(model), "--port", "0", *words) as process:
+    with start_command("serve", str(model), "--port", "0", *words, environ=environ) as process:
         port = int(process.wait_for(r"serving on http://127\.0\.0\.1:(\d+)"))
         while True:
             try:

@@ -240,6 +240,8 @@ class RunDir:
     def write_predictions(self, split: str, step: int, lines: Iterable[JsonTable]) -> Path:
         """Stream the predictions of one evaluation to a file that gets its name when it is complete."""
         path = self.path / "predictions" / f"{split}-{step}.jsonl"
+        if path.parent.is_symlink():
+            raise RunDirError(f"{path.parent}: is a link, which leads out of the run directory. Make it a folder.")
         self.refuse_moved()
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)

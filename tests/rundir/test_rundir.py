@@ -233,6 +233,17 @@ def test_a_partial_run_reads(tmp_path):
     assert run == Run(name=tmp_path.name, config={"run": {"seed": 1}})
 
 
+def test_predictions_are_not_written_through_a_link(tmp_path):
+    run = started(tmp_path)
+    (tmp_path / "outside").mkdir()
+    (run.path / "predictions").symlink_to(tmp_path / "outside")
+    assert refusal(lambda: run.write_predictions("eval", 1, [])).endswith(
+        "predictions: is a link, which leads out of the run directory. Make it a folder."
+    )
+    assert not list((tmp_path / "outside").iterdir())
+    run.close()
+
+
 def test_what_was_written_reads_back(tmp_path):
     run = started(tmp_path)
     run.append(STEPS, make_step(1, loss=None))

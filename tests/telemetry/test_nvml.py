@@ -6,10 +6,10 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-from fake_driver import FakeDriver, NVMLError
 
 from fivetune.rundir.records import DeviceSample
 from fivetune.telemetry.nvml import Nvml, NvmlDevice, find_cuda_order
+from reliability.fake_driver import FakeDriver, NVMLError
 
 WHOLE = DeviceSample(
     index=0,

@@ -8,13 +8,13 @@ from collections import namedtuple
 
 import psutil
 import pytest
-from fake_driver import FakeDriver
 
 from fivetune.rundir import TELEMETRY, read_jsonl
 from fivetune.telemetry import sampler as sampler_module
 from fivetune.telemetry.host import HostCounters, ProcessTree
 from fivetune.telemetry.nvml import Nvml
 from fivetune.telemetry.sampler import Sampler, compute_next_tick
+from reliability.fake_driver import FakeDriver
 
 Memory = namedtuple("Memory", "total available used")
 Disk = namedtuple("Disk", "read_bytes write_bytes")

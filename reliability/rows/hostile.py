@@ -1,0 +1,495 @@
+"""Files of other people: pickles and code where weights, states, data and settings are read; names of elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import random
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import yaml
+
+from fivetune.rundir.checksums import MANIFEST, write_checksums
+from reliability.campaign import Row, Trial
+from reliability.rows.kills import FEW_STEPS
+from reliability.warm import run_command
+from reliability.workload import TRAIN_WORDS, Workload
+
+Plant = Callable[[Path, Path, Workload], list[str]]  # (empty folder, canary, workload) -> words of the command
+
+
+class Opener:
+    """Creates the file `path` when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+def make_pickle(canary: Path) -> bytes:
+    return pickle.dumps({"weight": Opener(canary)})
+
+
+def make_torch_file(canary: Path, **entries: object) -> bytes:
+    """The same as torch.save writes it: a ZIP archive that holds a pickle."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save({**entries, "weight": Opener(canary)}, file)
+    return file.getvalue()
+
+
+def make_code(canary: Path) -> str:
+    return f"open({str(canary)!r}, 'w')\nclass Evil: pass\nEvilConfig = EvilModel = EvilTokenizer = Evil\n"
+
+
+# --- a model ---
+
+
+def plant_in_model(change: Callable[[Path, Path], object]) -> Plant:
+    """Change a copy of the model, and train it for a step."""
+
+    def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
+        model = folder / "model"
+        shutil.copytree(workload.model, model)
+        change(model, canary)
+        (model / MANIFEST).unlink(missing_ok=True)
+        recipe = workload.write_recipe(folder, **FEW_STEPS)
+        return ["train", str(recipe), *TRAIN_WORDS, "--model.path", str(model), "--train.num_steps", "1"]
+
+    return plant
+
+
+def replace_weights(name: str, make: Callable[[Path], bytes]) -> Plant:
+    """Put `name` in place of the weights."""
+
+    def change(model: Path, canary: Path) -> None:
+        (model / "model.safetensors").unlink()
+        (model / name).write_bytes(make(canary))
+
+    return plant_in_model(change)
+
+
+def add_files(*names: str) -> Plant:
+    """Put pickles beside the files of the model."""
+    return plant_in_model(lambda model, canary: [(model / name).write_bytes(make_pickle(canary)) for name in names])
+
+
+def add_code(file: str, settings: dict[str, Any], **kept: object) -> Plant:
+    """Settings of the model that name classes of a Python file beside them."""
+
+    def change(model: Path, canary: Path) -> None:
+        (model / "evil.py").write_text(make_code(canary))
+        path = model / file
+        table = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**table, **settings, **kept}))
+
+    return plant_in_model(change)
+
+
+def name_pickle_as_shard(model: Path, canary: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(make_torch_file(canary))
+    index = {"metadata": {}, "weight_map": {"shared.weight": "pytorch_model.bin"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def pickle_the_pieces(model: Path, canary: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "spiece.model").write_bytes(make_pickle(canary))
+
+
+def add_generation_code(model: Path, canary: Path) -> None:
+    (model / "custom_generate").mkdir()
+    (model / "custom_generate" / "generate.py").write_text(make_code(canary))
+
+
+# --- a run ---
+
+
+def plant_in_checkpoint(name: str, make: Callable[[Path], bytes]) -> Plant:
+    """Put a file into the last checkpoint, with a manifest that says it is whole, and go on."""
+
+    def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
+        run = copy_run(workload, folder)
+        checkpoint = run / "checkpoints" / "2"
+        (checkpoint / name).write_bytes(make(canary))
+        seal(checkpoint)
+        return ["train", str(run), "--resume", *TRAIN_WORDS, "--train.num_steps", "3"]
+
+    return plant
+
+
+def plant_in_run(name: str, make: Callable[[Path], bytes], *words: str) -> Plant:
+    """Put a file into a finished run, and use it."""
+
+    def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
+        run = copy_run(workload, folder)
+        (run / name).write_bytes(make(canary))
+        if name.startswith("model/"):
+            seal(run / "model")
+        return [words[0], str(run), *words[1:]]
+
+    return plant
+
+
+def copy_run(workload: Workload, folder: Path) -> Path:
+    """A copy of a finished run of few steps whose settings name the copy."""
+    whole = workload.run_undisturbed(**FEW_STEPS).run
+    shutil.copytree(whole, folder / "run", symlinks=True)
+    config = yaml.safe_load((folder / "run" / "config.yaml").read_text())
+    config["run"]["dir"] = str(folder / "run")
+    (folder / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder / "run"
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest anew, for the same run."""
+    run_id = json.loads((folder / MANIFEST).read_text())["run_id"]
+    (folder / MANIFEST).unlink()
+    write_checksums(folder, run_id=run_id)
+
+
+# --- data and settings ---
+
+
+def plant_as_data(name: str, make: Callable[[Path], bytes]) -> Plant:
+    """Train on a file of this name."""
+
+    def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
+        recipe = workload.write_recipe(folder, **FEW_STEPS)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(make(canary))
+        source = path.parent if path.suffix == ".py" else path
+        return ["train", str(recipe), *TRAIN_WORDS, "--data.train", str(source)]
+
+    return plant
+
+
+def make_object_array(canary: Path) -> bytes:
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez(file, rows=np.array([Opener(canary)], dtype=object))
+    return file.getvalue()
+
+
+def plant_in_recipe(text: str) -> Plant:
+    """A line of YAML at the end of a recipe; CANARY stands for the path."""
+
+    def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
+        recipe = workload.write_recipe(folder, **FEW_STEPS)
+        recipe.write_text(recipe.read_text() + text.replace("CANARY", str(canary)) + "\n")
+        return ["train", str(recipe), *TRAIN_WORDS]
+
+    return plant
+
+
+def plant_in_flag(folder: Path, canary: Path, workload: Workload) -> list[str]:
+    text = f"!!python/object/apply:builtins.open ['{canary}', w]"
+    return ["train", str(workload.write_recipe(folder, **FEW_STEPS)), *TRAIN_WORDS, "--report.title", text]
+
+
+def plant_in_sweep(folder: Path, canary: Path, workload: Workload) -> list[str]:
+    recipe = workload.write_recipe(folder, **FEW_STEPS)
+    text = f"base: {recipe}\ntitle: !!python/object/apply:builtins.open ['{canary}', w]\n"
+    (folder / "sweep.yaml").write_text(text)
+    return ["compare", str(folder / "sweep.yaml"), "--dry-run"]
+
+
+APPLY = "!!python/object/apply:builtins.open ['CANARY', w]"
+MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForSeq2SeqLM": "evil.EvilModel"}
+IGNORED = "ignored: "
+"""Begins the name of a plant that is no part of what is read: the command succeeds."""
+PLANTS: dict[str, Plant] = {
+    "pickle as pytorch_model.bin": replace_weights("pytorch_model.bin", make_torch_file),
+    "pickle as model.safetensors": replace_weights("model.safetensors", make_pickle),
+    "torch file as model.safetensors": replace_weights("model.safetensors", make_torch_file),
+    "pickle as tf_model.h5": replace_weights("tf_model.h5", make_pickle),
+    "pickle as flax_model.msgpack": replace_weights("flax_model.msgpack", make_pickle),
+    "pickle as a shard": plant_in_model(name_pickle_as_shard),
+    "pickle as spiece.model": plant_in_model(pickle_the_pieces),
+    "pickle as tokenizer.json": plant_in_model(lambda m, c: (m / "tokenizer.json").write_bytes(make_pickle(c))),
+    "pickle as config.json": plant_in_model(lambda m, c: (m / "config.json").write_bytes(make_pickle(c))),
+    "code for an unknown model": add_code("config.json", {"auto_map": MAP}, model_type="evil"),
+    f"{IGNORED}pickles beside the weights": add_files("pytorch_model.bin", "training_args.bin", "optimizer.pt",
+                                                      "scheduler.pt", "rng_state.pth", "adapter_model.bin"),
+    f"{IGNORED}code for a known model": add_code("config.json", {"auto_map": MAP}),
+    f"{IGNORED}code for a tokenizer": add_code(
+        "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]}}),
+    f"{IGNORED}code for the generation": plant_in_model(add_generation_code),
+    "optimizer state of a checkpoint": plant_in_checkpoint("state.pt", make_torch_file),
+    "random states of a checkpoint": plant_in_checkpoint("state.pt", lambda canary: make_torch_file(canary, rng={})),
+    "pickle as a checkpoint's state": plant_in_checkpoint("state.pt", make_pickle),
+    "weights of a checkpoint": plant_in_checkpoint("model.safetensors", make_torch_file),
+    f"{IGNORED}optimizer.pt in a checkpoint": plant_in_checkpoint("optimizer.pt", make_torch_file),
+    "weights of a run": plant_in_run("model/model.safetensors", make_torch_file, "evaluate"),
+    "settings of a run": plant_in_run(
+        "config.yaml", lambda canary: f"run: {APPLY}\n".replace("CANARY", str(canary)).encode(), "evaluate"),
+    "data set with a script": plant_as_data("evil/evil.py", lambda canary: make_code(canary).encode()),
+    "pickled data frame": plant_as_data("data.pkl", make_pickle),
+    "array of objects as data": plant_as_data("data.npz", make_object_array),
+    "torch file as data": plant_as_data("data.pt", make_torch_file),
+    "pickle as Parquet": plant_as_data("data.parquet", make_pickle),
+    "pickle as JSON lines": plant_as_data("data.jsonl", make_pickle),
+    "YAML tag that calls": plant_in_recipe(f"report: {{title: {APPLY}}}"),
+    "YAML tag that names": plant_in_recipe("report: {title: !!python/name:os.system }"),
+    "YAML tag that makes an object": plant_in_recipe("report: {title: !!python/object:pathlib.Path {}}"),
+    f"{IGNORED}YAML tag in a flag": plant_in_flag,
+    "YAML tag in a sweep": plant_in_sweep,
+}  # fmt: skip
+
+
+def open_planted_files(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Each plant: the canary is never created, and what cannot be used is refused in a line that names it."""
+    for name, plant in random.sample(sorted(PLANTS.items()), len(PLANTS)):
+
+        def run(folder: Path, name: str = name, plant: Plant = plant) -> None:
+            canary = folder / "canary"
+            words = plant(folder, canary, workload)
+            done = run_command(*words)
+            assert not canary.exists(), "the planted code ran"
+            check_refused(done, folder, may_succeed=name.startswith(IGNORED) or "checkpoint" in name)
+
+        yield Trial(name, run)
+
+
+def check_refused(done: CompletedProcess[str], folder: Path, *, may_succeed: bool) -> None:
+    """The command ended with the exit code of a user's error and one line that names a file of the folder."""
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-600:]
+    if may_succeed and done.returncode == 0:
+        return
+    assert done.returncode in (2, 3, 4), f"exit code {done.returncode}: {done.stderr[-600:]}"
+    assert str(folder) in done.stderr or "!!python" in done.stderr, f"no file is named: {done.stderr[-600:]}"
+
+
+# --- names and archives that lead elsewhere ---
+
+Lead = Callable[[Path, Path, Workload], list[str]]  # (folder of the work, file outside of it, workload) -> words
+
+
+def add_tar(**changes: Any) -> Callable[[Path], bytes]:
+    """A tar archive with one member."""
+
+    def make(outside: Path) -> bytes:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode=changes.get("mode", "w")) as archive:
+            member = tarfile.TarInfo(changes["name"].replace("OUTSIDE", str(outside)))
+            member.size, member.type = 4, changes.get("type", tarfile.REGTYPE)
+            member.linkname = str(outside) if "type" in changes else ""
+            archive.addfile(member, io.BytesIO(b"evil"))
+        return file.getvalue()
+
+    return make
+
+
+def make_zip(name: str, content: bytes = b"evil") -> Callable[[Path], bytes]:
+    def make(outside: Path) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(name.replace("OUTSIDE", str(outside)), content)
+        return file.getvalue()
+
+    return make
+
+
+def link_in_run(name: str, *words: str) -> Lead:
+    """A file of a run is a link to the file outside; the run is continued or shown."""
+
+    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+        run = copy_run(workload, folder)
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(outside)
+        return [words[0], str(run), *words[1:]]
+
+    return lead
+
+
+RESUME = ("train", "--resume", *TRAIN_WORDS, "--train.num_steps", "3")
+
+
+def link_folder(name: str, *words: str) -> Lead:
+    """A folder of a run is a link to the folder outside."""
+
+    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+        run = copy_run(workload, folder)
+        if (run / name).is_symlink():
+            (run / name).unlink()
+        elif (run / name).exists():
+            shutil.rmtree(run / name)
+        (run / name).symlink_to(outside.parent)
+        return [words[0], str(run), *words[1:]]
+
+    return lead
+
+
+def name_in_recipe(**overrides: Any) -> Lead:
+    """A setting that leads to the file outside, as OUTSIDE."""
+
+    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+        recipe = workload.write_recipe(folder, **FEW_STEPS)
+        table = yaml.safe_load(recipe.read_text())
+        for key, value in overrides.items():
+            section, _, name = key.partition("__")
+            table.setdefault(section, {})[name] = value
+        recipe.write_text(yaml.safe_dump(table).replace("OUTSIDE", str(outside)))
+        return ["train", str(recipe), *TRAIN_WORDS]
+
+    return lead
+
+
+def name_in_ids(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    recipe = workload.write_recipe(folder, **FEW_STEPS)
+    path = folder / "dev.json"
+    table = json.loads(path.read_text())
+    for number, paragraph in enumerate(table["data"][0]["paragraphs"]):
+        paragraph["qas"][0]["id"] = f"{'../' * (number + 1)}outside/precious.txt"
+    path.write_text(json.dumps(table))
+    return ["train", str(recipe), *TRAIN_WORDS]
+
+
+def name_a_part(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    recipe = workload.write_recipe(folder, "mixture", **FEW_STEPS)
+    table = yaml.safe_load(recipe.read_text())
+    parts = table["task"]["parts"]
+    parts["../../../outside/precious.txt"] = parts.pop("labels")
+    recipe.write_text(yaml.safe_dump(table))
+    return ["train", str(recipe), *TRAIN_WORDS]
+
+
+def name_a_variant(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    recipe = workload.write_recipe(folder, **FEW_STEPS)
+    variants = [{"name": "../../../outside/precious.txt", "optimizer.lr": 0.01}]
+    sweep = {"base": str(recipe), "dir": str(folder / "sweep"), "list": variants}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    return ["compare", str(folder / "sweep.yaml")]
+
+
+def name_a_shard(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    model = folder / "model"
+    shutil.copytree(workload.model, model)
+    (model / "model.safetensors").rename(outside.with_name("model.safetensors"))
+    index = {"weight_map": {"shared.weight": "../../outside/model.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    recipe = workload.write_recipe(folder, **FEW_STEPS)
+    return ["train", str(recipe), *TRAIN_WORDS, "--model.path", str(model)]
+
+
+def name_prepared_shard(key: str) -> Lead:
+    """Prepared data behind a URL whose index names a whole file so that its copy lies outside."""
+
+    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+        recipe, prepared = workload.write_recipe(folder, **FEW_STEPS), folder / "deep" / "prepared"
+        done = run_command("prepare", str(recipe), "--output", str(prepared), "--quiet")
+        assert done.returncode == 0, done.stderr
+        path = prepared / "train" / "index.json"
+        index = json.loads(path.read_text())
+        entry = index["rows"] if key == "rows" else index["shards"][0]
+        (folder / "outside").mkdir()
+        (prepared / "train" / entry["file"]).rename(folder / "outside" / "evil")
+        entry["file"] = "../../../outside/evil"  # from the cache's folder of the copy, which is less deep
+        path.write_text(json.dumps(index))
+        return ["train", str(recipe), *TRAIN_WORDS, "--data.train", f"file://{prepared}/train"]
+
+    return lead
+
+
+def name_in_bucket(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    """The copy of a run whose last checkpoint lists a file of elsewhere; the run goes on on an empty machine."""
+    place = folder / "copies" / "run"
+    place.parent.mkdir()
+    recipe = workload.write_recipe(folder, **FEW_STEPS, checkpoint__url=f"file://{place}")
+    done = run_command("train", str(recipe), *TRAIN_WORDS)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(folder / "run")
+    (folder / "cache").rename(folder / "cache-of-the-first")
+    name = f"../../../../{outside.parent.name}/evil"
+    for checkpoint in (place / "checkpoints").iterdir():
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        manifest["files"][name] = manifest["files"]["state.pt"]
+        (checkpoint / MANIFEST).write_text(json.dumps(manifest))
+        target = (checkpoint / name).resolve()
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(checkpoint / "state.pt", target)
+    return ["train", str(recipe), "--resume", *TRAIN_WORDS, "--train.num_steps", "3"]
+
+
+LEADS: dict[str, Lead] = {
+    "tar: ../": plant_as_data("a.tar", add_tar(name="../outside/precious.txt")),
+    "tar: absolute": plant_as_data("a.tar", add_tar(name="OUTSIDE")),
+    "tar: link": plant_as_data("a.tar", add_tar(name="link", type=tarfile.SYMTYPE)),
+    "tar: hard link": plant_as_data("a.tar", add_tar(name="link", type=tarfile.LNKTYPE)),
+    "tar: device": plant_as_data("a.tar", add_tar(name="device", type=tarfile.CHRTYPE)),
+    "tar.gz: ../": plant_as_data("a.tar.gz", add_tar(name="../outside/precious.txt", mode="w:gz")),
+    "zip: ../": plant_as_data("a.zip", make_zip("../outside/precious.txt")),
+    "zip: absolute": plant_as_data("a.zip", make_zip("OUTSIDE")),
+    "zip: Windows": plant_as_data("a.zip", make_zip("..\\outside\\precious.txt")),
+    "zip named .jsonl": plant_as_data("a.jsonl", make_zip("../outside/precious.txt")),
+    "zip bomb": plant_as_data("a.zip", make_zip("a", bytes(2**26))),
+    "gzip bomb": plant_as_data("a.jsonl.gz", lambda _: gzip.compress(b'{"question": "' + bytes(2**26))),
+    "gzip of gzip": plant_as_data("a.jsonl.gz", lambda _: gzip.compress(gzip.compress(b"{}"))),
+    ".lock is a link": link_in_run(".lock", *RESUME),
+    "log.txt is a link": link_in_run("log.txt", *RESUME),
+    "telemetry.jsonl is a link": link_in_run("telemetry.jsonl", *RESUME),
+    "steps.jsonl is a link": link_in_run("steps.jsonl", *RESUME),
+    "evals.jsonl is a link": link_in_run("evals.jsonl", "evaluate"),
+    "status.json is a link": link_in_run("status.json", *RESUME),
+    "machine.json is a link": link_in_run("machine.json", *RESUME),
+    "report.html is a link": link_in_run("report.html", "report"),
+    "README.md is a link": link_in_run("model/README.md", "card"),
+    "model is a link": link_folder("model", *RESUME),
+    "best is a link": link_folder("best", *RESUME),
+    "predictions is a link": link_folder("predictions", "evaluate"),
+    "ids of records": name_in_ids,
+    "name of a part": name_a_part,
+    "name of a variant": name_a_variant,
+    "shard of a model": name_a_shard,
+    "shard of prepared data": name_prepared_shard("shards"),
+    "rows of prepared data": name_prepared_shard("rows"),
+    "file of a checkpoint in a bucket": name_in_bucket,
+    "cache is a file": name_in_recipe(data__cache_dir="OUTSIDE"),
+    "run is a file": name_in_recipe(run__dir="OUTSIDE"),
+    "run below a file": name_in_recipe(run__dir="OUTSIDE/run"),
+}
+PRECIOUS = b"precious"
+
+
+def follow_evil_names(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Each lead: what lies outside the folder of the work keeps its bytes, and nothing is added beside it."""
+    for name, lead in random.sample(sorted(LEADS.items()), len(LEADS)):
+
+        def run(folder: Path, lead: Lead = lead) -> None:
+            inside, outside = folder / "inside", folder / "outside" / "precious.txt"
+            inside.mkdir()
+            outside.parent.mkdir()
+            outside.write_bytes(PRECIOUS)
+            words = lead(inside, outside, workload)
+            before = {path for path in folder.rglob("*") if inside not in path.parents}
+            done = run_command(*words)
+            assert outside.read_bytes() == PRECIOUS, f"the file outside was changed; {done.stderr[-600:]}"
+            after = {path for path in folder.rglob("*") if inside not in path.parents}
+            assert before == after, f"outside, {sorted(map(str, before ^ after))} came or went; {done.stderr[-600:]}"
+            assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-600:]
+            assert done.returncode in (0, 2, 3, 4), f"exit code {done.returncode}: {done.stderr[-600:]}"
+
+        yield Trial(name, run)
+
+
+ROWS = [
+    Row("R25", "a pickle, code or a YAML tag where weights, states, data or settings are read",
+        "no planted code runs; what cannot be read is refused in a line that names it", open_planted_files),
+    Row("R26", "an archive, a link or a name that leads out of the folder of the work",
+        "what lies outside is neither changed nor added to", follow_evil_names),
+]  # fmt: skip

@@ -1,0 +1,116 @@
+"""`fivetune serve` under requests that are faulty, slow, many, large or from another site."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import psutil
+
+from reliability.campaign import Row, Trial
+from reliability.requests import CUT, RECORDS, build_request, send, send_fuzzed, send_slowly, start_server
+from reliability.rows.kills import FEW_STEPS
+from reliability.warm import WarmProcess
+from reliability.workload import Workload
+
+NUM_CLIENTS, FUZZED_PER_TRIAL = 200, 100
+CODES = {CUT, 200, 400, 403, 404, 405, 408, 413, 415, 422, 429, 503}
+OPTIONS = ("--max-queue", "256", "--max-seconds", "5")
+
+
+def attack_server(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Each trial has a server of its own: first one of each kind, then fuzzed requests only."""
+    run = workload.run_undisturbed(**FEW_STEPS).run
+    yield Trial("200 clients at once", lambda folder: ask_at_once(run))
+    yield Trial("200 clients that send slowly", lambda folder: ask_slowly(run))
+    yield Trial("bodies, bytes, hosts and origins", lambda folder: ask_wrongly(run))
+    yield Trial("memory", lambda folder: measure_memory(run))
+    for number in count():
+        seeds = range(FUZZED_PER_TRIAL * number, FUZZED_PER_TRIAL * (number + 1))
+
+        def fuzz(folder: Path, seeds: range = seeds) -> None:
+            with start_server(run, *OPTIONS) as (process, port):
+                codes = send_fuzzed(port, seeds)
+                assert set(codes) <= CODES, f"codes {dict(codes)}"
+                check_alive(process, port)
+
+        yield Trial(f"fuzzed requests {seeds.start} to {seeds.stop - 1}", fuzz)
+
+
+def check_alive(process: WarmProcess, port: int) -> None:
+    """The server runs and answers a right request."""
+    assert process.code is None, f"the server ended with code {process.code}"
+    assert ask(port, 0) == 200, "a right request is not answered"
+
+
+def ask(port: int, number: int) -> int:
+    """Code of the answer to a right request."""
+    body = json.dumps(RECORDS[number % len(RECORDS)]).encode()
+    return send(port, build_request(body, Connection="close"))[0]
+
+
+def ask_at_once(run: Path) -> None:
+    with start_server(run, *OPTIONS) as (process, port), ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        codes = Counter(pool.map(lambda number: ask(port, number), range(NUM_CLIENTS)))
+        assert codes == {200: NUM_CLIENTS}, f"codes {dict(codes)}"
+        check_alive(process, port)
+
+
+def ask_slowly(run: Path) -> None:
+    with start_server(run, *OPTIONS) as (process, port):
+        send_slowly(port, NUM_CLIENTS)
+        check_alive(process, port)
+
+
+def ask_wrongly(run: Path) -> None:
+    """Wrong bodies and headers have their codes, and only loopback listens."""
+    with start_server(run, *OPTIONS) as (process, port):
+        right = json.dumps(RECORDS[0]).encode()
+        requests = [
+            (413, build_request(b"x" * 10 * 2**20, Connection="close")),
+            (413, build_request(b"x" * 65_537, Connection="close")),
+            (400, build_request(b'{"question": "\xff\xfe", "context": "c"}', Connection="close")),
+            (400, build_request(b"[" * 10_000, Connection="close")),
+            (400, build_request(b'{"question": NaN, "context": "c"}', Connection="close")),
+            (403, build_request(right, Connection="close", Host="evil.invalid")),
+            (403, build_request(right, Connection="close", Origin="https://evil.invalid")),
+            (403, build_request(right, Connection="close", Origin="null")),
+            (404, build_request(right, path="/../../etc/passwd", Connection="close")),
+            (415, build_request(right, Connection="close", Content_Type="text/plain")),
+        ]
+        for code, raw in requests:
+            try:
+                found, body = send(port, raw)
+            except (BrokenPipeError, ConnectionResetError):  # it does not read what is too large to its end
+                assert code == 413
+                continue
+            assert found == code, f"code {found}, not {code}: {raw[:200]!r}"
+            assert "error" in json.loads(body) and b"/" not in json.loads(body)["error"]["type"].encode()
+        listening = {one.laddr.ip for one in psutil.Process(process.pid).net_connections() if one.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}, f"listens at {listening}"
+        check_alive(process, port)
+
+
+def measure_memory(run: Path) -> None:
+    """After the first round, which fills what each thread takes once, a second one takes less than 5 % more."""
+    with start_server(run, *OPTIONS) as (process, port), ThreadPoolExecutor(32) as pool:
+        sizes: list[int] = []
+        for first in (10_000, 20_000):
+            seeds = [range(first + part, first + 320, 32) for part in range(32)]
+            list(pool.map(lambda own: send_fuzzed(port, own), seeds))
+            list(pool.map(lambda number: ask(port, number), range(NUM_CLIENTS)))
+            sizes.append(psutil.Process(process.pid).memory_info().rss)
+        assert sizes[1] < 1.05 * sizes[0], f"{sizes[0] / 2**20:.0f} MiB became {sizes[1] / 2**20:.0f} MiB"
+        check_alive(process, port)
+
+
+ROWS = [
+    Row("R28", "a server gets 100 fuzzed requests, 200 clients at once, 200 slow ones, wrong bodies, hosts and origins",
+        "it answers all with their codes and without a trace, listens at loopback alone, memory is flat within 5 %",
+        attack_server, 7, 54),
+]  # fmt: skip
