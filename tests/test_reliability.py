@@ -12,6 +12,7 @@ import pytest
 from reliability import __main__ as command
 from reliability import batch, campaign
 from reliability.campaign import Campaign, Row, Trial
+from reliability.mutants import MUTANTS
 from reliability.page import END, START, write_table
 
 RAN: list[str] = []
@@ -122,3 +123,10 @@ def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, t
 def test_every_row_has_a_name_of_its_own():
     names = [row.name for row in command.list_rows()]
     assert len(names) == len(set(names)) and "R1" in names
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_changes_one_place_and_names_tests_that_are_there(mutant):
+    source = (campaign.ROOT / "fivetune" / mutant.file).read_text(encoding="utf-8")
+    assert source.count(mutant.old) == 1, f"{mutant.file} has another text now: mend the mutant"
+    assert all((campaign.ROOT / file).is_file() for file in mutant.tests)
