@@ -43,7 +43,7 @@ class Row:
     `make_trials(workload, random)` yields trials; the first `num_trials` of them are run for each change and the first
     `num_release` for a release, all where that is None. `make_peer_trials` yields the same faults for transformers'
     Trainer; their failures are a figure beside ours, not a failure of the campaign. `num_peer_trials` of them are run
-    for each change, `num_trials` where that is None.
+    for each change, `num_trials` where that is None. `explain_absence` says why no trial can run here, "" if they can.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Row:
     num_release: int | None = None
     make_peer_trials: Callable[[Workload, random.Random], Iterable[Trial]] | None = None
     num_peer_trials: int | None = None
+    explain_absence: Callable[[], str] = str
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Score:
     bound: float | None
     seconds: float
     peer: dict[str, Any] | None = None
+    absent: str = ""
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Campaign:
         peer: bool,
     ) -> list[Result]:
         num = (peer and row.num_peer_trials) or row.num_trials
-        limit = row.num_release if self.release else num
+        limit = 0 if row.explain_absence() else row.num_release if self.release else num
         trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
         assert len({trial.name for trial in trials}) == len(trials), f"{row.name}: two trials have the same name"
 
@@ -194,11 +196,14 @@ def _count(row: Row, ours: list[Result], theirs: list[Result] | None) -> Score:
         peer=None
         if theirs is None
         else {"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)},
+        absent=row.explain_absence(),
     )
 
 
 def _describe(score: Score) -> str:
     peer = f"; Trainer {score.peer['num_failures']} of {score.peer['num_trials']} failed" if score.peer else ""
     held = score.num_trials - len(score.failures)
+    if score.absent:
+        return f"{score.name:4} not run: {score.absent}  {score.fault}"
     lines = [f"{score.name:4} {held} of {score.num_trials} held  {score.fault}  ({score.seconds:,.0f} s{peer})"]
     return "\n".join(lines + [f"     FAILED {name}: {why}" for name, why in score.failures.items()])

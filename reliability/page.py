@@ -26,6 +26,8 @@ def make_table(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         held = f"{row['num_trials'] - len(row['failures']):,} of {row['num_trials']:,}"
+        if row["absent"]:
+            held = f"not run: {row['absent']}"
         bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
         peer = row["peer"]
         theirs = f"{peer['num_trials'] - peer['num_failures']} of {peer['num_trials']}" if peer else ""

@@ -36,7 +36,7 @@ def make_campaign(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "Workload", lambda folder: None)
     monkeypatch.setattr(campaign, "describe_code", lambda: "0123")
     RAN.clear()
-    return lambda **options: Campaign(tmp_path / "campaign", tell=lambda line: None, **options)
+    return lambda **options: Campaign(tmp_path / "campaign", **{"tell": lambda line: None, **options})
 
 
 def test_trials_are_counted_and_a_failure_is_named_with_its_files(make_campaign):
@@ -118,6 +118,15 @@ def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, t
     told = capsys.readouterr().out
     assert "no row R99; rows: R1" in told and "0 of 1 rows are green" in told
     assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
+
+
+def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
+    told: list[str] = []
+    result = make_campaign(tell=told.append).run([make_row(explain_absence=lambda: "no slurmctld")])
+    assert (RAN, result["rows"][0]["bound"], told) == ([], None, ["R1   not run: no slurmctld  a fault"])
+    (tmp_path / "page.md").write_text(f"{START}\n{END}\n")
+    write_table(tmp_path / "page.md", result)
+    assert "| R1 | a fault | a promise | not run: no slurmctld |  |  |" in (tmp_path / "page.md").read_text()
 
 
 def test_every_row_has_a_name_of_its_own():

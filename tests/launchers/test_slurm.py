@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import kit
 import pytest
-import slurm_cluster
 import torch
 import yaml
 from safetensors.torch import load_file
 
 from fivetune import cli, rundir
-from reliability.warm import start_command
+from reliability import slurm_cluster
+from reliability.slurm_cluster import is_started_early, train_on_two_ranks
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,29 +52,9 @@ def wait_until(is_done: Callable[[], Any], folder: Path, *, seconds: float = 240
         time.sleep(0.1)
 
 
-def is_started_early(job: str) -> bool:
-    """Whether a job that is queued again, which would wait for two minutes, could be told to start soon.
-
-    Not at once: in the second in which SLURM has ended a job it refuses to start it ("credential revoked").
-    """
-    words = ["scontrol", "update", f"JobId={job}", "StartTime=now+2"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
 def is_running_again(job: str) -> bool:
     shown = run("scontrol", "show", "job", job)
     return "Restarts=1" in shown and "JobState=RUNNING" in shown
-
-
-def train_on_two_ranks(recipe: str, run_dir: str) -> None:
-    """The same run without a cluster and without interruption."""
-    port = str(slurm_cluster.find_free_port())
-    words = ("train", recipe, "--no-preflight", "--quiet", "--launch.nproc", "2", "--run.dir", run_dir)
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
-    ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    with ExitStack() as stack:
-        started = [stack.enter_context(start_command(*words, environ=environ)) for environ in ranks]
-        assert [process.wait().returncode for process in started] == [0, 0]
 
 
 def write_recipe(folder: Path, model: Path, **overrides: Any) -> Path:

@@ -1,6 +1,6 @@
-"""A real SLURM of two nodes on this machine, for tests: munged, slurmctld and two slurmd, started and stopped here.
+"""A real SLURM of two nodes on this machine: munged, slurmctld and two slurmd, started and stopped here.
 
-At the end all jobs are cancelled and their processes have ended, or the test fails.
+At the end all jobs are cancelled and their processes have ended, or an AssertionError says so.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
+
+from reliability.warm import start_command
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONFIG = """
@@ -110,6 +112,26 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
             _wait_until(lambda: not _list_children(running[2:]), seconds=40)
         finally:
             _stop(running)
+
+
+def is_started_early(job: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a job that is queued again, which would wait for two minutes, could be told to start soon.
+
+    Not at once: in the second in which SLURM has ended a job it refuses to start it ("credential revoked").
+    """
+    words = ["scontrol", "update", f"JobId={job}", "StartTime=now+2"]
+    return subprocess.run(words, capture_output=True, env=environ, check=False).returncode == 0
+
+
+def train_on_two_ranks(recipe: str, run_dir: str) -> None:
+    """The same run without a cluster and without interruption."""
+    port = str(find_free_port())
+    words = ("train", recipe, "--no-preflight", "--quiet", "--launch.nproc", "2", "--run.dir", run_dir)
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
+    ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    with ExitStack() as stack:
+        started = [stack.enter_context(start_command(*words, environ=environ)) for environ in ranks]
+        assert [process.wait().returncode for process in started] == [0, 0]
 
 
 def _adopt_orphans() -> None:
