@@ -297,15 +297,16 @@ def fill_from_record(record: RawRecord, template: str) -> tuple[str, dict[str, t
 
 
 def list_input_columns(task: Task) -> dict[str, object]:
-    """List the columns of a task's template, else of its SAMPLE, each with an example value.
+    """List the columns of a task's template, else of its SAMPLE, each with an example value; {} if it has neither.
 
     >>> list_input_columns(load_task("jsonl", {"inputs": "summarize: {article}"}))
     {'article': 'a text'}
     """
-    record, _ = import_plugin("tasks", task.plugin_name()).SAMPLE
+    sample = getattr(import_plugin("tasks", task.plugin_name()), "SAMPLE", None)  # a user's own task may lack it
+    known = sample[0].fields if sample else {}
     template = getattr(task, "inputs", None) or getattr(task, "template", None)
-    names = list_template_columns(template) if isinstance(template, str) else [n for n in record.fields if n != "id"]
-    return {name: record.fields.get(name, "a text") for name in names}
+    names = list_template_columns(template) if isinstance(template, str) else [n for n in known if n != "id"]
+    return {name: known.get(name, "a text") for name in names}
 
 
 def find_needed_columns(task: Task) -> dict[str, object]:
@@ -325,7 +326,7 @@ def convert_inputs(task: Task, fields: Mapping[str, object]) -> list[str]:
     """Convert a record without its answer to inputs; [] if the task refuses it."""
     try:
         found = task.to_text(RawRecord({"id": "1", **fields}, "sample"), labelled=False)
-    except (DataError, KeyError):
+    except Exception:  # a user's own task may fail in its own way at values that are examples
         return []
     examples = found if isinstance(found, tuple) else (found,)
     return [one.inputs for one in examples if one is not None]

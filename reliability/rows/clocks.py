@@ -39,6 +39,8 @@ def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 done = process.wait()
             assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
             assert read_weights(run) == whole.weights, "the weights differ from those of the undisturbed run"
+            begun = read_run(run).machine.parts[-1].step
+            assert begun == NUM_STEPS // 2 - 1, f"resumed after step {begun}, not after the newest"
             check_durations(run)
             for words in (("report", str(run)), ("diagnose", str(run), "--json")):
                 told = run_command(*words)

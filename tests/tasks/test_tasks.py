@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import fivetune.tasks
 from fivetune import plugins
 from fivetune.errors import DataError
 from fivetune.metrics import list_score_names, load_metric
-from fivetune.tasks import fill_template
+from fivetune.tasks import fill_template, list_input_columns, load_task
 from fivetune.tasks.jsonl import JSONL
 from fivetune.tasks.squad import SQuAD
 from fivetune.tasks.squad_v2 import SQuADV2
@@ -319,3 +321,15 @@ def test_languages_are_codes(task):
 def test_padded_columns_are_joined_by_single_spaces():
     example = SQuAD(pad_punctuation=True).to_text(_record(context="'Rollo' came."))
     assert example and example.inputs == "question: Who ? context: ' Rollo ' came ."
+
+
+def test_a_task_of_one_s_own_without_sample_has_the_columns_of_its_template(tmp_path, monkeypatch):
+    """A run of such a task ended with an internal error after the training, at its model card."""
+    (tmp_path / "tasks").mkdir()
+    own = '"""Mine."""\n\nfrom fivetune.tasks.jsonl import JSONL\n\n\nclass Bare(JSONL):\n    pass\n'
+    (tmp_path / "tasks" / "bare.py").write_text(own)
+    monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(fivetune.tasks, "__path__", list(fivetune.tasks.__path__))
+    task = load_task("bare", {"inputs": "{colour} {size}"})
+    assert list(list_input_columns(task)) == ["colour", "size"]
+    sys.modules.pop("fivetune.tasks.bare")
