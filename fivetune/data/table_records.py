@@ -123,7 +123,7 @@ def describe_missing_column(names: Iterable[str], columns: Mapping[str, str]) ->
         if name not in have and name.partition(".")[0] not in have:
             return (
                 f"no column {name!r}, which data.columns names for {wanted!r}. "
-                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns."
+                f"There are: {', '.join(have[:20]) or 'none'}. Correct data.columns.".replace("\n", "\\n")
             )
     return ""
 

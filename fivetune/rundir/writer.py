@@ -457,10 +457,11 @@ def find_conflict(path: Path) -> str | None:
 
 
 def _is_free(entry: Path) -> bool:
+    has_lock = (entry.parent / LOCK).is_file()  # without it beside them, these are another tool's
     if entry.name == LOG:
-        return entry.is_file() and not entry.is_symlink() and entry.stat().st_size == 0
-    if entry.match(TELEMETRY_FILES):  # written before the config; without a lock beside it, it is another tool's
-        return (entry.parent / LOCK).is_file()
+        return entry.is_file() and not entry.is_symlink() and (has_lock or entry.stat().st_size == 0)
+    if entry.match(TELEMETRY_FILES):  # like the log, written before the config
+        return has_lock
     return entry.name in (LOCK, TRACE_FOLDER) or _is_leftover(entry)
 
 

@@ -363,7 +363,8 @@ def get_record_id(record: RawRecord) -> str:
 
 def describe_absent_column(record: RawRecord, name: str) -> str:
     """Return the error for an absent column, with the existing ones."""
-    existing = ", ".join(str(key) for key in record.fields if key != "id" or record.has_own_id) or "none"
+    names = (str(key).replace("\n", "\\n") for key in record.fields if key != "id" or record.has_own_id)
+    existing = ", ".join(names) or "none"
     return (
         f"there is no column {name!r}. Columns: {existing}. "
         f"If one of them is meant, name it: data.columns: {{{name}: ITS NAME}}. If the file is for another task, "

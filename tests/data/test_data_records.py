@@ -712,3 +712,11 @@ def test_a_null_is_named_null(tmp_path: Path) -> None:
         with pytest.raises(RecordError) as caught:
             load_task(name, options).to_text(record)
         assert caught.value.reason.startswith(told)
+
+
+def test_line_ends_in_the_names_of_columns_do_not_divide_a_message(put):
+    source = put("a.csv", '"one\ntwo",b\n1,2\n')
+    assert "There are: one\\ntwo, b. Correct" in complaint(source, columns={"question": "Frage"})
+    (record,) = read_records(source)
+    with pytest.raises(RecordError, match=r"no column 'inputs'\. Columns: one\\ntwo, b\. If"):
+        load_task("jsonl", {}).to_text(record)

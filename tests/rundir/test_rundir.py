@@ -415,6 +415,13 @@ def test_a_log_with_content_is_kept(tmp_path, name):
     assert "is not empty and not a run directory" in refusal(RunDir.create, tmp_path)
 
 
+def test_a_log_with_content_beside_the_lock_of_a_run_is_of_that_run(tmp_path):
+    """The sampler had logged an error before config.yaml was written, and the folder could not be used again."""
+    (tmp_path / ".lock").touch()
+    (tmp_path / "log.txt").write_text("10:00:00 warning: telemetry: a record is lost\n")
+    RunDir.create(tmp_path).close()
+
+
 def test_resuming_removes_what_killed_exports_left(tmp_path):
     started(tmp_path).close()
     (tmp_path / "predictions").mkdir()
