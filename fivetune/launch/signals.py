@@ -5,7 +5,12 @@ In: signals and a handler. Out: a context manager that installs the handler and 
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -13,27 +18,57 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # a closed terminal; a scheduler's warning
 ALL_SIGNALS = (*STOP_SIGNALS, *SAVE_SIGNALS)
+REPEAT_SECONDS = 0.005
 
 SignalHandler = Callable[[int, FrameType | None], None]
 
 
 @contextmanager
-def handle_signals(numbers: Sequence[signal.Signals], handler: SignalHandler) -> Generator[None]:
+def handle_signals(
+    numbers: Sequence[signal.Signals], handler: SignalHandler, *, forget: Callable[[], None] = lambda: None
+) -> Generator[None]:
     """Call `handler` for these signals inside the block. No-op outside the main thread, where Python allows none.
 
     An ignored signal, such as SIGHUP under nohup, stays ignored; SIGINT does not, because shells ignore it in
-    background jobs.
+    background jobs. A handler that raises KeyboardInterrupt gives it the number of the signal: while Python runs a
+    finalizer or a callback of the garbage collector it drops every error, and the signal is then sent again.
+
+    Args:
+        forget: takes back what `handler` noted of a signal that is sent again.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     wanted = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
-    try:
-        before = {number: signal.signal(number, handler) for number in wanted}
-    except ValueError:
-        before = {}
+    before = {number: signal.signal(number, handler) for number in wanted}
+    report_dropped = sys.unraisablehook
+
+    def repeat_dropped(dropped: sys.UnraisableHookArgs) -> None:
+        error = dropped.exc_value
+        if not isinstance(error, KeyboardInterrupt):
+            return report_dropped(dropped)
+        if error.args:
+            forget()
+            for number in before:  # the handler may have replaced itself
+                signal.signal(number, handler)
+        signum = error.args[0] if error.args else signal.SIGINT
+        # threading.Thread takes locks, which the code that the finalizer interrupted may hold.
+        _thread.start_new_thread(_send_again, (signum, signal.getsignal(signum)))
+
+    sys.unraisablehook = repeat_dropped
     try:
         yield
     finally:
+        sys.unraisablehook = report_dropped
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
+
+
+def _send_again(signum: int, handler: object) -> None:
+    """Send the signal to this process a little later, unless another one has come first and replaced the handler."""
+    time.sleep(REPEAT_SECONDS)
+    if signal.getsignal(signum) is handler:
+        os.kill(os.getpid(), signum)
 
 
 def interrupt_on_stop_signals() -> AbstractContextManager[None]:

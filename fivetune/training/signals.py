@@ -20,7 +20,10 @@ DUPLICATE_SECONDS = 5.0
 
 
 class StopNowError(KeyboardInterrupt):
-    """Raised by the first signal outside a `defer_signals` block; like Ctrl-C, `except Exception` does not catch it."""
+    """Raised by the first signal outside a `defer_signals` block; like Ctrl-C, `except Exception` does not catch it.
+
+    Its argument is the number of the signal.
+    """
 
 
 class StopRequest:
@@ -41,7 +44,7 @@ class StopRequest:
         self.signum: int | None = None
         self.is_deferring = False
         self._terminated: float | None = None  # time of the first SIGTERM
-        self._handlers = handle_signals(ALL_SIGNALS, self._handle_signal)
+        self._handlers = handle_signals(ALL_SIGNALS, self._handle_signal, forget=self._forget_signal)
 
     def __enter__(self) -> StopRequest:
         self._handlers.__enter__()
@@ -83,12 +86,15 @@ class StopRequest:
         self.signum = signum
         if not self.is_deferring:
             if first:
-                raise StopNowError
+                raise StopNowError(signum)
             return
         if self._silent:
             return
         with suppress(OSError):  # not print: a handler may interrupt another write of the same stream
             os.write(2, f"{self.name} received: stopping soon; a second Ctrl-C stops at once.\n".encode())
+
+    def _forget_signal(self) -> None:
+        self.signum = self._terminated = None
 
     def _end_unless_duplicate(self, first: float) -> None:
         if time.monotonic() - first > DUPLICATE_SECONDS:
@@ -103,15 +109,14 @@ def interrupt_on_signals(message: str) -> Iterator[None]:
     Args:
         message: text of the error; `{name}` in it is replaced by the signal's name.
     """
-    received: list[int] = []
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        raise StopNowError
+        raise StopNowError(signum)
 
     try:
         with handle_signals(ALL_SIGNALS, interrupt):
             yield
-    except StopNowError:
-        name = signal.Signals(received[-1]).name
-        raise InterruptedRunError(message.format(name=name), signum=received[-1]) from None
+    except StopNowError as stop:
+        signum: int = stop.args[0]
+        name = signal.Signals(signum).name
+        raise InterruptedRunError(message.format(name=name), signum=signum) from None

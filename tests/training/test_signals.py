@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +19,25 @@ from fivetune.training.signals import StopNowError, StopRequest, interrupt_on_si
 
 def send(signum: int) -> None:
     os.kill(os.getpid(), signum)
+
+
+class Dropped:
+    """Acts in its finalizer, where Python drops errors."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+def send_in_finalizer(signum: int) -> None:
+    Dropped(lambda: send(signum))
+
+
+def send_in_callback(signum: int) -> None:
+    reference = weakref.ref(dropped := Dropped(lambda: None), lambda _: send(signum))
+    del dropped, reference
 
 
 def raise_memory_error() -> None:
@@ -88,3 +111,35 @@ def test_a_report_that_fails_after_training_says_that_the_model_is_there(monkeyp
     with pytest.raises(error) as caught:
         train._write_report("runs/x")
     assert str(caught.value).startswith(f"{words}the model is saved in runs/x/model. Write the report with: fivetune")
+
+
+@pytest.mark.parametrize("send_there", [send_in_finalizer, send_in_callback])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_in_a_finalizer_still_stops(signum, send_there, capfd):
+    handlers, hook = signal.getsignal(signum), sys.unraisablehook
+    with pytest.raises(StopNowError), StopRequest() as stop:
+        send_there(signum)
+        assert stop.signum is None
+        time.sleep(5)
+    assert stop.signum == signum
+    with pytest.raises(InterruptedRunError, match=f"^{stop.name}$") as caught, interrupt_on_signals("{name}"):
+        send_there(signum)
+        time.sleep(5)
+    assert caught.value.exit_code == 128 + signum
+    assert capfd.readouterr().err == "" and (signal.getsignal(signum), sys.unraisablehook) == (handlers, hook)
+
+
+def test_a_second_ctrl_c_in_a_finalizer_acts_at_once(capfd):
+    with pytest.raises(KeyboardInterrupt), StopRequest() as stop, stop.defer_signals():
+        send(signal.SIGINT)
+        send_in_finalizer(signal.SIGINT)
+        time.sleep(5)
+    assert stop.signum == signal.SIGINT and "Traceback" not in capfd.readouterr().err
+
+
+def test_another_error_of_a_finalizer_is_reported(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+    with StopRequest():
+        Dropped(raise_memory_error)
+    assert reported == [MemoryError]
