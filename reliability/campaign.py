@@ -13,11 +13,13 @@ import random
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -26,6 +28,8 @@ from typing import Any
 from reliability.workload import Workload
 
 ROOT = Path(__file__).parents[1]
+CHANGED = "-changed"
+PROGRESS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class Trial:
 
     name: str
     run: Callable[[Path], None]
+
+
+MakeTrials = Callable[[Workload, random.Random], Iterable[Trial]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +56,10 @@ class Row:
     name: str
     fault: str
     promise: str
-    make_trials: Callable[[Workload, random.Random], Iterable[Trial]]
+    make_trials: MakeTrials
     num_trials: int | None = None
     num_release: int | None = None
-    make_peer_trials: Callable[[Workload, random.Random], Iterable[Trial]] | None = None
+    make_peer_trials: MakeTrials | None = None
     num_peer_trials: int | None = None
     explain_absence: Callable[[], str] = str
 
@@ -85,7 +92,7 @@ class Score:
 
 @dataclass
 class Campaign:
-    """Runs rows; `folder` keeps the workload and the journal, `jobs` trials run at a time."""
+    """Runs rows; `folder` keeps the workload and the journal, `jobs` trials run at a time, of whichever rows."""
 
     folder: Path
     release: bool = False
@@ -96,50 +103,79 @@ class Campaign:
     def run(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Run what the journal does not have yet and return the scoreboard."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        journal = self.folder / f"trials-{describe_code()}-{self.seed}.jsonl"
-        known = {(one.row, one.trial, one.peer): one for one in _read_journal(journal)}
-        workload = Workload(self.folder / "workload")
-        scores: list[Score] = []
-        for row in rows:
-            ours = self._run_trials(row, row.make_trials, workload, journal, known, peer=False)
-            theirs = None
-            if row.make_peer_trials is not None:
-                theirs = self._run_trials(row, row.make_peer_trials, workload, journal, known, peer=True)
-            scores.append(_count(row, ours, theirs))
-            self.tell(_describe(scores[-1]))
+        code = describe_code()
+        journal = Journal(self.folder / f"trials-{code}-{self.seed}.jsonl", self.tell)
+        if code.endswith(CHANGED):  # the results may be those of other changes
+            journal.clear()
+        workload, scores = Workload(self.folder / "workload"), list[Score]()
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                begun = [self._begin_row(row, workload, journal, pool) for row in rows]
+                for row, ours, theirs in zip(rows, *zip(*begun, strict=True), strict=True):
+                    scores.append(_count(row, [one.result() for one in ours], [one.result() for one in theirs]))
+                    self.tell(_describe(scores[-1]))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return {
             "release": self.release,
             "seed": self.seed,
-            "code": describe_code(),
+            "code": code,
             "machine": describe_machine(),
             "rows": [asdict(score) for score in scores],
         }
 
-    def _run_trials(
-        self,
-        row: Row,
-        make_trials: Callable[[Workload, random.Random], Iterable[Trial]],
-        workload: Workload,
-        journal: Path,
-        known: dict[tuple[str, str, bool], Result],
-        *,
-        peer: bool,
-    ) -> list[Result]:
-        num = (peer and row.num_peer_trials) or row.num_trials
-        limit = 0 if row.explain_absence() else row.num_release if self.release else num
-        trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
-        assert len({trial.name for trial in trials}) == len(trials), f"{row.name}: two trials have the same name"
+    def _begin_row(
+        self, row: Row, workload: Workload, journal: Journal, pool: ThreadPoolExecutor
+    ) -> tuple[list[Future[Result]], list[Future[Result]]]:
+        """Set a row's trials up, here, and give them to the pool; those of FiveTune and of the peer."""
 
-        def run_one(trial: Trial) -> Result:
-            if (row.name, trial.name, peer) in known:
-                return known[row.name, trial.name, peer]
-            result = run_trial(row.name, trial, peer=peer)
-            with journal.open("a") as file:  # one write of one line: threads do not tear it
-                file.write(json.dumps(asdict(result)) + "\n")
-            return result
+        def begin(make_trials: MakeTrials | None, num: int | None, *, peer: bool) -> list[Future[Result]]:
+            if make_trials is None or row.explain_absence():
+                return []
+            limit = row.num_release if self.release else num
+            try:
+                trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
+                names = [trial.name for trial in trials]
+                assert len(set(names)) == len(names), f"{row.name}: two trials have the same name"
+            except Exception as error:  # a row that cannot be set up has shown nothing
+                trials = [Trial(f"set-up of {row.name}", partial(_raise, error))]
+            journal.num_expected += len(trials)
+            return [pool.submit(journal.run_once, row.name, trial, peer=peer) for trial in trials]
 
-        with ThreadPoolExecutor(self.jobs) as pool:
-            return list(pool.map(run_one, trials))
+        ours = begin(row.make_trials, row.num_trials, peer=False)
+        num_peer_trials = row.num_trials if row.num_peer_trials is None else row.num_peer_trials
+        return ours, begin(row.make_peer_trials, num_peer_trials, peer=True)
+
+
+class Journal:
+    """The results of a campaign, a line each in a file that a later campaign of the same code reads."""
+
+    def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
+        self._path, self._tell = path, tell
+        self._lock = threading.Lock()
+        self._known = {(one.row, one.trial, one.peer): one for one in _read_results(path)}
+        self.num_expected = self._num_done = 0
+        self._told = time.monotonic()
+
+    def clear(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._known.clear()
+
+    def run_once(self, row: str, trial: Trial, *, peer: bool) -> Result:
+        """Run a trial whose result is not known yet; says now and then how far the campaign is."""
+        result = self._known.get((row, trial.name, peer))
+        is_new = result is None
+        result = result or run_trial(row, trial, peer=peer)
+        with self._lock:
+            if is_new:
+                with self._path.open("a") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+            self._num_done += 1
+            if time.monotonic() - self._told > PROGRESS_SECONDS:
+                self._told = time.monotonic()
+                self._tell(f"{self._num_done:,} of {self.num_expected:,} trials")
+        return result
 
 
 def run_trial(row: str, trial: Trial, *, peer: bool = False) -> Result:
@@ -157,8 +193,8 @@ def run_trial(row: str, trial: Trial, *, peer: bool = False) -> Result:
 
 
 def describe_code() -> str:
-    """The commit, with "-changed" where files of the checkout differ from it."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-changed"]
+    """The commit, with CHANGED where files of the checkout differ from it."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", f"--dirty={CHANGED}"]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -179,11 +215,15 @@ def _read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
-def _read_journal(path: Path) -> list[Result]:
+def _read_results(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in _read_lines(str(path))]
 
 
-def _count(row: Row, ours: list[Result], theirs: list[Result] | None) -> Score:
+def _raise(error: Exception, folder: Path) -> None:
+    raise error
+
+
+def _count(row: Row, ours: list[Result], theirs: list[Result]) -> Score:
     failures = {one.trial: one.failure for one in ours if one.failure}
     return Score(
         name=row.name,
@@ -193,9 +233,7 @@ def _count(row: Row, ours: list[Result], theirs: list[Result] | None) -> Score:
         failures=failures,
         bound=None if failures or not ours else round(3 / len(ours), 4),
         seconds=round(sum(one.seconds for one in ours), 1),
-        peer=None
-        if theirs is None
-        else {"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)},
+        peer={"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)} if theirs else None,
         absent=row.explain_absence(),
     )
 

@@ -6,9 +6,7 @@ It saves at every step, resumes from the checkpoint that `get_last_checkpoint` f
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
 class Peer:
-    """Starts the peer's runs; its undisturbed ones are made once."""
+    """Starts the peer's runs."""
 
-    workload: Workload
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._references: dict[str, Reference] = {}
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
 
     def start(self, folder: Path, variant: str = "adamw", prepare: Callable[[], None] | None = None) -> WarmProcess:
         """Start or resume a run in `folder`; `prepare` is called in its process, before it trains."""
@@ -44,12 +38,13 @@ class Peer:
 
     def run_undisturbed(self, variant: str = "adamw") -> Reference:
         """The peer's run that nothing disturbs, made at the first call."""
-        with self._lock:
-            if variant not in self._references:
-                folder = self.workload.make_folder(f"peer-{variant}")
-                begun, ended = time_run(self.start(folder, variant), folder / "run")
-                self._references[variant] = Reference(folder, read_peer_weights(folder), begun, ended)
-            return self._references[variant]
+
+        def make() -> Reference:
+            folder = self.workload.make_folder(f"peer-{variant}")
+            begun, ended = time_run(self.start(folder, variant), folder / "run")
+            return Reference(folder, read_peer_weights(folder), begun, ended)
+
+        return self.workload.references.get(f"peer {variant}", make)
 
 
 def read_peer_weights(folder: Path) -> bytes:

@@ -10,16 +10,18 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
 from fivetune.rundir.checksums import MANIFEST
 from reliability.warm import WarmProcess, start_command
 
+T = TypeVar("T")
 COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
 WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -156,13 +158,29 @@ def time_run(process: WarmProcess, run: Path) -> tuple[float, float]:
     return begun, time.monotonic() - start
 
 
+class OnceEach(Generic[T]):
+    """Values by name, each made once, by the thread that asks first; another one that asks for it waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._values: dict[str, T] = {}
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            if name not in self._values:
+                self._values[name] = make()
+            return self._values[name]
+
+
 class Workload:
     """Models and data of a campaign, in one folder; each is made once, whichever trial asks first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
-        self._references: dict[str, Reference] = {}
+        self.references = OnceEach[Reference]()
         self.model = folder / "tiny-t5"
         if not self.model.exists():
             with WarmProcess(_make_models, str(folder)) as process:
@@ -198,13 +216,14 @@ class Workload:
     def run_undisturbed(self, variant: str = "adamw", **overrides: Any) -> Reference:
         """The run of a variant that nothing disturbs, made at the first call."""
         key = json.dumps([variant, overrides], sort_keys=True)
-        with self._lock:
-            if key not in self._references:
-                folder = self.make_folder(f"whole-{len(self._references)}-{variant}")
-                process = start_training(self.write_recipe(folder, variant, **overrides))
-                begun, ended = time_run(process, folder / "run")
-                self._references[key] = Reference(folder / "run", read_weights(folder / "run"), begun, ended)
-            return self._references[key]
+
+        def make() -> Reference:
+            folder = self.make_folder(f"whole-{variant}-{sha256(key.encode()).hexdigest()[:12]}")
+            process = start_training(self.write_recipe(folder, variant, **overrides))
+            begun, ended = time_run(process, folder / "run")
+            return Reference(folder / "run", read_weights(folder / "run"), begun, ended)
+
+        return self.references.get(key, make)
 
 
 NUM_STEPS = 30

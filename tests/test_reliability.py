@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -35,6 +37,7 @@ def make_row(failing: int = 0, **options) -> Row:
 def make_campaign(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "Workload", lambda folder: None)
     monkeypatch.setattr(campaign, "describe_code", lambda: "0123")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     RAN.clear()
     return lambda **options: Campaign(tmp_path / "campaign", **{"tell": lambda line: None, **options})
 
@@ -108,6 +111,31 @@ def test_a_campaign_goes_on_where_it_stopped(make_campaign):
     assert len(RAN) == 6
     (row,) = make_campaign(release=True).run([make_row()])["rows"]
     assert len(RAN) == row["num_trials"] == 30
+
+
+def test_results_of_changed_code_are_not_used_again(make_campaign, monkeypatch):
+    monkeypatch.setattr(campaign, "describe_code", lambda: "0123-changed")
+    for _ in range(2):
+        make_campaign().run([make_row()])
+    assert len(RAN) == 12
+
+
+def test_a_row_that_cannot_be_set_up_fails_and_the_others_run(make_campaign):
+    def make_trials(workload, random):
+        yield Trial("first", lambda folder: None)
+        raise OSError("no space")
+
+    whole = make_row()
+    rows = make_campaign().run([replace(whole, name="R2", make_trials=make_trials), whole])["rows"]
+    assert list(rows[0]["failures"]) == ["set-up of R2"] and "no space" in rows[0]["failures"]["set-up of R2"]
+    assert (rows[1]["num_trials"], rows[1]["failures"]) == (6, {})
+
+
+def test_a_campaign_tells_how_far_it_is(make_campaign, monkeypatch):
+    monkeypatch.setattr(campaign, "PROGRESS_SECONDS", 0)
+    told: list[str] = []
+    make_campaign(tell=told.append, jobs=1).run([make_row()])
+    assert told[5] == "6 of 6 trials"
 
 
 def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, tmp_path, monkeypatch, capsys):
