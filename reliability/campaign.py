@@ -49,8 +49,8 @@ class Row:
 
     `make_trials(workload, random)` yields trials; the first `num_trials` of them are run for each change and the first
     `num_release` for a release, all where that is None. `make_peer_trials` yields the same faults for transformers'
-    Trainer; their failures are a figure beside ours, not a failure of the campaign. `num_peer_trials` of them are run
-    for each change, `num_trials` where that is None. `explain_absence` says why no trial can run here, "" if they can.
+    Trainer; their failures are a figure beside ours, not a failure of the campaign. Its code does not change with ours:
+    one of them is run for each change. `explain_absence` says why no trial can run here, "" if they can.
     """
 
     name: str
@@ -60,7 +60,6 @@ class Row:
     num_trials: int | None = None
     num_release: int | None = None
     make_peer_trials: MakeTrials | None = None
-    num_peer_trials: int | None = None
     explain_absence: Callable[[], str] = str
 
 
@@ -144,8 +143,7 @@ class Campaign:
             return [pool.submit(journal.run_once, row.name, trial, peer=peer) for trial in trials]
 
         ours = begin(row.make_trials, row.num_trials, peer=False)
-        num_peer_trials = row.num_trials if row.num_peer_trials is None else row.num_peer_trials
-        return ours, begin(row.make_peer_trials, num_peer_trials, peer=True)
+        return ours, begin(row.make_peer_trials, 1, peer=True)
 
 
 class Journal:

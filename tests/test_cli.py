@@ -291,6 +291,11 @@ def test_a_run_that_does_not_exist_is_not_resumed(capsys, tmp_path):
         f"Allowed: {tmp_path}/ke.\n",
     )  # fmt: skip
     assert "no such recipe" in run(capsys, "train", f"{tmp_path}/k.yaml", "--resume")[2]
+    (tmp_path / "ke" / "config.yaml").unlink()
+    assert run(capsys, "train", f"{tmp_path}/ke", "--resume") == (
+        4, "", f"fivetune: {tmp_path}/ke: there is no run to resume: the folder has no config.yaml. If it is a run, "
+        "restore that file.\n",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fivetune import plugins
 from fivetune.config.advice import advise_on_value, suggest_alias
 from fivetune.config.aliases import ALIASES
 from fivetune.config.layers import NESTED_PLUGINS, PLUGIN_SECTIONS, Layers, format_value, read_file
+from fivetune.config.model import UNKNOWN_PLUGIN
 from fivetune.config.recipes import find_recipe, is_run_directory
 from fivetune.config.search import SearchDimension
 from fivetune.config.sections import RunConfig
@@ -99,7 +100,7 @@ def describe_error(error: Any, layers: Layers) -> str:
     """Format a pydantic error as *where: key: what is wrong, with which value. What is allowed.*"""
     path = tuple(str(part) for part in error["loc"])
     key = ".".join(path)
-    where = layers.find_origin(path)
+    where = layers.find_origin((*path, "name") if error["type"] == UNKNOWN_PLUGIN else path)
     if error["type"] == "extra_forbidden":
         near = _suggest_settings(path[0], layers) if len(path) == 1 else ""
         near = near or suggest_names(path[-1], _list_field_names(path, layers))
@@ -116,7 +117,9 @@ def describe_error(error: Any, layers: Layers) -> str:
         return f"{where}: there is no {error['input']!r}. Allowed: {RunConfig.model_fields[key].description}."
     message = re.sub(r", unable to parse string as an? \w+", "", message)
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message).replace("valid tuple", "list")
-    given = "" if error["type"] in ("missing", "value_error") else f", not {format_value(error['input'])}"
+    given = (
+        "" if error["type"] in ("missing", "value_error", UNKNOWN_PLUGIN) else f", not {format_value(error['input'])}"
+    )
     if given and error["input"] is None:
         given = ", not null (an empty value). Leave the setting out for its default"
     advice = advise_on_value(error["type"], key, error["input"])

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from fivetune import plugins
 from fivetune.config.layers import parse_names, parse_table
-from fivetune.errors import suggest_names
+from fivetune.errors import UnknownPluginError, suggest_names
 from fivetune.plugins import Options
 from fivetune.types import Adapter, JsonTable
 
+UNKNOWN_PLUGIN = "unknown_plugin"  # type of pydantic's error
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -30,7 +32,11 @@ def parse_plugin(kind: str, default: str | None, value: Options | str | Mapping[
         given = f", has {', '.join(table)}" if table else ""
         saved = " Or give the path of one that was saved." if kind == "adapters" else ""
         raise ValueError(f"needs a name{given}. {suggest_names('', plugins.list_plugins(kind))}{saved}")
-    return plugins.load_plugin(kind, name).model_validate(table)
+    try:
+        found = plugins.load_plugin(kind, name)
+    except UnknownPluginError as error:
+        raise PydanticCustomError(UNKNOWN_PLUGIN, "{text}", {"text": str(error).removeprefix(f"{kind}: ")}) from None
+    return found.model_validate(table)
 
 
 def _parse_adapter(value: Options | str | Mapping[str, object] | None) -> Any:

@@ -45,6 +45,10 @@ def refuse_missing_run(source: str | Path) -> None:
     path = Path(source)
     if is_run_directory(path) or path.is_file() or path.suffix in (".yaml", ".yml") or find_shipped_recipe(str(source)):
         return
+    if path.is_dir():
+        raise RunDirError(
+            f"{source}: there is no run to resume: the folder has no config.yaml. If it is a run, restore that file."
+        )
     near = [str(one.parent) for one in path.parent.glob("*/config.yaml")]
     advice = suggest_names(str(source), near) if near else f"{path.parent} holds no run. Train one without --resume."
     raise RunDirError(f"{source}: there is no run to resume: no such run directory. {advice}")

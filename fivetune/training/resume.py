@@ -137,7 +137,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
                 "Remove it, or put the run's own checkpoint back."
             )
         if found.data and found.data != owner.data:
-            raise RunDirError(_describe_other_data(folder))
+            raise RunDirError(_describe_other_data(folder, path.relative_to(folder) / "state.json"))
         both = {key: (value, owner.settings.get(key)) for key, value in found.settings.items()}
         if changed := {key: pair for key, pair in both.items() if pair[0] != pair[1]}:
             raise ConfigError(
@@ -175,9 +175,9 @@ def _list_changes(changed: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join(f"{key} was {format_value(old)}, is {format_value(new)}" for key, (old, new) in changed.items())
 
 
-def _describe_other_data(folder: Path) -> str:
+def _describe_other_data(folder: Path, file: Path) -> str:
     return (
-        f"{folder}: was trained on other data (its fingerprint differs). Start a new run for new data, "
+        f"{folder}: was trained on other data (the fingerprint in {file} differs). Start a new run for new data, "
         "or put back the files of data.train."
     )
 
@@ -234,7 +234,7 @@ def refuse_other_data(folder: Path, fingerprint: str) -> None:
     """Raise RunDirError if the run in `folder` was trained on a set with another fingerprint."""
     before = rundir.read_data(folder).train
     if before and before.fingerprint not in (None, fingerprint):
-        raise RunDirError(_describe_other_data(folder))
+        raise RunDirError(_describe_other_data(folder, Path(DATA)))
 
 
 def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:

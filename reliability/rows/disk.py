@@ -100,6 +100,6 @@ ROWS = [
     Row("R7a", "a file system of 0.5 to 3 checkpoints, which later grows",
         "the message names the full disk; resumes to identical weights, nothing half-written is left",
         shrink_file_system, 4, 20),
-    Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 8),
-    Row("R7c", "no file may become larger than a limit", "as R7a", limit_files, 4, 40),
+    Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 6),
+    Row("R7c", "no file may become larger than a limit", "as R7a", limit_files, 3, 40),
 ]  # fmt: skip

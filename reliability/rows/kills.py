@@ -128,9 +128,9 @@ def kill_after(process: WarmProcess, seconds: float) -> None:
 WEIGHTS = "resumes without help; weights identical to those of the undisturbed run"
 ROWS = [
     Row("R1", "SIGKILL at a random time, a checkpoint at every step", WEIGHTS,
-        kill_at_random, 18, 200, kill_peer_at_random),
-    Row("R2", "the process ends before a file operation of the run", WEIGHTS, kill_before_each_file_operation, 12),
-    Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 2, 50),
+        kill_at_random, 9, 200, kill_peer_at_random),
+    Row("R2", "the process ends before a file operation of the run", WEIGHTS, kill_before_each_file_operation, 8),
+    Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 1, 50),
     Row("R20", "two processes start in one folder within 50 ms, or where a killed one left its lock",
         "one trains, to identical weights; the other exits with 4 and names the owner", start_two, 4, 60),
 ]  # fmt: skip

@@ -198,5 +198,5 @@ def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 ROWS = [
     Row("R24", "25 of 200 payloads as question, context, answer, prediction, name, setting, warning, file and error",
         "report, comparison, card and the server's pages have no foreign element, handler or address, the terminal no "
-        "control character; a table gives each cell back", show_hostile_texts, 8),
+        "control character; a table gives each cell back", show_hostile_texts, 2, 8),
 ]  # fmt: skip

@@ -111,7 +111,7 @@ def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
 ROWS = [
     Row("R4", "SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 at a random time",
         "exit code 128 + signal within 3 s (two ranks: 10 s), the last step saved; resumes to identical weights",
-        signal_at_random, 10, 50, signal_peer_at_random),
+        signal_at_random, 6, 50, signal_peer_at_random),
     Row("R5", "Ctrl-C once, or twice within half a second",
-        "exit code 130 within 3 s, no trace; resumes to identical weights", press_ctrl_c, 4, 20),
+        "exit code 130 within 3 s, no trace; resumes to identical weights", press_ctrl_c, 2, 20),
 ]  # fmt: skip

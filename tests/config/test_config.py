@@ -26,7 +26,7 @@ from fivetune.config.aliases import (
 from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, parse_overrides, parse_value
 from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import find_recipe, list_recipe_names
-from fivetune.errors import ConfigError, UnknownPluginError
+from fivetune.errors import ConfigError
 
 MINIMAL = "model: {path: m}\ntask: squad_v2\n"
 BASIC: dict[str, Any] = {"model": {"path": "m"}, "task": "squad_v2"}
@@ -178,6 +178,7 @@ def test_a_refused_split_is_named_with_its_own_origin(tmp_path):
         ("launch: {nproc: 2}", "r.yaml:3: launch.nproc 2 needs a strategy for several processes, strategy.name single"),
         ("checkpoint: {keep: 1}", "r.yaml:3: checkpoint.keep: Input should be greater than or equal to 2, not 1."),
         ("train: 3", "r.yaml:3: train: Input should be a table, not 3."),
+        ("strategy: dpp", "r.yaml:3: strategy: there is no 'dpp'. Did you mean ddp? Allowed: ddp,"),
         ("report: {sinks: [wandbb]}", "r.yaml:3: report: sinks: there is no 'wandbb'. Did you mean wandb? Allowed:"),
         (
             "train:\n  batch_size: 3\n  global_batch_size: 8",
@@ -319,7 +320,7 @@ def test_latin_1_is_named(tmp_path):
 @pytest.mark.parametrize(("section", "kind"), PLUGIN_SECTIONS.items())
 def test_unknown_plugins_name_the_nearest(section, kind):
     name = plugins.list_plugins(kind)[0]
-    with pytest.raises(UnknownPluginError, match=rf"^{kind}: there is no '{name}x'. Did you mean {name}\b"):
+    with pytest.raises(ConfigError, match=rf"^--{section}\.name: there is no '{name}x'. Did you mean {name}\b"):
         load_config(BASIC, {f"{section}.name": f"{name}x"})
 
 

@@ -72,7 +72,7 @@ def refusal(over: Any, **section: Any) -> str:
         ),
         ({"optimizer.lr": {"choices": ["big"]}}, "search.over: optimizer.lr: Input should be a valid number"),
         ({"optimizer.lr": {"choices": [[1]]}}, "search.over.optimizer.lr.choices.0: a choice is a number, a text"),
-        ({"optimizer.name": {"choices": ["adamw", "sgdd"]}}, "search.over: optimizers: there is no 'sgdd'."),
+        ({"optimizer.name": {"choices": ["adamw", "sgdd"]}}, "search.over: optimizer.name: there is no 'sgdd'."),
         ({"train.global_batch_size": {"low": 8, "high": 64, "step": 0.5}}, "search.over.train.global_batch_size.step"),
     ],
 )

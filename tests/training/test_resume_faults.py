@@ -139,6 +139,12 @@ def test_a_checkpoint_under_another_step_is_not_used(stopped, finished):
     assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
 
 
+def test_a_damaged_fingerprint_of_the_data_is_named(stopped):
+    edit(path_of(stopped, "data.json"), r'"fingerprint": "\w', '"fingerprint": "<')
+    with pytest.raises(RunDirError, match=r"was trained on other data \(the fingerprint in data\.json differs\)"):
+        continue_run(stopped)
+
+
 def test_other_data_are_refused_also_without_data_json(stopped, tmp_path):
     path_of(stopped, "data.json").unlink()
     kit.squad_file(tmp_path / "other.json", num_questions=30)
@@ -153,7 +159,7 @@ def test_other_content_of_the_same_files_is_refused_also_without_data_json(stopp
     content = train_file.read_text()
     kit.squad_file(train_file, offset=1)
     try:
-        with pytest.raises(RunDirError, match=r"was trained on other data \(its fingerprint differs\)"):
+        with pytest.raises(RunDirError, match=r"was trained on other data .*checkpoints/2/state\.json differs"):
             continue_run(stopped)
     finally:
         train_file.write_text(content)
