@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and as many tests run at once as there are cores
@@ -35,8 +38,8 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test (of types) and the slow ones first: at the end, short ones keep all workers busy."""
-    items.sort(key=lambda item: (item.path.name != "test_lint.py", item.get_closest_marker("slow") is None))
+    """The slow tests first: at the end, short ones keep all workers busy."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,6 +59,26 @@ def pytest_collection_finish() -> None:
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which runs respect
     torch.set_num_threads(1)  # the models are tiny: a second thread only waits
+    if interpreter := sys.modules.get("triton.runtime.interpreter"):
+        remember_builtins(interpreter)
+
+
+def remember_builtins(interpreter: Any) -> None:
+    """Triton's interpreter searches its language for what to patch in every call of a kernel's function, half its time.
+
+    Here it searches each module and class once.
+    """
+    members: dict[Any, list[tuple[str, Any]]] = {}
+    is_builtin = interpreter.tl.core.is_builtin
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if package not in members:
+            members[package] = [(name, one) for name, one in inspect.getmembers(package) if is_builtin(one)]
+        for name, member in members[package]:
+            if getattr(package, name) is member:
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
 
 
 def pytest_sessionfinish() -> None:

@@ -9,6 +9,8 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,9 +34,25 @@ FILE_SUFFIXES = {"json", "jsonl", "html", "yaml", "csv", "tsv", "py", "md", "txt
 PACKAGE_FOLDERS = {"commands", "data", "model", "report", "training", "nano", "telemetry", *plugins.KINDS}
 ERRORS_ON_PURPOSE = {"optimizer.lrr"}  # shown with the message that refuses them
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+def each_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """A test that checks all pages and names those that are wrong."""
+
+    @wraps(check)
+    def check_pages() -> None:
+        wrong = {}
+        for page in PAGES:
+            try:
+                check(page)
+            except Exception as error:
+                wrong[str(page.relative_to(ROOT))] = error
+        assert wrong == {}
+
+    del check_pages.__wrapped__  # pytest would see its argument
+    return check_pages
 
 
+@cache
 def _is_setting(key: str) -> bool:
     """Whether a dotted key is a setting, of any plugin of its section if the section picks one."""
     section, _, name = key.partition(".")
@@ -71,6 +89,7 @@ def test_named_commands_exist(page):
     assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
+@cache
 def _build_parser(command: ModuleType) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     command.add_arguments(parser)
@@ -149,11 +168,11 @@ def test_named_recipes_load(page):
             assert load_config(find_recipe(name)).run.dir
 
 
-@each_page
-def test_recipes_in_code_blocks_load(page, tmp_path):
-    for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
-        (tmp_path / "recipe.yaml").write_text(block.replace("base: recipes/", f"base: {ROOT}/recipes/"))
-        assert load_config(tmp_path / "recipe.yaml")
+def test_recipes_in_code_blocks_load(tmp_path):
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8"), "yaml"):
+            (tmp_path / "recipe.yaml").write_text(block.replace("base: recipes/", f"base: {ROOT}/recipes/"))
+            assert load_config(tmp_path / "recipe.yaml"), page
 
 
 def test_generated_pages_are_up_to_date():

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
 from fivetune.training.inference import LoadedRun
 from reliability.requests import CUT, RECORDS, build_request, send_fuzzed, send_slowly
+from reliability.warm import WarmProcess, start_command
 
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
 
@@ -91,11 +91,13 @@ def test_completions_in_openai_s_form(server: Server, trained: LoadedRun) -> Non
 def test_200_clients_at_once_share_batches(trained: LoadedRun) -> None:
     with serving(trained.predict_each, max_queue=256) as many:
         before = many.read_measures()["fivetune_batch_records_count"]
-        with ThreadPoolExecutor(200) as pool:
+        unlimited = httpx.Limits(max_connections=None)
+        with (
+            httpx.Client(base_url=many.client.base_url, limits=unlimited, timeout=60) as clients,
+            ThreadPoolExecutor(200) as pool,
+        ):
             asked = [RECORDS[i % len(RECORDS)] for i in range(200)]
-            found = list(
-                pool.map(lambda one: httpx.post(f"{many.client.base_url}/predict", json=one, timeout=60), asked)
-            )
+            found = list(pool.map(lambda one: clients.post("/predict", json=one), asked))
         assert [one.status_code for one in found] == [200] * 200
         expected = [one.prediction for one in trained.predict(asked)]
         assert [one.json()["prediction"] for one in found] == expected
@@ -358,26 +360,20 @@ def test_fuzzed_requests_get_the_right_codes(server: Server) -> None:
 
 
 @contextmanager
-def serving_process(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving_process(folder: Path, *words: str) -> Iterator[tuple[WarmProcess, str]]:
     """`fivetune serve` as a process; yields it, and its address when it takes requests."""
-    command = [sys.executable, "-m", "fivetune", "serve", str(folder), "--port", "0", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    address = next(found for line in process.stdout if (found := re.search(r"serving on (http://\S+)", line)))[1]
-    while True:
-        try:
-            httpx.get(f"{address}/ready")
-            break
-        except httpx.ConnectError:
-            time.sleep(0.05)
-    try:
+    with start_command("serve", str(folder), "--port", "0", *words) as process:
+        address = process.wait_for(r"serving on (http://\S+)")
+        while True:
+            try:
+                httpx.get(f"{address}/ready")
+                break
+            except httpx.ConnectError:
+                time.sleep(0.05)
         yield process, address
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
     """Fuzzed requests, 200 clients at once, 200 slow ones: all are answered, and memory is flat within 5 %."""
     with (
@@ -405,9 +401,9 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
         print(f"{NUM_FUZZED:,} fuzzed requests: {sizes} before and after, answers {dict(sorted(codes.items()))}")
         assert after < 1.05 * before
         assert codes[500] == codes[503] == 0 and codes[200] >= 200
-        assert server.post(json=RECORDS[0])[0] == 200 and process.poll() is None
+        assert server.post(json=RECORDS[0])[0] == 200 and process.code is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(30).returncode == 0
 
 
 @pytest.mark.slow
@@ -420,8 +416,8 @@ def test_a_stop_signal_drains(trained: LoadedRun, signum: signal.Signals) -> Non
             time.sleep(0.02)
         process.send_signal(signum)
         assert waiting.result().status_code == 200
-        output, errors = process.communicate(timeout=30)
-        assert (process.returncode, errors) == (0, "") and output.endswith("stopped\n")
+        done = process.wait(30)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.endswith("stopped\n")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/health")
 
