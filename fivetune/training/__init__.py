@@ -161,7 +161,7 @@ def _train(
             with (
                 config.strategy.suppress_warnings(),
                 _record_outcome(run, progress, stop, world),
-                _build_sampler(config, run, progress, world) as sampler,
+                _open_sampler(config, run, progress, world) as sampler,
             ):
                 start = partial(_prepare, resume=resume, preflight=preflight, command=command)
                 _train_and_export(start(config, run, progress, stop, world, sampler), url)
@@ -218,8 +218,13 @@ def _open_run_outputs(
     return run, progress
 
 
-def _build_sampler(config: RunConfig, run: RunDir, progress: Progress, world: World) -> Sampler:
-    """Build the telemetry sampler of this rank; local rank 0 samples the devices of its machine too."""
+@contextlib.contextmanager
+def _open_sampler(config: RunConfig, run: RunDir, progress: Progress, world: World) -> Iterator[Sampler]:
+    """Open the telemetry sampler of this rank; local rank 0 samples the devices of its machine too.
+
+    Only that of rank 0 has started: the others write to the run directory once nothing can refuse the run, because
+    rank 0 removes the directory of a refused run.
+    """
     name = TELEMETRY if world.is_first else TELEMETRY_OF_RANK.format(rank=world.rank)
     sampler = Sampler(
         run.path / name,
@@ -229,7 +234,12 @@ def _build_sampler(config: RunConfig, run: RunDir, progress: Progress, world: Wo
         warn=progress.warn,
     )
     sampler.phase = "prepare"
-    return sampler
+    if world.is_first:
+        sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop()
 
 
 def _prepare(
@@ -275,6 +285,8 @@ def _prepare(
     graphs = {"capture": asdict(decision)} if decision else {}
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
     _record_machine(run, progress, machine, step=state.step, resume=resume)
+    evaluated_steps = _find_evaluated_steps(run, world, state, owner.eval_basis)
+    sampler.start()
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
     return Training(
         setup,
@@ -288,7 +300,7 @@ def _prepare(
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
         threads=ThreadControl.from_setting(config.train.num_threads) if learner.compute.kind == "cpu" else None,
-        evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
+        evaluated_steps=evaluated_steps,
         owner=owner,
         writer=BackgroundWriter(world, is_parallel=config.checkpoint.background),
     )
