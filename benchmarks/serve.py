@@ -2,15 +2,17 @@
 
 The model has the t5-small config and random weights, made so that answers are as long as real ones
 (`benchmarks.decode.make_answers_end`). All sides are behind the same server and get the same SQuAD 2.0 questions from
-1, 8 and 32 clients in another process; each client sends its next request when it has an answer. The sides compute in
-fp32 and greedily, and the share of equal answers is counted. transformers' side is what its pipeline did for a request
-(transformers 5 has no pipeline for text to text): tokenise, `generate`, decode.
+1, 8 and 32 clients in another process; each client sends its next request when it has an answer. All decode greedily,
+in fp32 and, where the CPU has units for it (`train.precision auto` takes it there), in bf16; the share of answers that
+equal FiveTune's in fp32 is counted. transformers' side is what its pipeline did for a request (transformers 5 has no
+pipeline for text to text): tokenise, `generate`, decode; in bf16 with weights in bf16.
     OMP_NUM_THREADS=2 python -m benchmarks.serve --json
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from fivetune.serving.app import Service, build_app
 from fivetune.serving.batching import AnswerTogether, Batcher
 from fivetune.serving.schema import RunFacts
 from fivetune.serving.server import bind_socket, build_server, run_until_stopped
+from fivetune.telemetry.devices import find_bf16_units
 from fivetune.training.inference import LoadedRun
 from fivetune.training.learner import choose_compute
 from fivetune.training.sources import prepare_split
@@ -44,30 +48,35 @@ from fivetune.types import RawRecord, TextExample
 
 CLIENTS = (1, 8, 32)
 BATCHED, ONE_BY_ONE, PEER = "fivetune, batches of 32", "fivetune, one by one", "transformers, one by one"
+OTHERS = (ONE_BY_ONE, PEER)
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--squad", type=Path, default=SHARED / "squad_v2" / "dev-v2.0.json.gz")
     parser.add_argument("--model", type=Path, default=SHARED / "tokenizers" / "t5-small", help="config and tokenizer")
-    parser.add_argument("--requests", type=int, default=64, help="of a window")
+    parser.add_argument("--requests", type=int, default=96, help="of a window")
     parser.add_argument("--windows", type=int, default=2, help="of each side")
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        run = _open_run(args, Path(folder))
+        runs = _open_runs(args, Path(folder))
         records = _select_records(args.squad, args.requests)
-        sides = {BATCHED: (run.predict_each, 32), ONE_BY_ONE: (run.predict_each, 1), PEER: (_make_peer(run), 1)}
+        sides: dict[str, tuple[AnswerTogether, int]] = {}
+        for precision, run in runs.items():
+            sides[f"{BATCHED}, {precision}"] = run.predict_each, 32
+            sides[f"{ONE_BY_ONE}, {precision}"] = run.predict_each, 1
+            sides[f"{PEER}, {precision}"] = _make_peer(run), 1
         with ExitStack() as stack:
             ports = {name: stack.enter_context(_serve(*side)) for name, side in sides.items()}
             windows = _measure(ports, records, args.windows)
-    result = {"facts": facts("cpu"), "num_requests": args.requests, **_summarise(windows)}
+    result = {"facts": facts("cpu"), "num_requests": args.requests, **_summarise(windows, list(runs))}
     print(_format(result))
     publish_result(args, "serve-cpu", result)
 
 
-def _open_run(args: argparse.Namespace, folder: Path) -> LoadedRun:
-    """A run of t5-small's shape as `load_run` returns it."""
+def _open_runs(args: argparse.Namespace, folder: Path) -> dict[str, LoadedRun]:
+    """Runs of t5-small's shape as `load_run` returns them, by precision, with the same weights."""
     recipe = {
         "run": {"dir": str(folder / "run")},
         "model": {"config": str(args.model), "tokenizer": str(args.model), "init": "random"},
@@ -84,7 +93,10 @@ def _open_run(args: argparse.Namespace, folder: Path) -> LoadedRun:
     model = loaded.model.eval()
     with torch.no_grad():
         make_answers_end(model, store)
-    return LoadedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
+    run = LoadedRun(folder, config, model, loaded.tokenizer, choose_compute(config, SINGLE_PROCESS), step=0)
+    if not find_bf16_units():
+        return {"fp32": run}
+    return {"fp32": run, "bf16": replace(run, compute=replace(run.compute, precision="bf16"))}
 
 
 def _select_records(source: Path, num: int) -> list[dict[str, object]]:
@@ -95,8 +107,8 @@ def _select_records(source: Path, num: int) -> list[dict[str, object]]:
 
 
 def _make_peer(run: LoadedRun) -> AnswerTogether:
-    """Answer each record with transformers' generate."""
-    model: Any = run.model
+    """Answer each record with transformers' generate, in the precision of the run."""
+    model: Any = run.model if run.compute.precision == "fp32" else copy.deepcopy(run.model).to(torch.bfloat16)
 
     def answer(requests: Sequence[Sequence[Any]]) -> list[list[Prediction]]:
         found: list[list[Prediction]] = []
@@ -121,7 +133,7 @@ def _format_input(run: LoadedRun, record: dict[str, object]) -> str:
 @contextmanager
 def _serve(answer: AnswerTogether, max_batch: int) -> Iterator[int]:
     """Serve on loopback; yields the port."""
-    batcher = Batcher({"run": answer}, max_batch=max_batch, max_wait_seconds=0.01 if max_batch > 1 else 0, max_queue=64)
+    batcher = Batcher({"run": answer}, max_batch=max_batch, max_wait_seconds=0.05 if max_batch > 1 else 0, max_queue=64)
     with bind_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
         server = build_server(build_app(Service(batcher, {"run": RunFacts("run", "squad_v2", 0)})), drain_seconds=1)
@@ -155,18 +167,25 @@ def _send(port: int, num_clients: int, records: list[dict[str, object]]) -> dict
     return json.loads(done.stdout)
 
 
-def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
+def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]], precisions: list[str]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for (name, num), windows in measured.items():
         latencies = sorted(one for window in windows for one in window["latencies"])
         rates = [len(window["latencies"]) / window["seconds"] for window in windows]
         row = {"side": name, "clients": num, "per_second": float(np.median(rates)), "each": rates}
         rows.append(row | {f"p{p}_seconds": float(np.percentile(latencies, p)) for p in (50, 99)})
-    ratios = {}
-    for other in (ONE_BY_ONE, PEER):
-        speeds = {(row["side"], row["clients"]): row["per_second"] for row in rows}
-        ratios[other] = {num: speeds[BATCHED, num] / speeds[other, num] for num in CLIENTS}
-    own = measured[BATCHED, 1][0]["answers"]
+    speeds = {(row["side"], row["clients"]): row["per_second"] for row in rows}
+    ratios = {
+        f"{BATCHED}, {own}": {
+            f"{name}, {other}": {
+                num: speeds[f"{BATCHED}, {own}", num] / speeds[f"{name}, {other}", num] for num in CLIENTS
+            }
+            for name in OTHERS
+            for other in precisions
+        }
+        for own in precisions
+    }
+    own = measured[f"{ONE_BY_ONE}, fp32", 1][0]["answers"]
     equal = {
         f"{name}, {num}": float(np.mean([a == b for a, b in zip(own, windows[0]["answers"], strict=True)]))
         for (name, num), windows in measured.items()
@@ -175,12 +194,11 @@ def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]]) -> dict[st
 
 
 def _format(result: dict[str, Any]) -> str:
-    head = ["side", "clients", "requests/s", "p50 ms", "p99 ms", "batches are"]
-    lines = [head]
+    lines = [["side", "clients", "requests/s", "p50 ms", "p99 ms", *(f"{name} is" for name in result["ratios"])]]
     for row in result["rows"]:
-        ratio = result["ratios"].get(row["side"], {}).get(row["clients"])
         figures = [f"{row['per_second']:.1f}", f"{1000 * row['p50_seconds']:.0f}", f"{1000 * row['p99_seconds']:.0f}"]
-        lines.append([row["side"], str(row["clients"]), *figures, f"{ratio:.2f} x" if ratio else ""])
+        found = [ratios.get(row["side"], {}).get(row["clients"]) for ratios in result["ratios"].values()]
+        lines.append([row["side"], str(row["clients"]), *figures, *(f"{one:.2f} x" if one else "" for one in found)])
     return table(lines)
 
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches and limits")
     for flag, kind, default, text in (
         ("--max-batch", int, 32, "most records of a batch"),
-        ("--max-wait-ms", float, 10.0, "most milliseconds that a request waits for others"),
+        ("--max-wait-ms", float, 50.0, "most milliseconds that a request waits for others, a fifth if none come"),
         ("--max-queue", int, 64, "most requests that wait; more are answered 429"),
         ("--max-records", int, 16, "most records of a request"),
         ("--max-body-kib", int, 64, "most KiB of a request"),

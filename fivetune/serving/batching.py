@@ -15,6 +15,7 @@ from threading import Condition, Thread
 
 from fivetune.rundir.records import Prediction
 
+GAP_SHARE = 1 / 5
 Inputs = Sequence[dict[str, object] | str]
 AnswerTogether = Callable[[Sequence[Inputs]], Sequence[Sequence[Prediction]]]
 """Answers several requests; `LoadedRun.predict_each` is one."""
@@ -41,9 +42,10 @@ class WaitingRequest:
 class Batcher:
     """Answers requests in batches, oldest first.
 
-    A batch begins when `max_batch` records wait, or when the oldest request has waited `max_wait_seconds`. What arrives
-    during a batch joins the next one, so that under load none waits longer than the batches before it. A batch is for
-    one model, that of the oldest request.
+    A batch begins when `max_batch` records wait, when the oldest request has waited `max_wait_seconds`, or when no
+    request has arrived for GAP_SHARE of that: clients that got their answers from one batch come back one after the
+    other. What arrives during a batch joins the next one, so that under load none waits longer than the batches before
+    it. A batch is for one model, that of the oldest request.
 
     Args:
         answers: what answers, by the name of the model.
@@ -111,8 +113,8 @@ class Batcher:
                     return None
                 self._changed.wait()
             oldest = self._waiting[0]
-            until = oldest.arrived + self._max_wait
             while not self._is_closing and self._count_records(oldest.model) < self._max_batch:
+                until = min(oldest.arrived + self._max_wait, self._waiting[-1].arrived + GAP_SHARE * self._max_wait)
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._changed.wait(left)

@@ -23,6 +23,7 @@ from serving_kit import Server, Slow, serving
 from fivetune.cli import main
 from fivetune.errors import NumericError
 from fivetune.rundir.records import Prediction
+from fivetune.serving.batching import Batcher
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
@@ -154,6 +155,22 @@ def test_no_answer_in_time_is_503_and_a_slow_body_408() -> None:
         assert b" 408 " in answer and b'"request_timeout"' in answer
         model.may_answer.set()
         assert slow.post(json={"inputs": ["b"]})[0] == 200
+
+
+def test_a_batch_waits_while_requests_keep_coming_and_not_longer() -> None:
+    sizes: list[int] = []
+    batcher = Batcher(
+        {"run": lambda batch: [[Prediction(id="0", prediction="yes")] for _ in batch]},
+        max_batch=100,
+        max_wait_seconds=5,
+        max_queue=9,
+        on_batch=lambda num_records, seconds: sizes.append(num_records),
+    )
+    started = time.monotonic()
+    last = [batcher.submit("run", [str(i)]) for i in range(3) if not time.sleep(0.1)][-1]
+    last.result(timeout=9)
+    assert sizes == [3] and 1 <= time.monotonic() - started < 4
+    batcher.close()
 
 
 def test_one_request_cannot_fail_the_others_of_its_batch() -> None:
