@@ -285,8 +285,6 @@ def _prepare(
     graphs = {"capture": asdict(decision)} if decision else {}
     machine = {"run_id": owner.run_id, **describe_machine(setup, command), **graphs}
     _record_machine(run, progress, machine, step=state.step, resume=resume)
-    evaluated_steps = _find_evaluated_steps(run, world, state, owner.eval_basis)
-    sampler.start()
     state.seconds["prepare"] = state.seconds.get("prepare", 0.0) + time.perf_counter() - started
     return Training(
         setup,
@@ -300,7 +298,7 @@ def _prepare(
         nonfinite_flag=make_nonfinite_flag(learner),
         peak_flops=get_device_peak_flops(learner.compute.device, learner.compute.precision),
         threads=ThreadControl.from_setting(config.train.num_threads) if learner.compute.kind == "cpu" else None,
-        evaluated_steps=evaluated_steps,
+        evaluated_steps=_find_evaluated_steps(run, world, state, owner.eval_basis),
         owner=owner,
         writer=BackgroundWriter(world, is_parallel=config.checkpoint.background),
     )
@@ -357,6 +355,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
             sink = plugins.load_plugin("sinks", name)()
             training.sinks.append(sink.open(run.path, setup.config.as_redacted_dict(), first_step=state.step + 1))
         run.update_status(state="running", begun=True)
+        training.sampler.start()
         try:
             run_training_loop(training)
         except (InterruptedRunError, NumericError, RunDirError):  # raised by all ranks: the others are there to help
