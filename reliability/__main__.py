@@ -15,7 +15,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import reliability.rows
-from reliability.campaign import ROOT, Campaign, Row
+from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
 from reliability.page import write_table
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--release", action="store_true", help="the number of trials of a release")
     parser.add_argument("--only", metavar="R1,R8", help="these rows")
     parser.add_argument("--list", action="store_true", help="list the rows and exit")
-    parser.add_argument("--seed", type=int, default=0, help="of random times and places (default: 0)")
+    parser.add_argument("--seed", type=int, help="of random times and places (default: the commit's own)")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "reliability", help="workload and journal")
     parser.add_argument("--output", type=Path, help="the scoreboard (default: reliability.json in the folder)")
     parser.add_argument("--page", type=Path, help="write the table into this page, between its markers")
@@ -44,13 +44,14 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
-    result = Campaign(args.folder, release=args.release, seed=args.seed).run(rows)
+    seed = derive_seed(describe_code()) if args.seed is None else args.seed
+    result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
     output = args.output or args.folder / "reliability.json"
     output.write_text(json.dumps(result, indent=1) + "\n")
     if args.page:
         write_table(args.page, result)
     failed = sum(bool(row["failures"]) for row in result["rows"])
-    print(f"{len(rows) - failed} of {len(rows)} rows are green; {output}")
+    print(f"{len(rows) - failed} of {len(rows)} rows are green; seed {seed}; {output}")
     return int(failed > 0)
 
 

@@ -137,6 +137,7 @@ class Campaign:
                 trials = list(islice(make_trials(workload, random.Random(f"{self.seed} {row.name}")), limit))
                 names = [trial.name for trial in trials]
                 assert len(set(names)) == len(names), f"{row.name}: two trials have the same name"
+                assert names or limit == 0, f"{row.name}: no trial"
             except Exception as error:  # a row that cannot be set up has shown nothing
                 trials = [Trial(f"set-up of {row.name}", partial(_raise, error))]
             journal.num_expected += len(trials)
@@ -196,6 +197,15 @@ def describe_code() -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def derive_seed(code: str) -> int:
+    """A seed for each commit, so that each change meets other faults.
+
+    >>> derive_seed("00000000001f-changed")
+    31
+    """
+    return int(code.removesuffix(CHANGED), 16) % 2**20
+
+
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, system and the versions that numbers depend on."""
     names = [line.split(":")[1].strip() for line in _read_lines("/proc/cpuinfo") if line.startswith("model name")]
@@ -239,7 +249,7 @@ def _count(row: Row, ours: list[Result], theirs: list[Result]) -> Score:
 def _describe(score: Score) -> str:
     peer = f"; Trainer {score.peer['num_failures']} of {score.peer['num_trials']} failed" if score.peer else ""
     held = score.num_trials - len(score.failures)
-    if score.absent:
-        return f"{score.name:4} not run: {score.absent}  {score.fault}"
+    if not score.num_trials:
+        return f"{score.name:4} not run: {score.absent or 'in a release only'}  {score.fault}"
     lines = [f"{score.name:4} {held} of {score.num_trials} held  {score.fault}  ({score.seconds:,.0f} s{peer})"]
     return "\n".join(lines + [f"     FAILED {name}: {why}" for name, why in score.failures.items()])

@@ -26,8 +26,8 @@ def make_table(result: dict[str, Any]) -> str:
     ]
     for row in result["rows"]:
         held = f"{row['num_trials'] - len(row['failures']):,} of {row['num_trials']:,}"
-        if row["absent"]:
-            held = f"not run: {row['absent']}"
+        if not row["num_trials"]:
+            held = f"not run: {row['absent'] or 'in a release only'}"
         bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
         peer = row["peer"]
         theirs = f"{peer['num_trials'] - peer['num_failures']} of {peer['num_trials']}" if peer else ""

@@ -30,6 +30,7 @@ PRELOADED = [
     "transformers.models.t5.modeling_t5",
     "transformers.models.t5.tokenization_t5",
 ]
+END_SECONDS = 30.0  # within which a killed process must be gone
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
 
@@ -83,7 +84,10 @@ class WarmProcess:
             for one in (self._process, *started):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
-            psutil.wait_procs(started)
+            until = time.monotonic() + END_SECONDS
+            while alive := [one for one in started if is_alive(one)]:
+                assert time.monotonic() < until, f"killed, and alive: {alive}"
+                time.sleep(0.01)
 
     def wait(self, seconds: float = 300) -> CompletedProcess[str]:
         """Wait until it ends. Raises TimeoutError after `seconds`."""
@@ -92,6 +96,13 @@ class WarmProcess:
             raise TimeoutError(f"{self.name} still runs after {seconds:g} s")
         stdout, stderr = (file.read_text(encoding="utf-8") if file.exists() else "" for file in self._files)
         return CompletedProcess(self.name, self.code, stdout, stderr)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; an ended one whose parent has not asked for its exit code does not."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def start_command(*words: str, environ: Mapping[str, str] = os.environ) -> WarmProcess:

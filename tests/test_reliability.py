@@ -94,6 +94,7 @@ def test_cases_of_one_process_fail_by_name(tmp_path, monkeypatch, ends_at, failu
         assert case == 0, f"the case is {case}"
 
     monkeypatch.setattr(batch, "WarmProcess", Process)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = []
     for trial in batch.share_process(check, {"a": 0, "b": 1}):
         try:
@@ -130,6 +131,11 @@ def test_a_row_that_cannot_be_set_up_fails_and_the_others_run(make_campaign):
     assert (rows[1]["num_trials"], rows[1]["failures"]) == (6, {})
 
 
+def test_a_row_without_trials_fails(make_campaign):
+    (row,) = make_campaign().run([replace(make_row(), make_trials=lambda workload, random: [])])["rows"]
+    assert "R1: no trial" in row["failures"]["set-up of R1"]
+
+
 def test_a_campaign_tells_how_far_it_is(make_campaign, monkeypatch):
     monkeypatch.setattr(campaign, "PROGRESS_SECONDS", 0)
     told: list[str] = []
@@ -139,11 +145,12 @@ def test_a_campaign_tells_how_far_it_is(make_campaign, monkeypatch):
 
 def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "list_rows", lambda: [make_row(failing=1)])
+    monkeypatch.setattr(command, "describe_code", lambda: "0123")
     for words, code in (("--only R1,R99", 2), ("--list", 0), (f"--folder {tmp_path / 'campaign'}", 1)):
         monkeypatch.setattr("sys.argv", ["reliability", *words.split()])
         assert command.main() == code
     told = capsys.readouterr().out
-    assert "no row R99; rows: R1" in told and "0 of 1 rows are green" in told
+    assert "no row R99; rows: R1" in told and "0 of 1 rows are green; seed 291;" in told
     assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
 
 
@@ -154,6 +161,8 @@ def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
     (tmp_path / "page.md").write_text(f"{START}\n{END}\n")
     write_table(tmp_path / "page.md", result)
     assert "| R1 | a fault | a promise | not run: no slurmctld |  |  |" in (tmp_path / "page.md").read_text()
+    make_campaign(tell=told.append).run([replace(make_row(), num_trials=0)])
+    assert told[1:] == ["R1   not run: in a release only  a fault"]
 
 
 def test_every_row_has_a_name_of_its_own():

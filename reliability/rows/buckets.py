@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,8 @@ def start_bucket(
 
 def fail_at_a_write(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Each fault in turn; every second time the machine is lost when it appears."""
-    for number in count():
-        fault, is_lost = FAULTS[number % len(FAULTS)], number % 2 == 0
+    for number, fault in enumerate(cycle(random.sample(FAULTS, len(FAULTS)))):
+        is_lost = number % 2 == 0
         first, num = random.randint(1, 40), random.randint(1, 12)
 
         def run(folder: Path, fault: str = fault, first: int = first, num: int = num, is_lost: bool = is_lost) -> None:

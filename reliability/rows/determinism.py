@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -45,8 +45,8 @@ os.scandir = Scan
 
 def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """A run with another hash seed, working directory, and order in which folders list their entries."""
-    for number in count():
-        variant, seed = ALONE[number % len(ALONE)], random.randrange(1, 2**32)
+    for number, variant in enumerate(cycle(random.sample(ALONE, len(ALONE)))):
+        seed = random.randrange(1, 2**32)
 
         def run(folder: Path, variant: str = variant, seed: int = seed) -> None:
             whole = workload.run_undisturbed(variant).run
@@ -80,8 +80,7 @@ def describe_results(run: Path) -> dict[str, Any]:
 
 def change_threads(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """A run of two threads twice, and beside one of a single thread."""
-    for number in count():
-        variant = ALONE[number % len(ALONE)]
+    for number, variant in enumerate(cycle(random.sample(ALONE, len(ALONE)))):
 
         def run(folder: Path, variant: str = variant) -> None:
             alone, both, again = run_with_threads(workload, folder, variant, (1, 2, 2))

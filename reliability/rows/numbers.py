@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
+from itertools import count, cycle, product
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -32,8 +32,8 @@ NEVER_FIRED = 99  # exit code of a process whose fault found no place
 
 def put_bad_values(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """NaN or infinity at each place of each variant in turn, from a random step on: once, or for ever."""
-    for number in count():
-        place, variant = PLACES[number % len(PLACES)], VARIANTS[number // len(PLACES) % len(VARIANTS)]
+    faults = list(product(PLACES, VARIANTS))
+    for number, (place, variant) in enumerate(cycle(random.sample(faults, len(faults)))):
         value, step = random.choice((math.nan, math.inf, -math.inf)), random.randint(1, NUM_STEPS)
         last = step if random.random() < 0.5 else FOR_EVER
         share = random.random()

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Iterator
-from itertools import chain, count, product
+from itertools import chain, count, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ def make_resume(workload: Workload, combination: tuple[str, ...], at: int) -> An
 
 def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Runs that begin, go on and end with different numbers of processes, without dropout, whose masks are a rank's."""
-    for number in count():
-        places = MOVES[number % len(MOVES)]
+    for number, places in enumerate(cycle(random.sample(MOVES, len(MOVES)))):
         stops = sorted(random.sample(range(2, 11), 2))
         optimizer = "adafactor" if number % 2 and FSDP not in places else "adamw"
 

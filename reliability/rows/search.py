@@ -114,7 +114,7 @@ def write_search(workload: Workload, folder: Path) -> Path:
 
 def disturb_search(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Each fault in turn."""
-    for number, kind in enumerate(cycle(FAULTS)):
+    for number, kind in enumerate(cycle(random.sample(sorted(FAULTS), len(FAULTS)))):
         pause = random.uniform(0.5, 3)
 
         def run(folder: Path, kind: str = kind, pause: float = pause) -> None:

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,8 +135,7 @@ def limit_trainer(updates: str, limit: int, first: int) -> None:
 
 def cut_step(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """The gradient of 12 examples with targets of uneven length: in micro-batches of 12, 4 and 1, on 1 and 2 ranks."""
-    for number in count():
-        family = list(FAMILIES)[number % len(FAMILIES)]
+    for number, family in enumerate(cycle(random.sample(sorted(FAMILIES), len(FAMILIES)))):
         rows = random.sample(range(24), NUM_EXAMPLES)
 
         def run(folder: Path, family: str = family, rows: list[int] = rows) -> None:
