@@ -133,8 +133,8 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
     for path, found in _iter_owners(folder):
         if found.run_id and found.run_id != owner.run_id:
             raise RunDirError(
-                f"{path}: belongs to another run (id {found.run_id}, this run is {owner.run_id}). "
-                "Remove it, or put the run's own checkpoint back."
+                f"{path}: belongs to another run (id {found.run_id}; {MACHINE} of this run has {owner.run_id}). "
+                f"Put back the run's own checkpoint, or the run's own {MACHINE}."
             )
         if found.data and found.data != owner.data:
             raise RunDirError(_describe_other_data(folder, path.relative_to(folder) / "state.json"))

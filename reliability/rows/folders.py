@@ -13,7 +13,7 @@ from pathlib import Path
 from reliability.campaign import Row, Trial
 from reliability.faults import train_on_a_full_disk
 from reliability.rows.damage import STEPS, copy_run
-from reliability.rows.disk import check_resumed, mount_in_memory
+from reliability.rows.disk import check_resumed, explain_absence, mount_in_memory
 from reliability.rows.kills import FEW_STEPS, count_file_operations
 from reliability.warm import WarmProcess, run_command
 from reliability.workload import TRAIN_WORDS, Workload
@@ -50,7 +50,8 @@ def make_folder(path: Path) -> Path:
 
 
 def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Train into each of PLACES, and into read-only file systems; resume, predict, evaluate and report in one."""
+    """Train into each of PLACES, and, where one can be mounted, into read-only file systems; resume, predict, evaluate
+    and report in one."""
     whole = workload.run_undisturbed(**STEPS)
     for name, (make, said) in PLACES.items():
 
@@ -81,19 +82,20 @@ def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
             run = folder / "disk" / "run"
             refuse(*(word.format(run=run) for word in words), said=said)
 
-    yield Trial("train into a read-only file system", train_read_only)
-    yield Trial("a cache on a read-only file system", cache_read_only)
-    questions = str(whole.run.parent / "dev.json")
-    for said, *words in (
-        (READ_ONLY, "train", "{run}", "--resume", *TRAIN_WORDS),
-        (READ_ONLY, "evaluate", "{run}"),
-        (READ_ONLY, "report", "{run}"),
-        ("is not writable", "predict", "{run}", "--input", questions, "--output", "{run}/answers.jsonl"),
-    ):
-        yield Trial(
-            f"{words[0]} on a read-only file system",
-            lambda folder, words=words, said=said: use_read_only(folder, *words, said=said),
-        )
+    if not explain_absence():
+        yield Trial("train into a read-only file system", train_read_only)
+        yield Trial("a cache on a read-only file system", cache_read_only)
+        questions = str(whole.run.parent / "dev.json")
+        for said, *words in (
+            (READ_ONLY, "train", "{run}", "--resume", *TRAIN_WORDS),
+            (READ_ONLY, "evaluate", "{run}"),
+            (READ_ONLY, "report", "{run}"),
+            ("is not writable", "predict", "{run}", "--input", questions, "--output", "{run}/answers.jsonl"),
+        ):
+            yield Trial(
+                f"{words[0]} on a read-only file system",
+                lambda folder, words=words, said=said: use_read_only(folder, *words, said=said),
+            )
     num_operations = count_file_operations(workload)
     for at in random.sample(range(1, num_operations + 1), 8):
         yield Trial(

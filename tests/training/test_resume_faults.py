@@ -128,7 +128,9 @@ def test_a_checkpoint_of_another_run_is_refused(stopped, finished):
     state["owner"]["run_id"] = "another"
     (other / "state.json").write_text(json.dumps(state))
     write_checksums(other)
-    with pytest.raises(RunDirError, match=r"checkpoints/2: belongs to another run \(id another, this run is \w+\)"):
+    with pytest.raises(
+        RunDirError, match=r"checkpoints/2: belongs to another run \(id another; machine\.json .* \w+\)"
+    ):
         continue_run(stopped)
 
 
