@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ STAGES = {  # the ranks that are killed in the second save
 IN_BACKGROUND = ("between the files of the ranks", "before the manifest")
 CASES = [*((stage, "") for stage in STAGES), *((stage, "background") for stage in IN_BACKGROUND)]
 CASES += [("all before the manifest", "bucket")]  # with a copy at a URL, and a disk that is lost
+DEFAULT = (("before the manifest", "background"), ("all before the manifest", "bucket"))  # in `make test`
 
 
 def recipe(folder: Path, model: Path, stage: str, kind: str) -> dict[str, Any]:
@@ -122,12 +124,15 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory, model_folder) -> Killed:
-    return build_once(tmp_path_factory, "killed", partial(kill_and_resume, model_folder))
+def killed(request, tmp_path_factory, model_folder) -> Killed:
+    """All cases if tests of the release tier are selected."""
+    items = (item for item in request.session.items if item.path == request.path)
+    cases = CASES if any(item.get_closest_marker("release") for item in items) else DEFAULT
+    return build_once(tmp_path_factory, "killed", partial(kill_and_resume, model_folder, cases))
 
 
-def kill_and_resume(model_folder: Path, folder: Path) -> Killed:
-    tables = {case: recipe(folder, model_folder, *case) for case in [*CASES, ("whole", "")]}
+def kill_and_resume(model_folder: Path, cases: Sequence[tuple[str, str]], folder: Path) -> Killed:
+    tables = {case: recipe(folder, model_folder, *case) for case in [*cases, ("whole", "")]}
     folders = {case: Path(table["run"]["dir"]) for case, table in tables.items()}
 
     def kill(case: tuple[str, str]) -> list[int]:
@@ -136,9 +141,9 @@ def kill_and_resume(model_folder: Path, folder: Path) -> Killed:
         return [one.returncode for one in start_ranks(train_until_killed, tables[case], case[0], pids)]
 
     with ThreadPoolExecutor(4) as pool:
-        codes = dict(zip(CASES, pool.map(kill, CASES), strict=True))
-    left = {case: sorted(path.name for path in (folders[case] / "checkpoints").iterdir()) for case in CASES}
-    for case in CASES:
+        codes = dict(zip(cases, pool.map(kill, cases), strict=True))
+    left = {case: sorted(path.name for path in (folders[case] / "checkpoints").iterdir()) for case in cases}
+    for case in cases:
         assert find_damage(folders[case] / "checkpoints/2") is None
         if case[1] == "bucket":
             shutil.rmtree(folders[case])
@@ -148,7 +153,11 @@ def kill_and_resume(model_folder: Path, folder: Path) -> Killed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.release) for case in CASES],
+    ids=" ".join,
+)
 def test_a_run_killed_in_a_save_resumes_from_the_checkpoint_before(killed, case):
     ranks, codes = STAGES[case[0]], killed.codes[case]
     assert [codes[rank] for rank in ranks] == [-signal.SIGKILL] * len(ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -57,8 +58,25 @@ OUT_OF_MEMORY = [  # in which pass, after the forward pass or in the middle of a
     *((name, place) for name in SEVERAL[1:] for place in ("forward", "backward")),
 ]
 OUT_OF_MEMORY_OF_FOUR = list(zip(FOUR, ("backward", "backward", "forward", "backward", "forward"), strict=True))
+RESUMED = ("ddp", "pipeline")  # in `make test`; the others are resumed and stopped in the release tier
 FAMILIES = ("t5", "v1_1")  # a head that is tied to the embeddings, and one of its own
 NUM_STEPS = 5
+
+
+def mark(cases: Iterable[Any], *default: Any) -> list[Any]:
+    """Cases as parameters, of the release tier unless they are named."""
+    return [case if case in default else release(case) for case in cases]
+
+
+def release(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.release)
+
+
+def has_release_tests(request: pytest.FixtureRequest) -> bool:
+    """Whether tests of this file are selected that need the runs of the release tier."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return any(item.get_closest_marker("release") for item in items)
+
 
 # --- one process ---
 
@@ -362,9 +380,10 @@ def in_sixes(folder: Path, model: Path, name: str, strategy: str, nproc: int) ->
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory, family_folders) -> Together:
+def together(request, tmp_path_factory, family_folders) -> Together:
     """One start of two processes that do everything, because starting is what takes long."""
-    built = build_once(tmp_path_factory, "together", partial(run_two, family_folders))
+    work = partial(run_two, family_folders, everything=has_release_tests(request))
+    built = build_once(tmp_path_factory, "together", work)
     alone = {name: rundir.read_run(one) if isinstance(one, Path) else one for name, one in built.alone.items()}
     return replace(built, alone=alone)
 
@@ -374,88 +393,106 @@ def train_alone(table: dict[str, Any]) -> Path:
     return Path(table["run"]["dir"])
 
 
-def run_two(family_folders: dict[str, Path], folder: Path) -> Together:
-    alone = {}
-    for family in FAMILIES:
-        table = recipe(folder, family_folders[family], f"alone-{family}", "single", 1)
-        alone[family] = train_alone(table)
-        alone[f"gradients-{family}"] = several_processes.gradients(table)
-    table = {**recipe(folder, family_folders["t5"], "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
-    alone["adafactor"] = train_alone(table)
-    alone["early"] = train_alone(stopping_early(folder, family_folders["t5"], "single", 1))
-    alone["gradients-losses"] = several_processes.gradients_of_all_losses(
-        recipe(folder, family_folders["t5"], "alone-losses", "single", 1)
-    )
+def run_two(family_folders: dict[str, Path], folder: Path, *, everything: bool) -> Together:
+    """
+    Args:
+        everything: with what only tests of the release tier need.
+    """
+    t5 = family_folders["t5"]
+
+    def write(name: str, table: dict[str, Any]) -> None:
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(table))
+
+    alone = train_each_alone(family_folders, folder, everything=everything)
     for strategy, kind in DISTILLED:
         section = {"teacher": str(family_folders["v1_1"]), "kind": kind}
-        table = recipe(folder, family_folders["t5"], f"alone-{kind}", "single", 1) | {"distill": section}
+        table = recipe(folder, t5, f"alone-{kind}", "single", 1) | {"distill": section}
         alone[f"gradients-{kind}"] = several_processes.gradients(table)
-        table |= {"strategy": strategy, "launch": {"nproc": 2}}
-        (folder / f"gradients-{kind}-{strategy}.yaml").write_text(yaml.safe_dump(table))
+        write(f"gradients-{kind}-{strategy}", table | {"strategy": strategy, "launch": {"nproc": 2}})
     for strategy in SEVERAL:
-        table = recipe(folder, family_folders["t5"], f"losses-{strategy}", strategy, 2)
-        (folder / f"gradients-losses-{strategy}.yaml").write_text(yaml.safe_dump(table))
-        table = stopping_early(folder, family_folders["t5"], strategy, 2)
-        (folder / f"early-{strategy}.yaml").write_text(yaml.safe_dump(table))
+        write(f"gradients-losses-{strategy}", recipe(folder, t5, f"losses-{strategy}", strategy, 2))
         for family in FAMILIES:
-            model = family_folders[family]
-            table = recipe(folder, model, f"run-{strategy}-{family}", strategy, 2)
-            checked = "-checked" if family == "t5" else ""
-            (folder / f"run-{strategy}-{family}{checked}.yaml").write_text(yaml.safe_dump(table))
-            (folder / f"gradients-{strategy}-{family}.yaml").write_text(yaml.safe_dump(table))
-        begun = recipe(folder, family_folders["t5"], f"resumed-{strategy}", strategy, 1, num_steps=2)
-        train(begun, preflight=False, quiet=True)
-        begun["launch"], begun["train"]["num_steps"] = {"nproc": 2}, NUM_STEPS
-        (folder / f"resumed-{strategy}.yaml").write_text(yaml.safe_dump(begun))
-        begun["optimizer"], begun["run"]["dir"] = {"name": "adafactor"}, str(folder / f"adafactor-{strategy}")
-        train({**begun, "launch": {}, "train": {**begun["train"], "num_steps": 2}}, preflight=False, quiet=True)
-        (folder / f"resumed-adafactor-{strategy}.yaml").write_text(yaml.safe_dump(begun))
-        table = recipe(folder, family_folders["t5"], f"stopped-{strategy}", strategy, 2)
-        (folder / f"stopped-{strategy}.yaml").write_text(yaml.safe_dump(table))
+            table = recipe(folder, family_folders[family], f"run-{strategy}-{family}", strategy, 2)
+            write(f"gradients-{strategy}-{family}", table)
+            if family == "t5" or everything:
+                write(f"run-{strategy}-{family}{'-checked' if family == 't5' else ''}", table)
+        if strategy == "fsdp" or everything:
+            write(f"early-{strategy}", stopping_early(folder, t5, strategy, 2))
+            table = begin_alone(folder, t5, f"adafactor-{strategy}", strategy, {"name": "adafactor"})
+            write(f"resumed-adafactor-{strategy}", table)
+        if strategy in RESUMED or everything:
+            write(f"resumed-{strategy}", begin_alone(folder, t5, f"resumed-{strategy}", strategy))
+            write(f"stopped-{strategy}", recipe(folder, t5, f"stopped-{strategy}", strategy, 2))
     for strategy, place in OUT_OF_MEMORY:
-        table = recipe(folder, family_folders["t5"], "memory", {"name": strategy}, 2)
-        (folder / f"memory-{strategy}-{place}.yaml").write_text(yaml.safe_dump(table))
-    table = recipe(folder, family_folders["t5"], "broken", {"name": "pipeline", "balance": "memory"}, 2)
-    (folder / "broken.yaml").write_text(yaml.safe_dump(table))
-    table = recipe(folder, family_folders["t5"], "switched", "fsdp", 2)
-    (folder / "stopped-switched.yaml").write_text(yaml.safe_dump(table))
-    (folder / "switched.yaml").write_text(yaml.safe_dump({**table, "strategy": "tensor"}))
-    for nproc, (name, strategy) in {1: ("alone-six", "single"), 2: ("six", "fsdp")}.items():
-        table = in_sixes(folder, family_folders["t5"], name, strategy, nproc)
-        if nproc == 1:
-            alone["six"] = train_alone(table)
-        else:
-            (folder / "stopped-six.yaml").write_text(yaml.safe_dump(table))
-    table = recipe(folder, family_folders["t5"], "background", "fsdp", 2)
-    table["checkpoint"] = {"every_steps": 1, "background": True}
-    (folder / "background.yaml").write_text(yaml.safe_dump(table))
-    table = recipe(folder, family_folders["t5"], "full", "fsdp", 2)
-    (folder / "full.yaml").write_text(yaml.safe_dump({**table, "checkpoint": {"every_steps": 1}}))
+        write(f"memory-{strategy}-{place}", recipe(folder, t5, "memory", {"name": strategy}, 2))
+    write("broken", recipe(folder, t5, "broken", {"name": "pipeline", "balance": "memory"}, 2))
+    table = recipe(folder, t5, "switched", "fsdp", 2)
+    write("stopped-switched", table)
+    write("switched", {**table, "strategy": "tensor"})
+    write("full", {**recipe(folder, t5, "full", "fsdp", 2), "checkpoint": {"every_steps": 1}})
+    if everything:
+        write("stopped-six", in_sixes(folder, t5, "six", "fsdp", 2))
+        table = recipe(folder, t5, "background", "fsdp", 2)
+        write("background", {**table, "checkpoint": {"every_steps": 1, "background": True}})
     stderr = run_ranks(folder, 2)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
 
+def train_each_alone(family_folders: dict[str, Path], folder: Path, *, everything: bool) -> dict[str, Any]:
+    alone: dict[str, Any] = {}
+    for family in FAMILIES:
+        table = recipe(folder, family_folders[family], f"alone-{family}", "single", 1)
+        alone[f"gradients-{family}"] = several_processes.gradients(table)
+        if family == "t5" or everything:
+            alone[family] = train_alone(table)
+    t5 = family_folders["t5"]
+    table = {**recipe(folder, t5, "alone-adafactor", "single", 1), "optimizer": {"name": "adafactor"}}
+    alone["adafactor"] = train_alone(table)
+    alone["early"] = train_alone(stopping_early(folder, t5, "single", 1))
+    if everything:
+        alone["six"] = train_alone(in_sixes(folder, t5, "alone-six", "single", 1))
+    table = recipe(folder, t5, "alone-losses", "single", 1)
+    return alone | {"gradients-losses": several_processes.gradients_of_all_losses(table)}
+
+
+def begin_alone(
+    folder: Path, model: Path, name: str, strategy: str, optimizer: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Train two steps in one process. Returns the recipe that continues in two."""
+    table = recipe(folder, model, name, strategy, 1, num_steps=2)
+    if optimizer:
+        table["optimizer"] = optimizer
+    train({**table, "launch": {}}, preflight=False, quiet=True)
+    return {**table, "launch": {"nproc": 2}, "train": {**table["train"], "num_steps": NUM_STEPS}}
+
+
 @pytest.fixture(scope="module")
-def four_together(tmp_path_factory, family_folders, together) -> Together:
+def four_together(request, tmp_path_factory, family_folders, together) -> Together:
     """What four processes did, beside the runs of one in `together`."""
-    built = build_once(tmp_path_factory, "four", partial(run_four, family_folders, together))
+    work = partial(run_four, family_folders, together, everything=has_release_tests(request))
+    built = build_once(tmp_path_factory, "four", work)
     return replace(built, alone=together.alone)
 
 
-def run_four(family_folders: dict[str, Path], together: Together, folder: Path) -> Together:
+def run_four(family_folders: dict[str, Path], together: Together, folder: Path, *, everything: bool) -> Together:
+    def write(name: str, table: dict[str, Any]) -> None:
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(table))
+
     for name, strategy in FOUR.items():
-        for family in FAMILIES:
-            table = recipe(folder, family_folders[family], f"run-{name}-{family}", strategy, 4)
-            (folder / f"gradients-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
-            if family == "t5":
-                (folder / f"run-{name}-{family}.yaml").write_text(yaml.safe_dump(table))
-    for name, place in OUT_OF_MEMORY_OF_FOUR:
-        table = recipe(folder, family_folders["t5"], "memory", FOUR[name], 4)
-        (folder / f"memory-{name}-{place}.yaml").write_text(yaml.safe_dump(table))
-    shutil.copytree(together.folder / "stopped-fsdp", folder / "stopped-fsdp", symlinks=True)
-    table = recipe(together.folder, family_folders["t5"], "stopped-fsdp", "fsdp_tensor", 4)
-    table["run"]["dir"] = str(folder / "stopped-fsdp")
-    (folder / "resumed.yaml").write_text(yaml.safe_dump(table))
+        table = recipe(folder, family_folders["t5"], f"run-{name}-t5", strategy, 4)
+        write(f"gradients-{name}-t5", table)
+        if name == "fsdp_tensor" or everything:
+            write(f"run-{name}-t5", table)
+        if everything:
+            table = recipe(folder, family_folders["v1_1"], f"run-{name}-v1_1", strategy, 4)
+            write(f"gradients-{name}-v1_1", table)
+    if everything:
+        for name, place in OUT_OF_MEMORY_OF_FOUR:
+            write(f"memory-{name}-{place}", recipe(folder, family_folders["t5"], "memory", FOUR[name], 4))
+        shutil.copytree(together.folder / "stopped-fsdp", folder / "stopped-fsdp", symlinks=True)
+        table = recipe(together.folder, family_folders["t5"], "stopped-fsdp", "fsdp_tensor", 4)
+        table["run"]["dir"] = str(folder / "stopped-fsdp")
+        write("resumed", table)
     stderr = run_ranks(folder, 4)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in range(4)], {}, stderr)
 
@@ -516,7 +553,7 @@ def test_when_one_process_runs_out_of_memory_all_repeat_the_step_with_less(toget
         assert max((found[key] - expected[key]).abs().max().item() for key in expected) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("name", "place"), OUT_OF_MEMORY_OF_FOUR)
 def test_when_one_of_four_processes_runs_out_of_memory_all_repeat_the_step(four_together, name, place):
     expected = four_together.alone["gradients-t5"]
@@ -526,7 +563,7 @@ def test_when_one_of_four_processes_runs_out_of_memory_all_repeat_the_step(four_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark(FAMILIES, "t5"))
 @pytest.mark.parametrize("name", FOUR)
 def test_gradients_of_four_processes_are_those_of_one(four_together, name, family):
     expected = four_together.alone[f"gradients-{family}"]
@@ -537,7 +574,7 @@ def test_gradients_of_four_processes_are_those_of_one(four_together, name, famil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("name", mark(FOUR, "fsdp_tensor"))
 def test_a_run_of_four_processes_is_that_of_one(four_together, together, name):
     folder = four_together.folder / f"run-{name}-t5"
     check_same_run(rundir.read_run(folder), four_together.alone["t5"], world_size=4)
@@ -547,7 +584,7 @@ def test_a_run_of_four_processes_is_that_of_one(four_together, together, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark(FAMILIES, "t5"))
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_a_run_is_that_of_one_process(together, strategy, family):
     ours = rundir.read_run(together.folder / f"run-{strategy}-{family}")
@@ -576,7 +613,7 @@ def check_same_run(ours: Run, alone: Run, *, world_size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", mark(FAMILIES, "t5"))
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_what_is_saved_is_the_whole_plain_model(together, strategy, family):
     ours, alone = (together.folder / name for name in (f"run-{strategy}-{family}", f"alone-{family}"))
@@ -618,19 +655,21 @@ def test_each_process_saves_its_own_shards(together):
 
 
 @pytest.mark.slow
-def test_two_processes_save_and_others_go_on_under_another_strategy(together, four_together):
-    expected = [step.loss for step in together.alone["t5"].steps]
-    for run, sizes in (
-        (together.folder / "switched", [2] * 5),
-        (four_together.folder / "stopped-fsdp", [2, 2, 4, 4, 4]),
-    ):
-        done = rundir.read_run(run)
-        assert [step.world_size for step in done.steps] == sizes
-        assert [step.loss for step in done.steps] == pytest.approx(expected, rel=1e-6)
-    assert rundir.read_run(together.folder / "switched").machine.strategy == StrategyFacts("tensor", 2, ("cpu", "cpu"))
+def test_two_processes_save_and_go_on_under_another_strategy(together):
+    done = rundir.read_run(together.folder / "switched")
+    assert [step.world_size for step in done.steps] == [2] * 5
+    assert [step.loss for step in done.steps] == pytest.approx([s.loss for s in together.alone["t5"].steps], rel=1e-6)
+    assert done.machine.strategy == StrategyFacts("tensor", 2, ("cpu", "cpu"))
 
 
-@pytest.mark.slow
+@pytest.mark.release
+def test_two_processes_save_and_four_go_on_under_another_strategy(together, four_together):
+    done = rundir.read_run(four_together.folder / "stopped-fsdp")
+    assert [step.world_size for step in done.steps] == [2, 2, 4, 4, 4]
+    assert [step.loss for step in done.steps] == pytest.approx([s.loss for s in together.alone["t5"].steps], rel=1e-6)
+
+
+@pytest.mark.release
 def test_checkpoints_are_written_while_several_processes_train(together):
     """The same weights as of a run that waits for each of them."""
     run = together.folder / "background"
@@ -643,7 +682,7 @@ def test_checkpoints_are_written_while_several_processes_train(together):
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_save_and_three_go_on(together, tmp_path, family_folders):
     """Adafactor, whose state every process holds as a whole."""
     expected = [step.loss for step in together.alone["six"].steps]
@@ -673,7 +712,7 @@ def test_a_full_disk_of_one_process_is_tried_again_and_then_told_by_one(together
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SEVERAL)
+@pytest.mark.parametrize("strategy", mark(SEVERAL, *RESUMED))
 def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strategy, tmp_path):
     """One process began and two went on; two began and were stopped, and one goes on."""
     expected = [step.loss for step in together.alone["t5"].steps]
@@ -689,7 +728,7 @@ def test_another_number_of_processes_goes_on_as_if_nothing_was(together, strateg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SEVERAL)
+@pytest.mark.parametrize("strategy", mark(SEVERAL, "fsdp"))
 def test_adafactor_needs_whole_matrices_and_gets_them(together, strategy):
     ours, alone = rundir.read_run(together.folder / f"adafactor-{strategy}"), together.alone["adafactor"]
     assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in alone.steps], rel=1e-6)
@@ -702,7 +741,7 @@ def test_adafactor_needs_whole_matrices_and_gets_them(together, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SEVERAL)
+@pytest.mark.parametrize("strategy", mark(SEVERAL, *RESUMED))
 def test_a_signal_to_one_process_stops_all_at_the_same_step(together, strategy):
     first, second = (seen[f"stopped-{strategy}"] for seen in together.seen)
     assert first.startswith("InterruptedRunError 143: stopped by SIGTERM after step 2 of 5; saved.")
@@ -710,7 +749,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(together, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", SEVERAL)
+@pytest.mark.parametrize("strategy", mark(SEVERAL, "fsdp"))
 def test_early_stopping_ends_all_processes_at_the_same_step(together, strategy):
     ours, alone = rundir.read_run(together.folder / f"early-{strategy}"), together.alone["early"]
     assert alone.status.step == 3 and "(train.early_stopping)" in alone.status.why
