@@ -104,33 +104,13 @@ def ended(
             process.kill()
 
 
-@pytest.mark.slow
-def test_a_signal_to_the_command_stops_the_run_after_saving(command, tmp_path):
-    code, told = ended(command, lambda process: process.send_signal(signal.SIGUSR1), tmp_path / "run")
-    assert code == 128 + signal.SIGUSR1
-    assert told.count("stopped by SIGUSR1 after step") == told.count("saved. Resume with: fivetune train") == 1
-    run = rundir.read_run(tmp_path / "run")
-    assert run.status.state == "interrupted"
-    assert (tmp_path / "run" / "checkpoints" / str(run.steps[-1].step) / "manifest.json").is_file()
-
-
-@pytest.mark.slow
-def test_a_killed_process_ends_the_others(command, tmp_path):
-    code, told = ended(command, lambda process: workers(process)[1].kill(), tmp_path / "run")
-    assert code == 128 + signal.SIGKILL
-    assert told.count("fivetune: launch: rank 1 of this run ended without a message of its own, as a killed") == 1
-    assert "another process" not in told and "Traceback" not in told
-    assert re.search(r"launch: rank 1 \(process \d+\) was killed by SIGKILL\. Often memory ran out", told)
-    status = rundir.read_run(tmp_path / "run").status
-    assert status.state == "failed" and status.why.startswith("launch: rank 1 of this run ended")
-
-
 RANK = """
 import os, pathlib, signal, time
-def save(*args):
-    run.joinpath(f"saved-{os.environ['RANK']}").touch()
-    os._exit(143)
-signal.signal(signal.SIGTERM, save)
+def save(signum, frame):
+    run.joinpath(f"saved-{os.environ['RANK']}").write_text(str(signum))
+    os._exit(128 + signum)
+for signum in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(signum, save)
 run = pathlib.Path(os.environ["RUN"])
 run.joinpath(f"started-{os.environ['RANK']}").touch()
 while not all(run.joinpath(f"started-{rank}").exists() for rank in range(2)):
@@ -140,19 +120,72 @@ time.sleep(60)
 """
 
 
-@pytest.mark.slow
-def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, tmp_path, monkeypatch):
-    """The ranks are programs that import no torch: what a real one does after SIGTERM is tested by test_resume.py."""
+@pytest.fixture
+def ranks_without_torch(tmp_path, monkeypatch) -> Path:
+    """The ranks are programs that import no torch: what a real one does after a signal is tested by test_resume.py."""
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "python").write_text(f"#!/bin/sh\nexec {sys.executable} -S {tmp_path}/rank.py\n")
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "python"))  # torchrun's
     monkeypatch.setenv("RUN", str(tmp_path / "run"))
-    code, told = ended(command, lambda process: psutil.Process(process.pid).children()[0].kill(), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def find_saved(run: Path) -> dict[str, int]:
+    """The signal after which each rank has saved."""
+    return {path.name: int(path.read_text()) for path in run.glob("saved-*")}
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_killed_torchrun_save_and_stop(command, ranks_without_torch):
+    code, told = ended(command, lambda process: psutil.Process(process.pid).children()[0].kill(), ranks_without_torch)
     assert code == 128 + signal.SIGKILL
     assert re.search(r"launch: torchrun \(process \d+\) was killed by SIGKILL, .*Its ranks are stopped now", told)
-    assert sorted(path.name for path in (tmp_path / "run").glob("saved-*")) == ["saved-0", "saved-1"]
+    assert find_saved(ranks_without_torch) == {"saved-0": signal.SIGTERM, "saved-1": signal.SIGTERM}
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_reaches_every_rank(command, ranks_without_torch):
+    code, told = ended(command, lambda process: process.send_signal(signal.SIGUSR1), ranks_without_torch)
+    assert (code, told) == (128 + signal.SIGUSR1, "")
+    assert find_saved(ranks_without_torch) == {"saved-0": signal.SIGUSR1, "saved-1": signal.SIGUSR1}
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_and_ends_the_others(command, ranks_without_torch):
+    code, told = ended(command, lambda process: workers(process)[1].kill(), ranks_without_torch)
+    assert code == 128 + signal.SIGKILL
+    assert re.fullmatch(r"fivetune: launch: rank 1 \(process \d+\) was killed by SIGKILL\. Often memory .*\n", told)
+    assert find_saved(ranks_without_torch) == {"saved-0": signal.SIGTERM}
+
+
+@pytest.mark.slow
+def test_the_code_of_ranks_that_fail_is_passed_on(command, ranks_without_torch, tmp_path):
+    (tmp_path / "rank.py").write_text("raise SystemExit(3)")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.release
+def test_a_signal_to_the_command_stops_the_run_after_saving(command, tmp_path):
+    code, told = ended(command, lambda process: process.send_signal(signal.SIGUSR1), tmp_path / "run")
+    assert code == 128 + signal.SIGUSR1
+    assert told.count("stopped by SIGUSR1 after step") == told.count("saved. Resume with: fivetune train") == 1
+    run = rundir.read_run(tmp_path / "run")
+    assert run.status.state == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / str(run.steps[-1].step) / "manifest.json").is_file()
+
+
+@pytest.mark.release
+def test_a_killed_process_ends_the_others(command, tmp_path):
+    code, told = ended(command, lambda process: workers(process)[1].kill(), tmp_path / "run")
+    assert code == 128 + signal.SIGKILL
+    assert told.count("fivetune: launch: rank 1 of this run ended without a message of its own, as a killed") == 1
+    assert "another process" not in told and "Traceback" not in told
+    assert re.search(r"launch: rank 1 \(process \d+\) was killed by SIGKILL\. Often memory ran out", told)
+    status = rundir.read_run(tmp_path / "run").status
+    assert status.state == "failed" and status.why.startswith("launch: rank 1 of this run ended")
 
 
 @pytest.mark.release
@@ -176,7 +209,7 @@ def test_ranks_killed_by_a_signal_are_named(tmp_path):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_error_before_training_is_told_once_and_its_code_is_passed_on(command, tmp_path):
     done = subprocess.run([*command, "--data.train", str(tmp_path / "r.yaml")], capture_output=True, text=True)
     assert done.returncode == 3
