@@ -338,16 +338,17 @@ def train_each(recipes: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder):
+@pytest.mark.parametrize("names", [("lora",), pytest.param(("qlora",), marks=pytest.mark.release)], ids=" ".join)
+def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder, names):
     recipes = []
-    for name in ("lora", "qlora"):
+    for name in names:
         recipe = kit.recipe(tmp_path, model_folder, model__adapter={"name": name}, model__dropout=0.0, **FAST)
         train({**recipe, "run": {"dir": str(tmp_path / f"{name}-1")}}, preflight=False, quiet=True)
         shared = {"run": {"dir": str(tmp_path / f"{name}-2")}, "strategy": "ddp", "launch": {"nproc": 2}}
         recipes.append({**recipe, **shared})
     ended = start_ranks(train_each, recipes)
     assert [rank.returncode for rank in ended] == [0, 0], ended[0].stderr + ended[1].stderr
-    for name in ("lora", "qlora"):
+    for name in names:
         alone, shared = (load_file(tmp_path / f"{name}-{count}/model/model.safetensors") for count in (1, 2))
         for key, weight in alone.items():
             torch.testing.assert_close(shared[key], weight, rtol=1e-4, atol=1e-4)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from fivetune.model.save import save_model
 from fivetune.model.saved_adapter import read_base, refuse_other_base
 from fivetune.model.tokenizer import suppress_output
 from fivetune.training.setup import load_configured_model
+from reliability.warm import WarmProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft asks for it
 
@@ -230,11 +229,17 @@ def test_a_base_in_4_bits_is_computed_on_the_device_of_the_run(model_folder, tmp
 @pytest.mark.slow
 def test_bitsandbytes_is_imported_without_a_word():
     """With AVX-512 it logs that a kernel of the package `kernels` is not there, which FiveTune does not use."""
-    code = (
-        "import fivetune.optimizers._adamw_8bit, fivetune.model.adapters as a; a.import_peft(); import bitsandbytes.nn"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout + done.stderr == ""
+    with WarmProcess(import_all) as process:
+        done = process.wait()
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def import_all() -> None:
+    import fivetune.model.adapters
+    import fivetune.optimizers._adamw_8bit
+
+    fivetune.model.adapters.import_peft()
+    import bitsandbytes.nn  # noqa: F401
 
 
 def test_an_adapter_of_changed_weights_is_refused(model_folder, tmp_path):

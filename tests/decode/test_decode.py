@@ -131,15 +131,15 @@ def test_text_of_ids(model_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num", [60, pytest.param(500, marks=pytest.mark.release)])
 @pytest.mark.parametrize("beams", [{}, {"num_beams": 4}], ids=str)
-def test_500_real_questions_get_the_same_tokens_as_from_transformers(tmp_path, beams):
+def test_real_questions_get_the_same_tokens_as_from_transformers(tmp_path, beams, num):
     """t5-nano is a trained model: it ends its answers itself."""
     dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
     if not dev.is_file():
         pytest.skip(kit.NEEDS_SHARED)
     loaded = load_model_and_tokenizer(str(CHECKPOINT))
-    # transformers takes long for what it pads
-    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=100 if beams else 500)
+    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=num)
     real = load_or_build_store(source, loaded.tokenizer, cache=tmp_path)
     ours = {one.row: one for one in _generate(loaded.model, real, Decoding(16, score_targets=False, **beams))}
     by_length = torch.tensor(sorted(range(len(real)), key=lambda row: len(real.inputs[row])))  # pads little
@@ -232,23 +232,24 @@ def test_all_that_search_may_choose_is_computed_in_fp32(model_folder, rules, num
 
 
 @pytest.mark.slow
-def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path):
+@pytest.mark.parametrize("num", [100, pytest.param(500, marks=pytest.mark.release)])
+def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path, num):
     dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
     if not dev.is_file():
         pytest.skip(kit.NEEDS_SHARED)
     loaded = load_model_and_tokenizer(str(CHECKPOINT))
-    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=500)
+    source = Source((str(dev),), SQuADV2(), LengthLimits(256, 128, "truncate"), max_examples=num)
     real = load_or_build_store(source, loaded.tokenizer, cache=tmp_path)
-    decoding, rows, half = Decoding(16, score_targets=False), range(500), torch.autocast("cpu", dtype=torch.bfloat16)
+    decoding, rows, half = Decoding(16, score_targets=False), range(num), torch.autocast("cpu", dtype=torch.bfloat16)
     exact = {one.row: one.token_ids for one in _generate(loaded.model, real, decoding)}
     rounded = {
         one.row: one.token_ids
         for one in generate(loaded.model, real, rows, decoding, device="cpu", autocast=lambda: half)
     }
     different = [row for row in rows if exact[row] != rounded[row]]
-    # 13 with AVX512-BF16. This model is not fine-tuned: the tokens that it takes there have probabilities of 0.03 to
-    # 0.32, with others as probable. A trained model gives the same answers to 99 %: docs/performance.md.
-    assert len(different) < 20
+    # 13 of 500 with AVX512-BF16. This model is not fine-tuned: the tokens that it takes there have probabilities of
+    # 0.03 to 0.32, with others as probable. A trained model gives the same answers to 99 %: docs/performance.md.
+    assert len(different) < max(10, num // 25)
     for row in different:
         ours, theirs = [*exact[row], 1], [*rounded[row], 1]
         at = next(i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1])

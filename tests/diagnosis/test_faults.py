@@ -78,9 +78,11 @@ def slowed(work: Any, wait: Callable[[float], None]) -> Any:
     "settings",
     [
         {},
-        {"train__global_batch_size": 32, "train__num_steps": 26},
+        pytest.param({"train__global_batch_size": 32, "train__num_steps": 26}, marks=pytest.mark.release),
         {"data__eval": [], "optimizer__name": "adafactor", "optimizer__lr": 1e-2},
-        {"train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}},
+        pytest.param(
+            {"train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}}, marks=pytest.mark.release
+        ),
     ],
     ids=["with evaluations", "in two passes", "without evaluation", "padded forward, sorted by length"],
 )
@@ -116,6 +118,7 @@ def test_housekeeping_in_every_step(trained, monkeypatch, cpu_clock):
     assert rules(trained(train__num_steps=16, data__eval=[]))[0] == "host_bound"
 
 
+@pytest.mark.release
 def test_tiny_batches(trained, cpu_clock):
     run = trained(
         data__eval=[],
@@ -166,6 +169,7 @@ def test_fp16_overflow_ends_the_run(trained, tmp_path, tokenizer_folder):
     assert (first.rule, first.change) == ("not_finite", {"train.precision": "fp32"})
 
 
+@pytest.mark.release
 def test_fp16_overflow_skips_steps(trained, monkeypatch):
     scaler = partial(torch.amp.GradScaler, "cpu", init_scale=2.0**40, growth_interval=1)
     monkeypatch.setattr(ComputeConfig, "make_scaler", lambda place: scaler())

@@ -58,6 +58,7 @@ def tiny_run(folder, model, **settings):
     )
 
 
+@pytest.mark.release
 def test_larger_passes_are_faster_as_predicted(tmp_path, model_folder, here, cpu_clock, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the short runs are in the system's temporary directory
     monkeypatch.setitem(trial.SHORT_RUN_SETTINGS, "train.num_steps", 20)

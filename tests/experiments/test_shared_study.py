@@ -118,6 +118,7 @@ def test_processes_share_a_journal(tmp_path):
     check_study(tmp_path / "s", "journal", share(tmp_path / "s", "journal"))
 
 
+@pytest.mark.release
 def test_processes_share_a_database(tmp_path, postgres):
     check_study(tmp_path / "s", postgres, share(tmp_path / "s", postgres))
     held = [path.name for path in (tmp_path / "s").rglob("*") if path.is_file() and b"geheim" in path.read_bytes()]

@@ -11,10 +11,8 @@ from fivetune.cli import main
 from fivetune.nano import CHECKPOINT
 
 
-@pytest.mark.slow
-def test_quickstart_learns_and_leaves_a_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.release
+def test_quickstart_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_TRAIN", 3_000)
@@ -23,6 +21,19 @@ def test_quickstart_learns_and_leaves_a_report(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["before"]["exact"] < 20
     assert result["scores"]["exact"] > result["before"]["exact"] + 20
+
+
+@pytest.mark.slow
+def test_quickstart_leaves_a_model_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_TRAIN", 200)
+    monkeypatch.setattr("fivetune.nano.reading.QUICKSTART_EVAL", 20)
+    assert main(["quickstart", "--dir", str(tmp_path), "--steps", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["scores"]["total"] == result["before"]["total"] == 20
     assert Path(result["report"]).stat().st_size > 1_000_000
     assert (tmp_path / "quickstart" / "model" / "model.safetensors").is_file()
 

@@ -197,7 +197,7 @@ def test_thinning_keeps_extremes_at_small_budgets_too() -> None:
     assert len(xs) <= 150 and {9.0, -9.0} <= set(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_twenty_runs_of_ten_thousand_steps_stay_small(tmp_path: Path) -> None:
     path = write_comparison(large(), tmp_path / "large.html")
     assert path.stat().st_size < 15e6

@@ -25,7 +25,10 @@ from fivetune.training.update import train_step
 
 EMA = {"train__ema": 0.9}
 FREE = {"optimizer": {"name": "schedule_free", "lr": 1e-3}, "schedule": {"name": "constant", "warmup_steps": 2}}
-SHARDED = {"ema": ("fsdp", "pipeline"), "free": ("tensor", "pipeline"), "8bit": ("pipeline",)}
+SHARDED = [  # how the weights are shared that each kind of average needs
+    {"ema": ("fsdp",), "free": ("pipeline",)},
+    pytest.param({"ema": ("pipeline",), "free": ("tensor",), "8bit": ("pipeline",)}, marks=pytest.mark.release),
+]
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:
@@ -103,14 +106,17 @@ def train_shared(tables: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_average_their_shares(tmp_path, model_folder):
+@pytest.mark.parametrize("sharded", SHARDED, ids=["", "others"])
+def test_two_processes_average_their_shares(tmp_path, model_folder, sharded):
     """One process begins, two go on with a share each."""
     tables = []
     for kind, chosen in (("ema", EMA), ("free", FREE), ("8bit", {"optimizer": {"name": "adamw_8bit"}})):
+        if kind not in sharded:
+            continue
         options = {"model__dropout": 0.0, "eval__every_steps": 6, "eval__at_start": False, **chosen}
         table = kit.recipe(tmp_path, model_folder, run__dir=str(tmp_path / kind), **options)
         run_of(table)
-        for strategy in SHARDED[kind]:
+        for strategy in sharded[kind]:
             own = {**table, "run": {"dir": str(tmp_path / f"{kind}-{strategy}"), "seed": 1}}
             run_of(own, **{"train.num_steps": 3})
             tables.append({**own, "strategy": strategy, "launch": {"nproc": 2}})
@@ -268,7 +274,9 @@ def test_a_killed_run_with_both_averages_resumes_to_the_same_weights(tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "count"), [("fsdp", 2), ("fsdp_tensor", 4)])
+@pytest.mark.parametrize(
+    ("strategy", "count"), [("fsdp", 2), pytest.param("fsdp_tensor", 4, marks=pytest.mark.release)]
+)
 def test_ranks_that_share_the_weights_average_checkpoints_and_steps(tmp_path, model_folder, strategy, count):
     """Sharded checkpoints with a moving average; their mean is exported, or the best of them."""
     options = {**EMA, "strategy": strategy, "launch__nproc": count, "train__batch_size": 2, "model__dropout": 0.0}

@@ -135,7 +135,7 @@ def train_rank(table: dict[str, Any], resume: bool) -> None:
     train(table, resume=resume, preflight=False, quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_ranks_upload_their_shards_and_go_on_from_the_bucket(tmp_path, model_folder, url):
     """Half of a run, the loss of its disk, and the rest."""
     table = {**recipe(tmp_path, model_folder, url), "strategy": "fsdp", "launch": {"nproc": 2}}

@@ -162,6 +162,7 @@ print(read() - before)
 
 
 @pytest.mark.skipif(find_bf16_units() not in ("AMX", "AVX512-BF16"), reason="oneDNN compiles products in bf16 for them")
+@pytest.mark.release
 def test_products_of_new_shapes_do_not_fill_the_memory():
     """Each shape of a product in bf16 is a compiled program of 0.4 MB; predict meets new ones in every round."""
     environment = {name: value for name, value in os.environ.items() if name not in fivetune.ENVIRONMENT}
