@@ -5,7 +5,12 @@ them, else the first. The label set is `labels` of the first example's details, 
 prediction outside the set is wrong, and counts against the gold label only.
 
     precision = right / predicted    recall = right / gold    F1 = 2 right / (predicted + gold)    0 if both are 0
-    macro_f1 = mean of the labels' F1    weighted_f1 = their mean weighted by the number of gold examples
+    macro_f1 = mean of the F1 of the labels that occur    weighted_f1 = that mean weighted by the number of gold examples
+
+A label occurs if it is the gold label or the prediction of an example: as in scikit-learn, one that no example asks for
+and that is never predicted does not enter macro_f1. Labels {a, b, c}, gold a a b, predicted a b b: F1 of a is 2/3, of b
+2/3, c does not occur, macro_f1 is 66.7 and not 44.4. With `count_absent` c has the F1 0, as in BioASQ's scorer, whose
+mean is over yes and no in any batch. A bootstrap sample is scored by the same rule, on the labels that it has drawn.
 """
 
 from __future__ import annotations
@@ -14,6 +19,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from pydantic import Field
 
 from fivetune.metrics import Case, Details, compute_percent
 from fivetune.plugins import Options
@@ -41,6 +48,10 @@ class ConfusionMatrix:
         """Return the number of predictions of this label."""
         return sum(num for (_, predicted), num in self.counts.items() if predicted == label)
 
+    def occurs(self, label: str) -> bool:
+        """Return whether an example has this label, as its gold label or as its prediction."""
+        return any(label in pair for pair, num in self.counts.items() if num)
+
     def compute_precision(self, label: str) -> float | None:
         """Return the share (0-1) of this label's predictions that are right; None if it is never predicted."""
         return self.counts[label, label] / num if (num := self.count_predicted(label)) else None
@@ -55,12 +66,22 @@ class ConfusionMatrix:
 
 
 class Classification(Options):
-    """Accuracy and F1 of labels."""
+    """Accuracy and F1 of labels.
+
+    >>> details = [{"labels": ["a", "b", "c"]}] * 3
+    >>> [round(metric.score(["a", "b", "b"], [["a"], ["a"], ["b"]], details=details).corpus["macro_f1"], 1)
+    ...  for metric in (Classification(), Classification(count_absent=True))]
+    [66.7, 44.4]
+    """
 
     main: ClassVar[str] = "accuracy"
     score_names: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "weighted_f1", "total")
     higher_is_better: ClassVar[bool] = True
-    source: ClassVar[str] = "f1_score of scikit-learn with labels= the label set, zero_division=0"
+    source: ClassVar[str] = "f1_score of scikit-learn over the labels of the set that occur, zero_division=0"
+
+    count_absent: bool = Field(
+        default=False, description="macro_f1 counts a label that is neither gold nor predicted with an F1 of 0"
+    )
 
     def score(
         self,
@@ -74,17 +95,18 @@ class Classification(Options):
         golds = choose_gold_labels(predictions, references)
         labels = find_label_set(golds, details)
         found = ConfusionMatrix(tuple(labels), Counter(zip(golds, predictions, strict=True)))
+        counted = [label for label in labels if self.count_absent or found.occurs(label)]
         weighted = [found.compute_f1(label) * found.count_support(label) for label in labels]
         each: list[dict[str, float]] = [
             {"accuracy": int(prediction == gold)} for prediction, gold in zip(predictions, golds, strict=True)
         ]
         corpus = {
             "accuracy": compute_percent((one["accuracy"] for one in each), len(each)),
-            "macro_f1": compute_percent(map(found.compute_f1, labels), len(labels)),
+            "macro_f1": compute_percent(map(found.compute_f1, counted), max(len(counted), 1)),
             "weighted_f1": compute_percent(weighted, max(sum(map(found.count_support, labels)), 1)),
             "total": len(each),
         }
-        return Scores(corpus, each, _build_resampler(predictions, golds, labels))
+        return Scores(corpus, each, _build_resampler(predictions, golds, labels, count_absent=self.count_absent))
 
 
 def choose_gold_labels(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> list[str]:
@@ -131,7 +153,9 @@ def find_label_set(golds: Sequence[str], details: Sequence[Details] | None) -> l
     return list(given) if given else sorted(set(golds))
 
 
-def _build_resampler(predictions: Sequence[str], golds: Sequence[str], labels: Sequence[str]) -> Resampler:
+def _build_resampler(
+    predictions: Sequence[str], golds: Sequence[str], labels: Sequence[str], *, count_absent: bool
+) -> Resampler:
     """Return a Resampler that counts the (gold, predicted) pairs of drawn rows; index `size` is any other text."""
     import numpy as np
 
@@ -145,8 +169,10 @@ def _build_resampler(predictions: Sequence[str], golds: Sequence[str], labels: S
         counts = np.bincount(pairs[rows], minlength=(size + 1) ** 2).reshape(size + 1, size + 1)
         support, predicted = counts.sum(axis=1)[:size], counts.sum(axis=0)[:size]
         f1 = 200 * counts.diagonal()[:size] / np.maximum(support + predicted, 1)
+        num_counted = size if count_absent else np.count_nonzero(support + predicted)
         weighted = float((f1 * support).sum() / max(support.sum(), 1))
-        return {"accuracy": 100 * float(correct[rows].mean()), "macro_f1": float(f1.mean()), "weighted_f1": weighted}
+        macro = float(f1.sum() / max(num_counted, 1))
+        return {"accuracy": 100 * float(correct[rows].mean()), "macro_f1": macro, "weighted_f1": weighted}
 
     return resample
 
@@ -168,5 +194,12 @@ CASES = (
         expected={"accuracy": 40.0, "macro_f1": 80 / 3, "weighted_f1": 48.0, "total": 5},
         source="by hand: F1 of yes 2 * 2 / (2 + 3), of no 0, of maybe 0 (never gold, once predicted)",
         details=({"labels": ["yes", "no", "maybe"]},) * 5,
+    ),
+    Case(
+        predictions=("a", "b", "b"),
+        references=(("a",), ("a",), ("b",)),
+        expected={"accuracy": 200 / 3, "macro_f1": 200 / 3, "weighted_f1": 200 / 3, "total": 3},
+        source="f1_score(gold, predicted, average='macro') of scikit-learn: c is neither gold nor predicted",
+        details=({"labels": ["a", "b", "c"]},) * 3,
     ),
 )

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 from fivetune.errors import RecordError
 from fivetune.tasks import LabelOptions, Labels
 from fivetune.tasks._questions import check_qa_template, fill_qa_template
-from fivetune.types import JsonTable, RawRecord, TextExample
+from fivetune.types import JsonTable, MetricSpec, RawRecord, TextExample
 
 
 class BioASQYesNo(LabelOptions):
@@ -28,6 +28,7 @@ class BioASQYesNo(LabelOptions):
 
     version: ClassVar[int] = 1
     main_metric: ClassVar[str] = "macro_f1"
+    metrics: ClassVar[tuple[MetricSpec, ...]] = ({"name": "classification", "count_absent": True},)
 
     template: Annotated[str, AfterValidator(check_qa_template)] = Field(
         default="question: {question} context: {context}",

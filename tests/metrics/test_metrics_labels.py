@@ -16,6 +16,7 @@ from fivetune.metrics.by_part import ByPart
 from fivetune.metrics.classification import CASES, Classification, ConfusionMatrix, choose_gold_labels
 from fivetune.metrics.tags import Tags, parse_tag_set
 from fivetune.rundir.records import Prediction
+from fivetune.tasks.bioasq_yesno import BioASQYesNo
 
 WORDS = st.sampled_from(["yes", "no", "maybe", "?"])
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=30)
@@ -50,7 +51,19 @@ def test_classification_of_any_texts(pairs):
     assert drawn == pytest.approx({name: scores.corpus[name] for name in drawn})
 
 
-@pytest.mark.parametrize("metric", [Classification(), Tags(), ByPart()])
+def test_labels_that_never_occur_do_not_lower_macro_f1():
+    """As scikit-learn: the labels of gold and prediction. BioASQ's mean is over yes and no, whatever occurs."""
+    perfect, labels = [("a",), ("b",), ("a",)], [{"labels": ["a", "b", "c", "d"]}] * 3
+    scores = Classification().score(["a", "b", "a"], perfect, details=labels)
+    assert scores.corpus["macro_f1"] == 100
+    assert scores.resample is not None
+    assert scores.resample(np.array([0, 0, 2]))["macro_f1"] == 100  # b is not drawn
+    fixed = score_all(BioASQYesNo.metrics, ["yes"], [("yes",)], details=[{"labels": ["yes", "no"]}])
+    assert (fixed.corpus["macro_f1"], fixed.resample(np.array([0]))["macro_f1"]) == (50, 50)  # pyright: ignore
+    assert list_score_names(BioASQYesNo.metrics) == Classification.score_names
+
+
+@pytest.mark.parametrize("metric", [Classification(), Classification(count_absent=True), Tags(), ByPart()])
 @given(PAIRS, st.integers(0, 9))
 def test_resampling_is_scoring_again(metric, pairs, seed):
     golds, predictions = zip(*pairs, strict=True)
