@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the file is whole: the same command goes on after it was stopped",
     )
     parser.add_argument(
+        "--overwrite", action="store_true", help="replace an existing --output, as soon as the new one is whole"
+    )
+    parser.add_argument(
         "--format",
         choices=("bioasq", "squad", "kaggle"),
         help="a submission: BioASQ's JSON, factoid and yes/no questions together; SQuAD's JSON of id and answer; a CSV "
@@ -87,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     world = World.from_environment()
     with world.report_errors_once():
         if target:
-            _refuse_output(target, args.input, args.format)
+            _refuse_output(target, args.input, args.format, overwrite=args.overwrite)
+        elif args.overwrite:
+            raise ConfigError("--overwrite: has no effect without --output FILE. Leave it out, or give --output.")
         elif args.json and args.format:
             raise ConfigError("--json: has no effect with --format on standard output. Leave it out, or give --output.")
         _refuse_shared_work(args.nproc, args.input, target)
@@ -244,7 +249,7 @@ def _build_record(args: argparse.Namespace) -> dict[str, str]:
     return record
 
 
-def _refuse_output(path: Path, source: str | None, format: str | None) -> None:
+def _refuse_output(path: Path, source: str | None, format: str | None, *, overwrite: bool) -> None:
     """Raise ConfigError, before any record is answered, for an --output that cannot or should not be written."""
     from fivetune.data.source_files import list_local_files
     from fivetune.errors import ConfigError
@@ -261,10 +266,13 @@ def _refuse_output(path: Path, source: str | None, format: str | None) -> None:
         raise ConfigError(f"{where}: there is no folder {path.parent}. Create it, or give another file.")
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{where}: the folder {path.parent} is not writable. Give another file.")
-    if source is None or source == STDIN or not (os.path.exists(source) and os.path.exists(path)):
+    if not os.path.exists(path):
         return
-    if any(file.samefile(path) for file in list_local_files(source)):
+    files = list_local_files(source) if source and source != STDIN and os.path.exists(source) else ()
+    if any(file.samefile(path) for file in files):
         raise ConfigError(f"{where}: is the file of --input, which would be overwritten. Give another file.")
+    if not overwrite:
+        raise ConfigError(f"{where}: exists. Add --overwrite to replace it, or give another file.")
 
 
 def _find_source(given: str | None, folder: Path) -> str | None:

@@ -83,6 +83,26 @@ def test_a_stopped_prediction_goes_on_where_it_was(
     assert not (tmp_path / "out.jsonl.partial").exists()
 
 
+def test_a_finished_output_is_replaced_only_on_demand(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.jsonl"
+    words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(target)]
+    target.write_text("answers of last week")
+    assert main(words) == 2
+    told = f"--output {target}: exists. Add --overwrite to replace it, or give another file."
+    assert told in " ".join(capsys.readouterr().err.split())
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(5, patch)
+        assert main([*words, "--overwrite"]) == 130
+    assert target.read_text() == "answers of last week"  # until the new ones are whole
+    capsys.readouterr()
+    assert len(predict(run, target, "--overwrite")) == 12
+    assert "5 of 12 records are answered already in " in capsys.readouterr().err
+    assert main([*words[:-2], "--overwrite"]) == 2
+    assert "--overwrite: has no effect without --output FILE." in capsys.readouterr().err
+
+
 def test_answers_of_other_settings_are_computed_again(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
