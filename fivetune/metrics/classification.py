@@ -5,7 +5,7 @@ them, else the first. The label set is `labels` of the first example's details, 
 prediction outside the set is wrong, and counts against the gold label only.
 
     precision = right / predicted    recall = right / gold    F1 = 2 right / (predicted + gold)    0 if both are 0
-    macro_f1 = mean of the F1 of the labels that occur    weighted_f1 = that mean weighted by the number of gold examples
+    macro_f1 = mean of the F1 of labels that occur    weighted_f1 = their mean weighted by the number of gold examples
 
 A label occurs if it is the gold label or the prediction of an example: as in scikit-learn, one that no example asks for
 and that is never predicted does not enter macro_f1. Labels {a, b, c}, gold a a b, predicted a b b: F1 of a is 2/3, of b
