@@ -85,6 +85,10 @@ class RecordError(DataError):
         self.where, self.reason, self.skippable = where, reason, skippable
 
 
+class AbsentColumnError(RecordError):
+    """One record has no column of a name that its inputs or its answer need."""
+
+
 class MissingLabelError(RecordError):
     """One record has no label: training and evaluation exclude and count it."""
 

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,11 +118,4 @@ def start_server(
 ) -> Iterator[tuple[WarmProcess, int]]:
     """`fivetune serve` of a run on a free port; yields the process and the port when it takes requests."""
     with start_command("serve", str(model), "--port", "0", *words, environ=environ) as process:
-        port = int(process.wait_for(r"serving on http://127\.0\.0\.1:(\d+)"))
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=20).close()
-                break
-            except ConnectionRefusedError:  # it is bound, and does not listen yet
-                time.sleep(0.02)
-        yield process, port
+        yield process, int(process.wait_for(r"serving on http://127\.0\.0\.1:(\d+)"))

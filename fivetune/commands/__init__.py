@@ -97,6 +97,17 @@ def print_warning(text: str) -> None:
     print(name_invisible(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
+def refuse_token_flag(given: str | None, variable: str) -> None:
+    """Raise ConfigError for a token on the command line; commands read it from an environment variable alone."""
+    from fivetune.errors import ConfigError
+
+    if given is not None:
+        raise ConfigError(
+            "--token: is not taken: a token on the command line stays in the shell's history and is seen by other "
+            f"users. Set the environment variable {variable} to it."
+        )
+
+
 def add_strategy(recipe: str, settings: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Propose a strategy for a run of several processes of which neither recipe nor settings name one, and print why.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_table, print_warning
+from fivetune.commands import print_json, print_table, print_warning, refuse_token_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fivetune.errors import ConfigError, format_size
+    from fivetune.errors import format_size
     from fivetune.publish.hub import get_endpoint, read_token, refuse_repo_name, upload_files
     from fivetune.publish.package import list_files
     from fivetune.redaction import hide_tokens
 
-    if args.token is not None:
-        raise ConfigError(
-            "--token: is not taken: a token on the command line stays in the shell's history and is seen by other "
-            "users. Set the environment variable HF_TOKEN to it."
-        )
+    refuse_token_flag(args.token, "HF_TOKEN")
     refuse_repo_name(args.repo)
     token = "" if args.dry_run else read_token()
     files = list_files(

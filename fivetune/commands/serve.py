@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from ipaddress import ip_address
 
-from fivetune.commands import print_warning
+from fivetune.commands import print_warning, refuse_token_flag
 
 TAKES_SETTINGS = True
 TOKEN = "FIVETUNE_TOKEN"
@@ -21,11 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--one-base", action="store_true", help="hold the weights of the base of several runs with adapters once"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address; any but a loopback one needs a token")
+    parser.add_argument("--host", default="127.0.0.1", help=f"address; any but a loopback one needs {TOKEN}")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one (default: 8000)")
-    parser.add_argument(
-        "--token", help=f"that requests send as Authorization: Bearer TOKEN; better set {TOKEN}, which ps does not show"
-    )
+    parser.add_argument("--token", help=argparse.SUPPRESS)
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients call the server"
     )
@@ -49,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: {default:g})")
     parser.epilog = (
+        f"{TOKEN}: the token that requests send as Authorization: Bearer TOKEN.\n"
         "Settings of the run can be overridden: --eval.num_beams 4 --train.precision fp32 --device cpu\n"
         'curl -H "Content-Type: application/json" -d \'{"question": "Who?", "context": "Ann."}\' localhost:8000/predict'
     )
@@ -57,8 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fivetune.config.layers import parse_overrides
 
+    refuse_token_flag(args.token, TOKEN)
     _refuse_limits(args)
-    token = read_token(args)
+    token = read_token(args.host)
     settings = parse_overrides(args.settings)
     try:
         from fivetune.serving.app import Service, ServingLimits, build_app
@@ -103,11 +104,14 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for name, model in models.items():
             print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
-        print(f"serving on {address}")
-        print(
-            f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True
-        )
-        run_until_stopped(build_server(build_app(service), drain_seconds=args.drain_seconds), bound)
+
+        def announce() -> None:
+            print(f"serving on {address}")
+            print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops")
+            sys.stdout.flush()
+
+        server = build_server(build_app(service), drain_seconds=args.drain_seconds, on_listening=announce)
+        run_until_stopped(server, bound)
         batcher.close(timeout=0)
     print("stopped", flush=True)
     return 0
@@ -130,19 +134,20 @@ def _refuse_limits(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be 0 or more.")
 
 
-def read_token(args: argparse.Namespace) -> str | None:
-    """Read the token. Raises ConfigError for another than a loopback address without one, and for a weak one."""
+def read_token(host: str) -> str | None:
+    """Read the token from the environment. Raises ConfigError if another than a loopback address has none, or if it is
+    weak."""
     from fivetune.errors import ConfigError
 
-    token = args.token if args.token is not None else os.environ.get(TOKEN)
+    token = os.environ.get(TOKEN)
     if token is not None and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable()):
         raise ConfigError(
-            f"--token or {TOKEN}: has {len(token)} characters. Allowed are {MIN_TOKEN_CHARS} or more, printable ASCII. "
+            f"{TOKEN}: has {len(token)} characters. Allowed are {MIN_TOKEN_CHARS} or more, printable ASCII. "
             'Make one: python -c "import secrets; print(secrets.token_urlsafe())"'
         )
-    if token is None and not _is_loopback(args.host):
+    if token is None and not _is_loopback(host):
         raise ConfigError(
-            f"--host {args.host}: other machines could send requests. Set {TOKEN}, or leave --host out (127.0.0.1)."
+            f"--host {host}: other machines could send requests. Set {TOKEN}, or leave --host out (127.0.0.1)."
         )
     return token
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fivetune.data.records import BadRecord, UniqueIds, apply_task, find_column, read_records
 from fivetune.data.tables import NUMBERS, find_unwritable_column, format_json, replace_empty_cell
-from fivetune.errors import DataError
+from fivetune.errors import AbsentColumnError, DataError
 from fivetune.types import RawRecord, Task
 
 
@@ -29,6 +29,7 @@ class InputRow:
         id: id of its question and of its prediction; "" for a record that cannot be read.
         fields: its columns, with the names of the source.
         skipped: the reason why it has no prediction; "" if it has one.
+        is_incomplete: whether it lacks a column.
         is_foreign: whether the record is valid, but not for this task, such as another question type.
         key: id of its question among the examples; differs from `id` for a repeated one.
     """
@@ -37,6 +38,7 @@ class InputRow:
     id: str = ""
     fields: Mapping[str, object] = field(default_factory=dict[str, object])
     skipped: str = ""
+    is_incomplete: bool = False
     is_foreign: bool = False
     key: str = ""
 
@@ -70,7 +72,8 @@ def _build_row(record: RawRecord | BadRecord, fields: Mapping[str, object], task
     try:
         converted = apply_task(task, record, labelled=False)
     except DataError as error:
-        return InputRow(record.where, own_id, fields, str(error).removeprefix(f"{record.where}: "))
+        reason = str(error).removeprefix(f"{record.where}: ")
+        return InputRow(record.where, own_id, fields, reason, isinstance(error, AbsentColumnError))
     if not converted:
         return InputRow(record.where, own_id, fields, f"left out by task {task.plugin_name()}", is_foreign=True)
     example = converted[0] if isinstance(converted, tuple) else converted

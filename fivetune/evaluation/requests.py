@@ -18,6 +18,7 @@ from fivetune.data.convert import ConvertedRows
 from fivetune.data.encode import find_clipped_spans
 from fivetune.data.examples import Source
 from fivetune.data.in_memory import MemoryStore, convert_source
+from fivetune.data.records import find_column
 from fivetune.data.source_files import quote_value
 from fivetune.data.tables import is_table, iter_rows
 from fivetune.errors import DataError
@@ -25,6 +26,7 @@ from fivetune.evaluation.batch_size import AutoBatchSize, predict_in_batches
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import InputRow, iter_input_rows, name_inputs, write_records, write_texts
 from fivetune.rundir.records import Prediction
+from fivetune.tasks import find_needed_columns
 from fivetune.tasks.jsonl import JSONL
 from fivetune.types import Task
 
@@ -105,10 +107,33 @@ def read_requests(
             kind: tuple[Task, Mapping[str, str]] = (JSONL(), {}) if texts else (task, columns)
             with name_inputs(path):
                 rows = list(iter_input_rows(str(path), *kind)) if given else []
+                if records:
+                    rows = _name_missing_fields(rows, records, task, columns)
                 is_usable = not all(row.skipped for row in rows)
                 converted = convert_source(describe(str(path), *kind), tokenizer) if is_usable else []
             found.append(ReadRequest(rows, written, converted))
     return found
+
+
+def _name_missing_fields(
+    rows: Sequence[InputRow], records: Sequence[Mapping[str, object]], task: Task, columns: Mapping[str, str]
+) -> list[InputRow]:
+    """Give records that lack a column a reason for who sends them: data.columns is set where the model was trained."""
+    if not any(row.is_incomplete for row in rows):
+        return list(rows)
+    needed = {name: columns.get(name, name) for name in find_needed_columns(task)}
+    named: list[InputRow] = []
+    for row, record in zip(rows, records, strict=True):
+        missing = [own for name, own in needed.items() if not (find_column(record, own) or name in record)]
+        if row.is_incomplete and missing:
+            found = ", ".join(quote_value(str(name)) for name in record) or "none"
+            reason = (
+                f"missing: {', '.join(missing)}. A record needs the fields {', '.join(needed.values())}. This one has "
+                f"{found}. Add what is missing."
+            )
+            row = replace(row, skipped=reason)
+        named.append(row)
+    return named
 
 
 def answer_requests(

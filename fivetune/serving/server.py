@@ -9,6 +9,7 @@ import asyncio
 import json
 import resource
 import socket
+from collections.abc import Callable
 
 import h11
 import uvicorn
@@ -94,14 +95,29 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def build_server(app: ASGIApp, *, drain_seconds: float, idle_seconds: int = 15) -> uvicorn.Server:
+class AnnouncedServer(uvicorn.Server):
+    """Calls `on_listening` once connections are accepted."""
+
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+
+def build_server(
+    app: ASGIApp, *, drain_seconds: float, idle_seconds: int = 15, on_listening: Callable[[], object] = lambda: None
+) -> uvicorn.Server:
     """Build the server.
 
     Args:
         drain_seconds: after a stop signal, within which the requests in progress are answered.
         idle_seconds: within which a connection must have sent the headers of its next request.
+        on_listening: called when connections are accepted.
     """
-    return uvicorn.Server(
+    return AnnouncedServer(
         uvicorn.Config(
             app,
             http=TimedProtocol,
@@ -113,7 +129,8 @@ def build_server(app: ASGIApp, *, drain_seconds: float, idle_seconds: int = 15) 
             proxy_headers=False,
             timeout_keep_alive=idle_seconds,
             timeout_graceful_shutdown=max(1, round(drain_seconds)),
-        )
+        ),
+        on_listening,
     )
 
 

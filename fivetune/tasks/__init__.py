@@ -35,7 +35,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from fivetune.config import describe_error
 from fivetune.config.layers import Layers, parse_table
-from fivetune.errors import ConfigError, DataError, MissingLabelError, RecordError
+from fivetune.errors import AbsentColumnError, ConfigError, DataError, MissingLabelError, RecordError
 from fivetune.metrics import is_maximized, list_score_names, list_selectable_scores
 from fivetune.metrics.mlqa import detect_script_language
 from fivetune.plugins import Options, import_plugin, load_plugin
@@ -333,9 +333,9 @@ def convert_inputs(task: Task, fields: Mapping[str, object]) -> list[str]:
 
 
 def get_column(record: RawRecord, name: str) -> Any:
-    """Return the value of a column. Raises RecordError with the existing columns if it is absent."""
+    """Return the value of a column. Raises AbsentColumnError with the existing columns."""
     if name not in record.fields:
-        raise RecordError(record.where, describe_absent_column(record, name))
+        raise AbsentColumnError(record.where, describe_absent_column(record, name))
     return record.fields[name]
 
 

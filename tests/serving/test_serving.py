@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from serving_kit import Server, Slow, serving
+from starlette.responses import PlainTextResponse
 
 from fivetune.cli import main
 from fivetune.errors import NumericError
@@ -27,6 +28,7 @@ from fivetune.serving.batching import Batcher
 from fivetune.serving.body import RequestError, parse_json, read_inputs, read_prompts
 from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
+from fivetune.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.training.inference import LoadedRun
 from reliability.requests import CUT, RECORDS, build_request, send_fuzzed, send_slowly
 from reliability.warm import WarmProcess, start_command
@@ -250,7 +252,13 @@ def test_idle_connections_are_closed() -> None:
         ("/predict", {"json": {"inputs": ["a", {}]}}, 422, "inputs: texts and records are mixed."),
         ("/predict", {"json": {"inputs": [1]}}, 422, "inputs[0]: a number: '1'. Allowed are records and texts."),
         ("/predict", {"json": {"inputs": ["a"], "beams": 9}}, 422, "body: 'beams' beside the list 'inputs'."),
-        ("/predict", {"json": {"x": 1}}, 422, "there is no column 'question'."),
+        (
+            "/predict",
+            {"json": {"context": "c", "x": 1}},
+            422,
+            "missing: question. A record needs the fields question, context. This one has 'context', 'x'. Add what is "
+            "missing.",
+        ),
         ("/predict", {"json": {"question": "long " * 300, "context": "c"}}, 422, "Allowed are 200. Shorten it"),
         ("/v1/completions", {"json": {"prompt": 1}}, 422, "prompt: Allowed is a text, or a list of texts."),
         ("/v1/completions", {"json": [1]}, 422, 'body: a list. Allowed is {"prompt": TEXT}.'),
@@ -338,14 +346,10 @@ def test_docs_need_no_other_server(server: Server, trained: LoadedRun) -> None:
     ("words", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0: other machines could send requests. Set FIVETUNE_TOKEN, or leave"),
-        (["--token", "short"], "--token or FIVETUNE_TOKEN: has 5 characters. Allowed are 16 or more, printable ASCII."),
+        (["--token", "0" * 16], "--token: is not taken: a token on the command line stays in the shell's history"),
         (["--max-batch", "0"], "--max-batch 0: must be above 0."),
         (["--drain-seconds", "-1"], "--drain-seconds -1.0: must be 0 or more."),
         (["--port", "99999"], "--port 99999: Allowed are 1 to 65535, and 0 for a free one."),
-        (
-            ["--host", "192.0.2.1", "--token", "0" * 16],
-            "--host 192.0.2.1 --port 8000: Cannot assign requested address.",
-        ),
         (["--eval.num_beams", "9"], "eval.num_beams 9: serve allows 8 at most. Add --eval.num_beams 8."),
         (["--data.eval", "x.json"], "--data.eval: has no effect here: serve answers the records of requests."),
     ],
@@ -355,6 +359,35 @@ def test_the_command_refuses(
 ) -> None:
     assert main(["serve", str(trained.folder), *words]) in (2, 4)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        ("short", "FIVETUNE_TOKEN: has 5 characters. Allowed are 16 or more, printable ASCII."),
+        ("0" * 16, "--host 192.0.2.1 --port 8000: Cannot assign requested address."),
+    ],
+)
+def test_the_token_is_that_of_the_environment(
+    trained: LoadedRun, token: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FIVETUNE_TOKEN", token)
+    assert main(["serve", str(trained.folder), "--host", "192.0.2.1"]) in (2, 4)
+    assert message in capsys.readouterr().err
+
+
+def test_the_address_is_announced_when_it_takes_connections() -> None:
+    codes: list[int] = []
+
+    def announce() -> None:
+        codes.append(after.connect_ex(bound.getsockname()))
+        server.should_exit = True
+
+    with bind_socket("127.0.0.1", 0) as bound, socket.socket() as before, socket.socket() as after:
+        server = build_server(PlainTextResponse("hello"), drain_seconds=1, on_listening=announce)
+        assert before.connect_ex(bound.getsockname()) != 0
+        run_until_stopped(server, bound)
+    assert codes == [0]
 
 
 def test_without_its_packages_the_command_names_them(
@@ -381,12 +414,7 @@ def serving_process(folder: Path, *words: str) -> Iterator[tuple[WarmProcess, st
     """`fivetune serve` as a process; yields it, and its address when it takes requests."""
     with start_command("serve", str(folder), "--port", "0", *words) as process:
         address = process.wait_for(r"serving on (http://\S+)")
-        while True:
-            try:
-                httpx.get(f"{address}/ready")
-                break
-            except httpx.ConnectError:
-                time.sleep(0.05)
+        assert httpx.get(f"{address}/ready").status_code == 200
         yield process, address
 
 
