@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from functools import partial
 from ipaddress import ip_address
 
 from fivetune.commands import print_warning, refuse_token_flag
@@ -104,17 +104,18 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for name, model in models.items():
             print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
-
-        def announce() -> None:
-            print(f"serving on {address}")
-            print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops")
-            sys.stdout.flush()
-
-        server = build_server(build_app(service), drain_seconds=args.drain_seconds, on_listening=announce)
+        server = build_server(
+            build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_announce, address)
+        )
         run_until_stopped(server, bound)
         batcher.close(timeout=0)
     print("stopped", flush=True)
     return 0
+
+
+def _announce(address: str) -> None:
+    print(f"serving on {address}")
+    print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
 
 
 def _refuse_limits(args: argparse.Namespace) -> None:

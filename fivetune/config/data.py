@@ -35,7 +35,9 @@ class DataSection(BaseModel):
         default=0, description="seed of the split by eval_share, so that runs with another run.seed share the split"
     )
     group_column: str | None = Field(
-        default=None, description="records with the same value of this column are not separated by eval_share"
+        default=None,
+        description="records with the same value of this column are not separated by eval_share; an empty cell is "
+        "no value",
     )
     columns: Annotated[dict[str, str], BeforeValidator(parse_table)] = Field(
         default={}, description="column that the task reads: column in the file; a nested one is dotted (info.topic)"

@@ -3,7 +3,7 @@
 In: the records with their examples. Out: the ids of the evaluation records.
 
 Records are related if they share the value of the group column, their inputs, their context or their question; a group
-of related records is never divided. A context or question that more records share than the evaluation set may hold
+of related records is never divided. An empty cell of the group column is no value. A context or question that more records share than the evaluation set may hold
 relates none of them, because it would put all of them on one side.
 """
 
@@ -19,9 +19,10 @@ import numpy as np
 
 from fivetune.data.duplicates import normalize_text
 from fivetune.errors import DataError
+from fivetune.tasks import is_blank
 from fivetune.types import JsonTable, RawRecord, TextExample
 
-SPLIT_VERSION = 2  # increase when the same records would be split differently
+SPLIT_VERSION = 3  # increase when the same records would be split differently
 
 Converted = tuple[RawRecord, Sequence[TextExample]]
 
@@ -33,7 +34,7 @@ class EvalSplit:
     Args:
         share: share of the evaluation records, above 0 and below 1.
         seed: seed of the draw; not the run's, so that runs of several seeds are scored on the same records.
-        group_column: records with the same value of this column stay on one side.
+        group_column: records with the same value of this column stay on one side; null and blank are no value.
         max_records: number of records to split, from the first on; None: all.
     """
 
@@ -152,7 +153,8 @@ def _iter_relations(
                 f"{record.where}: there is no column {group_column!r}, which data.group_column names. "
                 f"Columns: {', '.join(map(str, record.fields))}. Correct data.group_column."
             )
-        yield hash_text(f"group {record.fields[group_column]}"), True
+        if not is_blank(record, group_column):
+            yield hash_text(f"group {record.fields[group_column]}"), True
     for example in examples:
         yield hash_text(f"inputs {normalize_text(example.inputs)}"), True
         if context := normalize_text(example.inputs[slice(*example.clippable)]):

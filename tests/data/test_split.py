@@ -83,6 +83,19 @@ def test_a_group_column_binds_and_a_question_asked_of_everything_does_not():
         split(Classification(), records, share=0.2, group_column="x")
 
 
+@pytest.mark.parametrize("empty", [None, "", " "])
+def test_records_without_a_group_are_not_related(empty):
+    records = [
+        RawRecord(
+            {"id": f"{i}", "text": f"unlike {i}", "label": "a", "customer": empty if i % 2 else f"c{i // 10}"}, "a:1"
+        )
+        for i in range(100)
+    ]
+    chosen = split(Classification(), records, share=0.2, group_column="customer")
+    customers = Counter(record.fields["customer"] for record in chosen)
+    assert len(chosen) == 20 and 0 < customers.pop(empty) < 20 and set(customers.values()) == {5}
+
+
 def test_what_cannot_be_split_is_an_error():
     same = [RawRecord({"id": f"{i}", "text": "one", "label": "a"}, "a:1") for i in range(9)]
     with pytest.raises(DataError, match=r"data\.eval_share: 0\.1 of 9 records in 1 groups .* one side empty"):
