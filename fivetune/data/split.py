@@ -3,8 +3,8 @@
 In: the records with their examples. Out: the ids of the evaluation records.
 
 Records are related if they share the value of the group column, their inputs, their context or their question; a group
-of related records is never divided. An empty cell of the group column is no value. A context or question that more records share than the evaluation set may hold
-relates none of them, because it would put all of them on one side.
+of related records is never divided. An empty cell of the group column is no value. A context or question that more
+records share than the evaluation set may hold relates none of them, because it would put all of them on one side.
 """
 
 from __future__ import annotations
