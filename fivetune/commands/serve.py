@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         for name, model in models.items():
             print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
         server = build_server(
-            build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_announce, address)
+            build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_print_address, address)
         )
         run_until_stopped(server, bound)
         batcher.close(timeout=0)
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _announce(address: str) -> None:
+def _print_address(address: str) -> None:
     print(f"serving on {address}")
     print(f"page: {address}/   interface: {address}/docs   Ctrl-C answers the waiting requests and stops", flush=True)
 
