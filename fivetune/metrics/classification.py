@@ -48,7 +48,7 @@ class ConfusionMatrix:
         """Return the number of predictions of this label."""
         return sum(num for (_, predicted), num in self.counts.items() if predicted == label)
 
-    def occurs(self, label: str) -> bool:
+    def is_used(self, label: str) -> bool:
         """Return whether an example has this label, as its gold label or as its prediction."""
         return any(label in pair for pair, num in self.counts.items() if num)
 
@@ -95,7 +95,7 @@ class Classification(Options):
         golds = choose_gold_labels(predictions, references)
         labels = find_label_set(golds, details)
         found = ConfusionMatrix(tuple(labels), Counter(zip(golds, predictions, strict=True)))
-        counted = [label for label in labels if self.count_absent or found.occurs(label)]
+        counted = [label for label in labels if self.count_absent or found.is_used(label)]
         weighted = [found.compute_f1(label) * found.count_support(label) for label in labels]
         each: list[dict[str, float]] = [
             {"accuracy": int(prediction == gold)} for prediction, gold in zip(predictions, golds, strict=True)
