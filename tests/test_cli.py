@@ -176,7 +176,7 @@ def test_list_names_each_with_a_line_of_help(capsys, kind):
     names = others[kind]() if kind in others else plugins.list_plugins(kind)
     assert (code, err, list(table)) == (0, "", [kind])
     assert [row["name"] for row in table[kind]] == [line.split()[0] for line in lines if line[0] != " "] == names
-    assert all(row["help"] for row in table[kind])
+    assert all(row["help"] and not row["help"].startswith(f"{row['name']}:") for row in table[kind])
 
 
 def test_list_of_what_there_is_not(capsys):

@@ -1,4 +1,4 @@
-"""ctranslate2: the weights of CTranslate2, a C++ engine for CPUs and GPUs, also quantised to 8 bits.
+"""Weights of CTranslate2, a C++ engine for CPUs and GPUs, also quantised to 8 bits.
 
 Source: https://github.com/OpenNMT/CTranslate2 (MIT licence). T5, mT5 and umT5 with a generative head. Its vocabulary
 has the tokenizer's pieces; ids without a piece, and a piece's second id, are named <unused_ID>, so that every id has a

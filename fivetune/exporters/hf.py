@@ -1,4 +1,4 @@
-"""hf: a folder that transformers loads by from_pretrained, with adapters merged, in safetensors.
+"""A folder that transformers loads by from_pretrained, with adapters merged, in safetensors.
 
 model/ of the export is a copy of the run's, which is such a folder already. FiveTune's own decoding answers with it.
 """

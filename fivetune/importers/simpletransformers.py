@@ -1,4 +1,4 @@
-"""simpletransformers: T5Args or a dict of arguments, with T5Model and train_model in Python source.
+"""T5Args of simpletransformers, or a dict of arguments, with T5Model and train_model in Python source.
 
 In: a script or notebook, which is not executed, or the model_args.json of a saved model. Out: settings that train as
 T5Model does; its own defaults (Adafactor without parameter scaling, 1e-3, batch 8, 128 tokens, one epoch) included.

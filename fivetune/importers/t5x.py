@@ -1,4 +1,4 @@
-"""t5x: the gin file of a fine-tuning (finetune.gin with a model's file), and operative_config.gin of t5.
+"""The gin file of a fine-tuning by t5x (finetune.gin with a model's file), and operative_config.gin of t5.
 
 In: macros, bindings and the names of included files. Out: settings that train as t5x does: steps counted from the
 pre-trained checkpoint, Adafactor scaled by the weights, the learning rate of the steps that fine-tuning sees.

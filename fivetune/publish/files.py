@@ -30,6 +30,7 @@ CARD = "README.md"
 REPORT = "report.html"
 ADAPTER = "adapter"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "base.json", MANIFEST, CARD)
+BASE_KEYS = {"adapter_config.json": "base_model_name_or_path", "base.json": "name"}  # as model.path had it
 VOCABULARIES = re.compile(r"(^|/)(tokenizer\.json|vocab\.\w+|[\w.-]*vocabulary\.\w+|[\w.-]*\.(model|safetensors|bin))$")
 """Weights and vocabularies, in which a piece may look like a token of a service."""
 
@@ -61,14 +62,17 @@ def make_file(name: str, content: bytes | Path) -> RepoFile:
         raise FiveTuneEnvironmentError(f"{content}: cannot be read: {error.strerror}. Check its permissions.") from None
 
 
-def list_run_files(folder: Path, card: str, *, with_report: bool) -> list[RepoFile]:
+def list_run_files(folder: Path, card: str, *, base: str | None, with_report: bool) -> list[RepoFile]:
     """List the files of a run: model/ at the root, adapter/, the card, and what `open_run` reads of the run.
+
+    Args:
+        base: name of the adapter's base on the hub; None for a local folder, whose last part is published.
 
     Raises RunDirError for a damaged or missing file, ConfigError for one that FiveTune did not write.
     """
     files = [make_file(CARD, card.encode()), *_list_model_files(folder / "model")]
     if (folder / ADAPTER).is_dir():
-        files += [replace(one, name=f"{ADAPTER}/{one.name}") for one in _list_adapter_files(folder / ADAPTER)]
+        files += [replace(one, name=f"{ADAPTER}/{one.name}") for one in _list_adapter_files(folder / ADAPTER, base)]
     files += _build_records(folder)
     if with_report:
         if not (folder / REPORT).is_file():
@@ -77,9 +81,9 @@ def list_run_files(folder: Path, card: str, *, with_report: bool) -> list[RepoFi
     return _check_files(files)
 
 
-def list_adapter_files(folder: Path, card: str) -> list[RepoFile]:
+def list_adapter_files(folder: Path, card: str, *, base: str | None) -> list[RepoFile]:
     """List the files of a run's adapter alone. Raises RunDirError as `list_run_files`."""
-    return _check_files([make_file(CARD, card.encode()), *_list_adapter_files(folder / ADAPTER)])
+    return _check_files([make_file(CARD, card.encode()), *_list_adapter_files(folder / ADAPTER, base)])
 
 
 def list_export_files(folder: Path, export: JsonTable, card: str) -> list[RepoFile]:
@@ -118,13 +122,30 @@ def _list_model_files(model: Path) -> Iterator[RepoFile]:
         yield make_file(name, model / name)
 
 
-def _list_adapter_files(folder: Path) -> Iterator[RepoFile]:
+def _list_adapter_files(folder: Path, base: str | None) -> Iterator[RepoFile]:
     if not (folder / ADAPTER_FILES[0]).is_file():
         raise RunDirError(f"{folder}: holds no adapter. Leave out --adapter: the model itself is published.")
     _refuse_other_files(folder, set(ADAPTER_FILES))
     for name in ADAPTER_FILES:
         if name != CARD and (folder / name).is_file():
-            yield make_file(name, folder / name)
+            yield make_file(name, _replace_base(folder / name, base))
+
+
+def _replace_base(path: Path, base: str | None) -> Path | bytes:
+    """Return a file of an adapter; one that names its base by a path of this machine as text with `base`, else with the
+    name of that folder. Raises RunDirError for one that is damaged.
+    """
+    key = BASE_KEYS.get(path.name)
+    if key is None:
+        return path
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        before = table.get(key)
+    except (OSError, ValueError, AttributeError):
+        raise RunDirError(f"{path}: damaged. Export the run again from its checkpoint with --resume.") from None
+    if not isinstance(before, str) or (name := base or Path(before.removesuffix("/model")).name) == before:
+        return path
+    return json.dumps({**table, key: name}, indent=2, sort_keys=True).encode()
 
 
 def _refuse_other_files(folder: Path, allowed: set[str]) -> None:

@@ -129,9 +129,17 @@ def list_files(
     if edited is not None:
         on_note(f"{path}: was edited, and is published as it is.")
     card = edited or build_card(folder, repo=repo, license=license, kind=kind, on_note=on_note)
+    if export:
+        return list_export_files(folder, export, card)
+    base = find_base(config, folder)
     if only_adapter:
-        return list_adapter_files(folder, card)
-    return list_export_files(folder, export, card) if export else list_run_files(folder, card, with_report=with_report)
+        return list_adapter_files(folder, card, base=base)
+    if base is None and (folder / ADAPTER).is_dir():
+        on_note(
+            f"{folder / ADAPTER}: its base, {config.model.path}, is no model of the hub: the adapter is published with "
+            "the name of that folder alone, and only who has it can use the adapter. The merged model is published too."
+        )
+    return list_run_files(folder, card, base=base, with_report=with_report)
 
 
 def _refuse_lone_adapter(folder: Path, config: RunConfig) -> None:

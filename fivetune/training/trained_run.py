@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import fivetune
 from fivetune.data.source_files import quote_value
-from fivetune.data.tables import name_tables
+from fivetune.data.tables import is_table, name_tables
 from fivetune.errors import ConfigError
 from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.requests import list_inputs
@@ -196,9 +196,10 @@ class TrainedRun(Run):
         100.0
         """
         changes = self.overrides if data is None else {**self.overrides, "data.eval": data}
+        loaded = self._loaded  # before a table is written beside the run: the folder is usable
         changes, files = write_tables(changes, self.folder)
         with name_tables(files), _show_progress(on_progress) as report:
-            loaded = replace(self._loaded, config=resolve_config(self.folder, changes))
+            loaded = replace(loaded, config=resolve_config(self.folder, changes))
             record = record_evaluation(
                 loaded,
                 split=split,
@@ -305,10 +306,15 @@ def evaluate(
     >>> record.split, record.num_examples, record.scores["accuracy"]
     ('tickets', 40, 100.0)
     """
-    changes, files = write_tables(overrides or {}, folder)
+    given = dict(overrides or {})
+    plain = {name: value for name, value in given.items() if not is_table(value)}
+    loaded = load_run(folder, plain, on_damage=on_damage, on_note=on_note)
+    changes, files = write_tables(given, folder)
     with name_tables(files):
+        if files:
+            loaded = replace(loaded, config=resolve_config(Path(folder), changes))
         return record_evaluation(
-            load_run(folder, changes, on_damage=on_damage, on_note=on_note),
+            loaded,
             split=split,
             has_own_settings=not changes,
             on_progress=on_progress,

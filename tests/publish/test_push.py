@@ -186,7 +186,7 @@ def test_an_export_is_published_with_matching_checksums(run, hub, tmp_path, monk
     assert found == fivetune.open_run(run).predict([record])[0].prediction
 
 
-def test_virtual_tokens_are_published_with_their_base(tmp_path, hub, model_folder):
+def test_virtual_tokens_are_published_with_their_base(tmp_path, hub, model_folder, capsys):
     pytest.importorskip("peft")
     from huggingface_hub import snapshot_download
 
@@ -201,6 +201,11 @@ def test_virtual_tokens_are_published_with_their_base(tmp_path, hub, model_folde
     card = (Path(folder) / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft" and 'subfolder="adapter"' in card
     records = [{"question": f"What has {word}?", "context": f"{word} has a red hat."} for word in kit.OWNERS]
+    for file, key in (("base.json", "name"), ("adapter_config.json", "base_model_name_or_path")):
+        assert str(model_folder) in (tmp_path / "run" / "adapter" / file).read_text()
+        assert json.loads((Path(folder) / "adapter" / file).read_text())[key] == model_folder.name
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"adapter: its base, {model_folder}, is no model of the hub: the adapter is published with the name" in told
     theirs, ours = fivetune.open_run(folder).predict(records), fivetune.open_run(tmp_path / "run").predict(records)
     assert [one.logprob for one in theirs] == pytest.approx([one.logprob for one in ours])
 
@@ -211,6 +216,7 @@ def test_an_adapter_alone_needs_a_base_on_the_hub(run, hub, capsys):
     (run / "adapter").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (run / "adapter" / name).write_bytes(b"{}")
+    (run / "adapter" / "base.json").write_text('{"name": "/home/ann/cache/t5-v1_1-small", "checksum": "0"}')
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["model"]["adapter"] = {"name": "lora"}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
@@ -220,7 +226,8 @@ def test_an_adapter_alone_needs_a_base_on_the_hub(run, hub, capsys):
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert push(run, "--adapter") == 0
     held = hub.files["me/t5-squad"]
-    assert set(held) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert set(held) == {"README.md", "adapter_config.json", "adapter_model.safetensors", "base.json"}
+    assert json.loads(held["base.json"]) == {"name": "google/t5-v1_1-small", "checksum": "0"}
     metadata = yaml.safe_load(held["README.md"].decode().split("---")[1])
     assert metadata["library_name"] == "peft" and metadata["base_model_relation"] == "adapter"
     assert metadata["base_model"] == "google/t5-v1_1-small"

@@ -96,6 +96,19 @@ def test_texts_are_the_only_column_of_a_task(tmp_path: Path, model_folder: Path,
     assert whole[0].prediction == run.predict([record])[0].prediction  # of several columns, as the model reads it
 
 
+@pytest.mark.parametrize("call", [lambda folder, data: fivetune.evaluate(folder, {"data.eval": data}),
+                                  lambda folder, data: fivetune.open_run(folder).evaluate(data)])  # fmt: skip
+def test_no_table_is_written_for_a_run_that_cannot_evaluate(
+    tmp_path: Path, run: fivetune.TrainedRun, call: Any
+) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "status.json", "evals.jsonl", "machine.json"):
+        (tmp_path / "run" / name).write_bytes((run.folder / name).read_bytes())
+    with pytest.raises(RunDirError, match="model"):
+        call(tmp_path / "run", [{"question": "a", "context": "b", "answers": ["b"]}])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 @pytest.mark.parametrize("size", [0, -1, True, "many", 1.5])
 def test_a_batch_size_is_a_number_or_auto(run: fivetune.TrainedRun, size: Any) -> None:
     with pytest.raises(ConfigError, match=r"batch_size: .* is no size. Allowed are whole numbers from 1 and 'auto'"):
