@@ -184,7 +184,8 @@ def run_trial(row: str, trial: Trial, *, peer: bool = False) -> Result:
     try:
         trial.run(folder)
     except Exception as error:  # a trial that cannot run has shown nothing
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [one for one in frames if not one.name.startswith("check_")][-1]  # who asked for the check
         failure = f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {error}; files: {folder}"
     if not failure:
         shutil.rmtree(folder, ignore_errors=True)

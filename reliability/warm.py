@@ -105,6 +105,17 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def check_success(done: CompletedProcess[str]) -> None:
+    """The command ended well, and printed no trace."""
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_no_trace(done.stderr)
+
+
+def check_no_trace(said: str) -> None:
+    """Nothing of Python is shown to the user, and no error that FiveTune did not foresee."""
+    assert "Traceback" not in said and "internal error" not in said, said[-900:]
+
+
 def start_command(*words: str, environ: Mapping[str, str] = os.environ) -> WarmProcess:
     """Start `fivetune WORDS`."""
     return WarmProcess(_run_command, *words, environ=environ)

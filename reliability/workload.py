@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from fivetune.rundir.checksums import MANIFEST
-from reliability.warm import WarmProcess, start_command
+from reliability.warm import WarmProcess, check_success, start_command
 
 T = TypeVar("T")
 COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
@@ -154,7 +154,7 @@ def time_run(process: WarmProcess, run: Path) -> tuple[float, float]:
             time.sleep(0.01)
         begun = time.monotonic() - start
         done = process.wait()
-    assert done.returncode == 0, done.stderr
+    check_success(done)
     return begun, time.monotonic() - start
 
 
@@ -185,7 +185,7 @@ class Workload:
         if not self.model.exists():
             with WarmProcess(_make_models, str(folder)) as process:
                 done = process.wait()
-            assert done.returncode == 0, done.stderr
+            check_success(done)
 
     def make_folder(self, name: str) -> Path:
         """A new, empty folder of the campaign."""
@@ -245,13 +245,17 @@ def resume(recipe: Path, run: Path) -> None:
     """Continue the run, or start it where nothing of it is there yet; it must succeed without any help."""
     with start_training(recipe, *find_resume_words(run)) as process:
         done = process.wait()
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_success(done)
 
 
 def read_weights(run: Path) -> bytes:
     """The exported weights of a run, byte for byte; those of the adapter, where it trains one."""
     (file,) = (run / "model").glob("*model.safetensors")
     return file.read_bytes()
+
+
+def check_weights(found: bytes, whole: bytes) -> None:
+    assert found == whole, "the weights differ from those of the undisturbed run"
 
 
 def _make_models(folder: str) -> None:

@@ -14,7 +14,7 @@ from fivetune.rundir import read_evals
 from reliability.campaign import Row, Trial
 from reliability.rows.damage import STEPS, copy_run
 from reliability.rows.kills import kill_after
-from reliability.warm import run_command, start_command
+from reliability.warm import check_no_trace, check_success, run_command, start_command
 from reliability.workload import Workload, squad_file
 
 NUM_QUESTIONS = 400
@@ -31,7 +31,7 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
         start = time.monotonic()
         done = run_command(*words)
         seconds[words[0]] = time.monotonic() - start
-        assert done.returncode == 0, done.stderr
+        check_success(done)
     answers, scores = read_answers(place), read_evals(place / "run")[-1].scores
     for number in count():
         fault, share = FAULTS[number % len(FAULTS)], random.random()
@@ -43,7 +43,7 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
                 kill_after(start_command(*words), share * seconds[words[0]])
                 check_whole_or_absent(folder, answers)
                 done = run_command(*words)
-                assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+                check_success(done)
             else:
                 with start_command(*words) as first, start_command(*words) as second:
                     ended = [first.wait(), second.wait()]
@@ -87,7 +87,7 @@ def check_two(ended: list[Any]) -> None:
     """Each of two commands succeeds, or refuses because of the other."""
     codes = sorted(one.returncode for one in ended)
     told = "".join(one.stderr for one in ended)
-    assert "Traceback" not in told and "internal error" not in told, told[-900:]
+    check_no_trace(told)
     assert codes in ([0, 0], [0, 4]), f"exit codes {codes}: {told[-600:]}"
     assert codes == [0, 0] or "process" in told, f"the other process is not named: {told[-600:]}"
 

@@ -19,8 +19,8 @@ import psutil
 from fivetune.rundir import read_run, read_status
 from reliability.campaign import Row, Trial
 from reliability.slurm_cluster import explain_absence, is_started_early, start_cluster, train_on_two_ranks
-from reliability.warm import WarmProcess, start_command
-from reliability.workload import Workload, read_weights
+from reliability.warm import WarmProcess, check_success, start_command
+from reliability.workload import Workload, check_weights, read_weights
 
 STEPS: dict[str, Any] = {
     "train__num_steps": 200,
@@ -48,11 +48,11 @@ def lose_node(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 wait_until(lambda: read_status(folder / "run").state == "finished", folder, environ)
             with WarmProcess(train_on_two_ranks, str(recipe), str(folder / "whole")) as process:
                 done = process.wait()
-            assert done.returncode == 0, done.stderr
+            check_success(done)
             found = read_run(folder / "run")
             assert (found.status.state, found.status.num_resumes) == ("finished", 1), found.status
             assert found.machine.parts[-1].step > 0, "it began again at step 0"
-            assert read_weights(folder / "run") == read_weights(folder / "whole"), "the weights differ"
+            check_weights(read_weights(folder / "run"), read_weights(folder / "whole"))
 
         yield Trial(f"{number} after step {step}", run)
 
@@ -62,7 +62,7 @@ def launch(recipe: Path, environ: Mapping[str, str]) -> str:
     options = ("--on", "slurm", "--nodes", "2", "--no-preflight", "--json", "--stage", "false")
     with start_command("launch", str(recipe), *options, environ=environ) as process:
         done = process.wait()
-    assert done.returncode == 0, done.stderr
+    check_success(done)
     return json.loads(done.stdout.splitlines()[-1])["job"]
 
 

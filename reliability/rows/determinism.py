@@ -16,8 +16,8 @@ from typing import Any
 
 from fivetune.rundir import read_run
 from reliability.campaign import ROOT, Row, Trial
-from reliability.warm import WarmProcess
-from reliability.workload import VARIANTS, Workload, make_model, read_weights, resume
+from reliability.warm import WarmProcess, check_success
+from reliability.workload import VARIANTS, Workload, check_weights, make_model, read_weights, resume
 
 ALONE = [name for name, options in VARIANTS.items() if "launch" not in options]
 WIDE_LOCK = Lock()
@@ -61,8 +61,8 @@ def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Tria
             done = subprocess.run(
                 [sys.executable, *words], cwd=elsewhere, env=environ, capture_output=True, text=True, timeout=300
             )
-            assert done.returncode == 0, done.stderr[-600:]
-            assert read_weights(folder / "run") == read_weights(whole), "the weights differ"
+            check_success(done)
+            check_weights(read_weights(folder / "run"), read_weights(whole))
             ours, theirs = (describe_results(each) for each in (folder / "run", whole))
             assert ours == theirs, f"differ: {[name for name in theirs if ours.get(name) != theirs[name]]}"
 
@@ -97,7 +97,7 @@ def run_with_threads(workload: Workload, folder: Path, variant: str, numbers: Se
     with WIDE_LOCK:
         if not model.exists():
             with WarmProcess(make_wide_model, str(model), str(workload.folder / "tokenizer")) as process:
-                assert process.wait().returncode == 0
+                check_success(process.wait())
     runs: list[Path] = []
     for number, threads in enumerate(numbers):
         place = folder / str(number)

@@ -15,7 +15,7 @@ from reliability.faults import train_on_a_full_disk
 from reliability.rows.damage import STEPS, copy_run
 from reliability.rows.disk import check_resumed, explain_absence, mount_in_memory
 from reliability.rows.kills import FEW_STEPS, count_file_operations
-from reliability.warm import WarmProcess, run_command
+from reliability.warm import WarmProcess, check_no_trace, run_command
 from reliability.workload import TRAIN_WORDS, Workload
 
 MOST_SECONDS = 5.0
@@ -124,7 +124,7 @@ def refuse(*words: str, said: str) -> None:
 
 def check_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
     """The command says the reason; it ends with exit code 0 if only files failed that it does not need."""
-    assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-900:]
+    check_no_trace(done.stderr)
     assert done.returncode in (0, 2, 4, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
     assert said in done.stderr, f"expected {said!r}, told: {done.stderr[-600:]}"
 

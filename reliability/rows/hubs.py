@@ -16,8 +16,8 @@ from subprocess import CompletedProcess
 from reliability.campaign import Row, Trial
 from reliability.fake_hub import FakeHub, running_hub
 from reliability.rows.damage import STEPS
-from reliability.warm import WarmProcess
-from reliability.workload import TRAIN_WORDS, Workload, read_weights
+from reliability.warm import WarmProcess, check_no_trace, check_success
+from reliability.workload import TRAIN_WORDS, Workload, check_weights, read_weights
 
 MODEL = "org/tiny-t5"
 MOST_SECONDS = 15.0
@@ -45,7 +45,7 @@ def disturb_hub(workload: Workload, random: random.Random) -> Iterator[Trial]:
     with running_hub() as hub:
         fill(hub, workload.model)
         done = train_from_hub(workload, cache, hub.address, cache / "home")
-    assert done.returncode == 0, done.stderr
+    check_success(done)
     cached = random.sample(list(FAULTS), len(FAULTS))
     for fault, is_cached in [*((fault, False) for fault in FAULTS), *((fault, True) for fault in cached)]:
 
@@ -59,10 +59,10 @@ def disturb_hub(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 start = time.monotonic()
                 done = train_from_hub(workload, folder, address, home)
                 seconds = time.monotonic() - start
-            assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-900:]
+            check_no_trace(done.stderr)
             assert seconds < MOST_SECONDS, f"the command took {seconds:.1f} s: {done.stderr[-600:]}"
             if is_cached:
-                assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+                check_success(done)
             else:
                 assert done.returncode == 4, f"exit code {done.returncode}: {done.stderr[-600:]}"
                 lost = [text for text in FAULTS[fault] if text not in done.stderr]
@@ -71,7 +71,7 @@ def disturb_hub(workload: Workload, random: random.Random) -> Iterator[Trial]:
                     fill(hub, workload.model)
                     done = train_from_hub(workload, folder, hub.address, home)
                 assert done.returncode == 0, f"after the fault, exit code {done.returncode}: {done.stderr[-600:]}"
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the local model"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{fault}, {'in' if is_cached else 'not in'} the cache", run)
 

@@ -14,8 +14,16 @@ from reliability.campaign import Row, Trial
 from reliability.faults import train_and_count, train_and_die
 from reliability.peer import VARIANTS as peer_variants
 from reliability.peer import Peer, read_peer_weights
-from reliability.warm import WarmProcess
-from reliability.workload import VARIANTS, Workload, find_resume_words, read_weights, resume, start_training
+from reliability.warm import WarmProcess, check_success
+from reliability.workload import (
+    VARIANTS,
+    Workload,
+    check_weights,
+    find_resume_words,
+    read_weights,
+    resume,
+    start_training,
+)
 
 FEW_STEPS: dict[str, Any] = {"train__num_steps": 2, "eval__every_steps": 2}
 
@@ -31,7 +39,7 @@ def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]
             recipe = workload.write_recipe(folder, variant)
             kill_after(start_training(recipe), whole.find_time(share))
             resume(recipe, folder / "run")
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
@@ -47,7 +55,7 @@ def kill_peer_at_random(workload: Workload, random: random.Random) -> Iterator[T
             whole = peer.run_undisturbed(variant)
             kill_after(peer.start(folder, variant), whole.find_time(share))
             peer.resume(folder, variant)
-            assert read_peer_weights(folder) == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_peer_weights(folder), whole.weights)
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
@@ -63,7 +71,7 @@ def kill_five_times(workload: Workload, random: random.Random) -> Iterator[Trial
             for share in shares:
                 kill_after(start_training(recipe, *find_resume_words(folder / "run")), whole.find_time(share))
             resume(recipe, folder / "run")
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{number} at {' '.join(f'{share:.2f}' for share in shares)}", run)
 
@@ -79,7 +87,7 @@ def kill_before_each_file_operation(workload: Workload, random: random.Random) -
             with WarmProcess(train_and_die, str(recipe), str(folder / "run"), at) as process:
                 assert process.wait().returncode == 137, "the process did not reach this operation"
             resume(recipe, folder / "run")
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"operation {at} of {num_operations}", run)
 
@@ -90,7 +98,7 @@ def count_file_operations(workload: Workload) -> int:
     recipe, counted = workload.write_recipe(folder, **FEW_STEPS), folder / "counted"
     with WarmProcess(train_and_count, str(recipe), str(folder / "run"), str(counted)) as process:
         done = process.wait()
-    assert done.returncode == 0, done.stderr
+    check_success(done)
     return int(counted.read_text())
 
 
@@ -113,7 +121,7 @@ def start_two(workload: Workload, random: random.Random) -> Iterator[Trial]:
             told = "".join(one.stderr for one in ended)
             assert codes == [0, 4], f"exit codes {codes}: {told[-600:]}"
             assert re.search(r"process \d+|holds a run already", told), f"the other process is not named: {told[-600:]}"
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
 

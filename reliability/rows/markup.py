@@ -20,7 +20,7 @@ from reliability.campaign import Row, Trial
 from reliability.payloads import HARMLESS, PAYLOADS, find_foreign, find_hidden
 from reliability.requests import start_server
 from reliability.rows.kills import FEW_STEPS
-from reliability.warm import run_command
+from reliability.warm import check_no_trace, check_success, run_command
 from reliability.workload import Workload
 
 TEXTS_PER_TRIAL = 25
@@ -76,7 +76,7 @@ def show_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Pages:
     shown += [run_command("evaluate", str(folder / _make_name(text))) for text in texts[:3]]
     for number, one in enumerate(shown):
         pages[f"terminal {number}"] = one.stdout + one.stderr
-        assert "Traceback" not in one.stderr, one.stderr[-600:]
+        check_no_trace(one.stderr)
     check_table(run, folder, texts)
     pages |= read_served_pages(run)
     return pages
@@ -143,7 +143,7 @@ def check_table(run: Path, folder: Path, texts: Sequence[str]) -> None:
     with source.open("w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
     done = run_command("predict", str(run), "--input", str(source), "--output", str(target))
-    assert done.returncode == 0, done.stderr[-600:]
+    check_success(done)
     with target.open(newline="") as file:
         found = [tuple(row[:3]) for row in csv.reader(file)]
     assert found == rows, "the cells of the table are not those of the input"
@@ -185,7 +185,7 @@ def _make_word(text: str) -> str:
 
 
 def _read_after(done: CompletedProcess[str], path: Path) -> str:
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_success(done)
     return path.read_text(encoding="utf-8")
 
 

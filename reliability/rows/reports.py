@@ -11,7 +11,7 @@ from typing import Any
 
 from reliability.campaign import Row, Trial
 from reliability.rows.damage import STEPS, copy_run
-from reliability.warm import run_command
+from reliability.warm import check_success, run_command
 from reliability.workload import Workload
 
 MOST_SECONDS, MOST_BYTES = 10.0, 5 * 2**20
@@ -103,7 +103,7 @@ def report_each(workload: Workload, random: random.Random) -> Iterator[Trial]:
             start = time.monotonic()
             done = run_command("report", str(run))
             seconds = time.monotonic() - start
-            assert done.returncode == 0 and "Traceback" not in done.stderr, f"{done.returncode}: {done.stderr[-600:]}"
+            check_success(done)
             page = (run / "report.html").read_text(encoding="utf-8")
             lost = [text for text in said if text not in page]
             assert not lost, f"the page does not say {lost}"

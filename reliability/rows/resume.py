@@ -16,7 +16,8 @@ from fivetune.rundir.records import StepRecord
 from reliability.campaign import Row, Trial
 from reliability.faults import train
 from reliability.ranks import Ranks
-from reliability.workload import Workload, find_resume_words, read_weights
+from reliability.warm import check_success
+from reliability.workload import Workload, check_weights, find_resume_words, read_weights
 
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "optimizer": {"adamw": {}, "adafactor": {"optimizer": {"name": "adafactor", "lr": 1e-3}}},
@@ -67,14 +68,14 @@ def make_resume(workload: Workload, combination: tuple[str, ...], at: int) -> An
                 f"refused without name: {told}"
             )
             return
-        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+        check_success(done)
         recipe = workload.write_recipe(killed, **overrides)
         with Ranks(train, str(recipe), num=num) as ranks:
             kill_after_checkpoint(ranks, killed / "run", at)
         with Ranks(train, str(recipe), *find_resume_words(killed / "run"), num=num) as ranks:
             done = ranks.wait()
-        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
-        assert read_weights(killed / "run") == read_weights(whole / "run"), "the weights differ from those of the whole"
+        check_success(done)
+        check_weights(read_weights(killed / "run"), read_weights(whole / "run"))
 
     return run
 
@@ -101,7 +102,7 @@ def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Tr
                         kill_after_checkpoint(ranks, folder / "run", stop)
                         continue
                     done = ranks.wait()
-                assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+                check_success(done)
             check_same_work(read_run(folder / "run").steps, whole.steps, {num for _, num in places})
 
         yield Trial(f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}", run)

@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from reliability.campaign import Row, Trial
-from reliability.warm import WarmProcess
+from reliability.warm import WarmProcess, check_success
 from reliability.workload import Workload
 
 LR, BAD_LR = 0.001, 0.002  # the trial with BAD_LR diverges, or finds no memory
@@ -147,7 +147,7 @@ def kill_training(workload: Workload, folder: Path, pause: float) -> None:
             time.sleep(0.01)
         trainings[0].kill()
         done = process.wait()
-    assert done.returncode == 0, done.stderr[-600:]
+    check_success(done)
     check_study(folder, ["failed", *["finished"] * NUM_TRIALS], "killed by SIGKILL")
 
 
@@ -162,7 +162,7 @@ def hold_lock(workload: Workload, folder: Path, pause: float) -> None:
             assert process.code is None, "the search did not wait for the lock"
             fcntl.flock(file, fcntl.LOCK_UN)
             done = process.wait()
-    assert done.returncode == 0, done.stderr[-600:]
+    check_success(done)
     check_study(folder, ["finished"] * NUM_TRIALS)
 
 
@@ -180,7 +180,7 @@ def fail_a_trial(fault: str, states: list[str], reason: str) -> Callable[[Worklo
 def finish(recipe: Path, folder: Path, fault: str = "") -> None:
     with start_search(recipe, folder, fault) as process:
         done = process.wait()
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_success(done)
 
 
 def check_study(folder: Path, states: list[str], reason: str = "") -> None:

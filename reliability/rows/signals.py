@@ -14,7 +14,8 @@ from fivetune.rundir import read_run
 from reliability.campaign import Row, Trial
 from reliability.peer import VARIANTS as peer_variants
 from reliability.peer import Peer, read_peer_weights
-from reliability.workload import Workload, read_weights, resume, start_training
+from reliability.warm import check_no_trace
+from reliability.workload import Workload, check_weights, read_weights, resume, start_training
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 VARIANTS = ("accumulation", "adafactor", "labels", "ddp")
@@ -42,7 +43,7 @@ def signal_at_random(workload: Workload, random: random.Random) -> Iterator[Tria
             limit = LAUNCH_LATENCY if variant == "ddp" else LATENCY
             assert latency < limit or done.returncode == 0, f"the run ended {latency:.1f} s after the signal"
             resume(recipe, folder / "run")
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{number} {signum.name} {variant} at {share:.3f}", run)
 
@@ -63,14 +64,14 @@ def signal_peer_at_random(workload: Workload, random: random.Random) -> Iterator
             finished = (folder / "run" / "model.safetensors").exists()
             assert finished or abs(done.returncode) in (15, 143), f"exit code {done.returncode}"
             peer.resume(folder, variant)
-            assert read_peer_weights(folder) == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_peer_weights(folder), whole.weights)
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
 
 def check_stopped(done: CompletedProcess[str], run: Path, signum: signal.Signals, *, saved: bool = True) -> None:
     """The run says by which signal it stopped; where it was to save, its last recorded step has a checkpoint."""
-    assert "Traceback" not in done.stderr, done.stderr[-600:]
+    check_no_trace(done.stderr)
     if done.returncode == -signum:
         assert not run.exists(), "the signal ended the process as if nobody listened, and a run was there"
         return
@@ -103,7 +104,7 @@ def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
             check_stopped(done, folder / "run", signal.SIGINT, saved=not twice)
             assert latency < LATENCY or done.returncode == 0, f"the run ended {latency:.1f} s after the last Ctrl-C"
             resume(recipe, folder / "run")
-            assert read_weights(folder / "run") == whole.weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), whole.weights)
 
         yield Trial(f"{number} {'twice' if number % 2 else 'once'} at {share:.3f}", run)
 

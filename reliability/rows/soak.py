@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from reliability.campaign import Row, Trial
-from reliability.warm import WarmProcess
+from reliability.warm import WarmProcess, check_success
 from reliability.workload import Workload, make_model, start_training
 
 KEPT = 3
@@ -40,7 +40,7 @@ def train_long(workload: Workload, random: random.Random) -> Iterator[Trial]:
         def run(folder: Path, num_steps: int = num_steps) -> None:
             places = (str(folder / "model"), str(workload.folder / "tokenizer"))
             with WarmProcess(make_smallest_model, *places) as process:
-                assert process.wait().returncode == 0
+                check_success(process.wait())
             options: dict[str, Any] = {
                 "model__path": str(folder / "model"),
                 "train__num_steps": num_steps,
@@ -57,7 +57,7 @@ def train_long(workload: Workload, random: random.Random) -> Iterator[Trial]:
                     if sample := take_sample(watched, folder / "run"):
                         samples.append(sample)
                 done = process.wait()
-            assert done.returncode == 0, done.stderr[-600:]
+            check_success(done)
             check_flat(samples, num_steps)
             check_files(folder / "run", num_steps)
 

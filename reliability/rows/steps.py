@@ -17,7 +17,7 @@ from reliability.faults import train
 from reliability.peer import train_peer
 from reliability.ranks import Ranks
 from reliability.rows.resume import CLOSE, is_close
-from reliability.warm import WarmProcess
+from reliability.warm import WarmProcess, check_success
 from reliability.workload import FAMILIES, NUM_STEPS, Workload, make_model
 
 MOMENTS = ("before the forward pass", "after the forward pass", "in the backward pass")
@@ -39,7 +39,7 @@ def run_out_of_memory(workload: Workload, random: random.Random) -> Iterator[Tri
             recipe = workload.write_recipe(folder, **options)
             with Ranks(train_with_little_memory, str(recipe), *fault, num=num) as ranks:
                 done = ranks.wait()
-            assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+            check_success(done)
             found = read_run(folder / "run")
             assert [one.step for one in found.steps] == list(range(1, NUM_STEPS + 1)), "a step was left out or redone"
             assert any("memory ran out with" in one.message for one in found.status.warnings), "nothing on record"
@@ -103,7 +103,7 @@ def run_peer(workload: Workload, folder: Path, *, fault: tuple[int, int], **opti
     prepare = partial(limit_trainer, str(folder / "updates.json"), *fault)
     with WarmProcess(train_peer, str(folder), str(workload.model), {**usual, **options}, prepare) as process:
         done = process.wait()
-    assert done.returncode == 0, done.stderr[-600:]
+    check_success(done)
     states = (folder / "run").glob("checkpoint-*/trainer_state.json")
     newest = max(states, key=lambda path: int(path.parent.name.partition("-")[2]))
     return [entry for entry in json.loads(newest.read_text())["log_history"] if "loss" in entry]
@@ -142,7 +142,7 @@ def cut_step(workload: Workload, random: random.Random) -> Iterator[Trial]:
             model = folder / "model"
             with WarmProcess(make_tiny_model, str(model), str(workload.folder / "tokenizer"), family) as process:
                 made = process.wait()
-            assert made.returncode == 0, made.stderr
+            check_success(made)
             found: dict[str, Any] = {}
             for num, cuts in CUTS.items():
                 several = {"strategy": "ddp", "launch": {"nproc": num}} if num > 1 else {}
@@ -150,7 +150,7 @@ def cut_step(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 recipe, file = workload.write_recipe(folder, **options), folder / f"gradients-{num}.npz"
                 with Ranks(write_gradients, str(recipe), rows, cuts, str(file), num=num) as ranks:
                     done = ranks.wait()
-                assert done.returncode == 0, done.stderr[-900:]
+                check_success(done)
                 import numpy as np
 
                 found |= {f"{cut} of {num} ranks": value for cut, value in np.load(file).items()}

@@ -15,11 +15,11 @@ import psutil
 import yaml
 
 from reliability.campaign import Row, Trial
-from reliability.warm import WarmProcess
-from reliability.workload import Workload, read_weights, start_training
+from reliability.warm import WarmProcess, check_no_trace, check_success
+from reliability.workload import Workload, check_weights, read_weights, start_training
 
 PATIENCE = 3.0  # seconds of a hung worker in trials; 60 in the program
-LATENCY = 30.0  # seconds from the fault to the end of the command, on a busy machine
+LATENCY = 60.0  # seconds from a fault that ends the command to its end
 NUM_RECORDS, PLACE = 3_000, 2_345  # of three blocks, the record of the last that fails or takes long
 FAULTS = {  # what the task does at one record, exit code, what is said
     "killed": ("sleep 2", 4, "ended (exit code -9)"),
@@ -74,14 +74,14 @@ def disturb_workers(workload: Workload, random: random.Random) -> Iterator[Trial
                 start = time.monotonic()
                 done = process.wait()
             seconds = time.monotonic() - start
-            assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr[-900:]
+            check_no_trace(done.stderr)
             assert (done.returncode, said in done.stderr) == (code, True), f"{done.returncode}: {done.stderr[-600:]}"
-            assert seconds < LATENCY, f"the command ended {seconds:.0f} s after the fault"
+            assert not code or seconds < LATENCY, f"the command ended {seconds:.0f} s after the fault"
             _, alive = psutil.wait_procs(workers, timeout=2)
             assert not alive, f"left behind: {alive}"
             if code:
                 train(recipe, environ)
-            assert read_weights(folder / "run") == weights, "the weights differ from those of the undisturbed run"
+            check_weights(read_weights(folder / "run"), weights)
 
         yield Trial(f"{number} {fault}", run)
 
@@ -106,7 +106,7 @@ def train(recipe: Path, environ: Mapping[str, str]) -> None:
     """Train undisturbed, by the same command."""
     with start_training(recipe, environ=environ) as process:
         done = process.wait()
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_success(done)
 
 
 def train_with_workers(recipe: str) -> int:
