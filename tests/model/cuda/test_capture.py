@@ -190,16 +190,20 @@ def captured(folder, model_folder, **overrides: Any):
 
 OPTIMIZERS = [
     {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
-    {"optimizer": {"name": "adamw"}, "train__layer_decay": 0.9},
     {"optimizer": {"name": "adafactor"}},
+    {"optimizer": {"name": "schedule_free"}, "schedule": {"name": "constant"}},
+]
+MORE_OPTIMIZERS = [
+    {"optimizer": {"name": "adamw"}, "train__layer_decay": 0.9},
     {"optimizer": {"name": "adafactor", "relative_step": True, "beta1": 0.9}},
     {"optimizer": {"name": "lion"}},
     {"optimizer": {"name": "muon"}},
-    {"optimizer": {"name": "schedule_free"}, "schedule": {"name": "constant"}},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "options", [*OPTIMIZERS, *(pytest.param(options, marks=pytest.mark.release) for options in MORE_OPTIMIZERS)]
+)
 def test_every_optimizer_steps_beside_the_graphs_as_beside_launched_kernels(
     tmp_path, model_folder, monkeypatch, options
 ):

@@ -118,7 +118,7 @@ def double(tensors: list[Tensor]) -> list[Tensor]:
 # --- attention ---
 
 
-@pytest.mark.parametrize("split", [1, 2, 8])
+@pytest.mark.parametrize("split", [2, *(pytest.param(split, marks=pytest.mark.release) for split in (1, 8))])
 def test_the_gradient_of_the_bias_does_not_depend_on_how_the_batch_is_divided(monkeypatch, split):
     monkeypatch.setattr(attention, "FEWEST_SEQUENCES", split)
     lengths = [3, 40, 1, 33, 5]  # of the last tiles, a part has no or some sequences
@@ -146,8 +146,14 @@ def test_the_gradient_of_the_bias_fills_the_device_with_short_chains(monkeypatch
         assert seen["grad_bias"] == (grid, 8, None) and seen["sum_diagonals"][2] == 16
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("part", ["encoder", "decoder", "cross", "dropout"])
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [
+        *((part, torch.float32) for part in ("encoder", "decoder", "cross", "dropout")),
+        ("dropout", torch.bfloat16),
+        *(pytest.param(part, torch.bfloat16, marks=pytest.mark.release) for part in ("encoder", "decoder", "cross")),
+    ],
+)
 def test_attention_and_its_gradients_equal_the_definition(part, dtype):
     lengths_q, lengths_k = ([17, 1, 3], [3, 40, 1]) if part == "cross" else (LENGTHS, LENGTHS)
     q, k, v, bias = inputs(lengths_q, lengths_k, bias=part != "cross", dtype=dtype)
