@@ -146,6 +146,7 @@ def test_benchmark_modules_do_not_import_in_a_circle():
     assert {"sides", "plan"} <= imports["train"] and list(TopologicalSorter(imports).static_order())
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_a_peer_computes_umt5_without_the_forced_tie_flag(tmp_path, monkeypatch):
     from benchmarks.peers import pretrained

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import kit
@@ -22,9 +20,8 @@ DEV = kit.SHARED / "data/squad_v2/dev-v2.0.json.gz"
 TOKENIZER = kit.SHARED / "data/tokenizers/t5-small"
 
 
-def _fivetune(*words: str, code: int = 0, warm: bool = True) -> str:
-    command = [sys.executable, "-m", "fivetune", *words]
-    done = run_command(*words) if warm else subprocess.run(command, capture_output=True, text=True, timeout=500)
+def _fivetune(*words: str, code: int = 0) -> str:
+    done = run_command(*words)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -37,7 +34,7 @@ def _write(folder: Path, table: dict) -> str:
 
 def test_train_by_command_line(tmp_path, model_folder):
     recipe, run = _write(tmp_path, kit.recipe(tmp_path, model_folder)), tmp_path / "run"
-    out = _fivetune("train", recipe, "--optimizer.lr", "2e-3", "--json", warm=False).splitlines()
+    out = _fivetune("train", recipe, "--optimizer.lr", "2e-3", "--json").splitlines()
     result = json.loads(out[-1])
     assert (result["run"], result["step"], result["scores"]["total"]) == (str(run), 6, 12)
     assert result["best"]["metric"] == "f1"

@@ -75,8 +75,15 @@ def as_cuda(monkeypatch):
     monkeypatch.setattr("fivetune.model.cuda.attention.compute_attention", attend)
 
 
-@pytest.mark.parametrize("family", ["t5", "mt5"])
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("t5", torch.float32),
+        ("mt5", torch.bfloat16),
+        pytest.param("t5", torch.bfloat16, marks=pytest.mark.release),
+        pytest.param("mt5", torch.float32, marks=pytest.mark.release),
+    ],
+)
 def test_copies_and_kernels_write_the_same_answers(family_folders, tmp_path, monkeypatch, as_cuda, kind, family):
     """In fp32 against the CPU's own path; in bf16, which the interpreter cuts off, without kept copies."""
     folder = family_folders[family]
