@@ -20,7 +20,7 @@ from reliability.page import write_table
 
 
 def main() -> int:
-    """Exit code 0 if every promise held, 1 if one broke, 2 for a row that does not exist."""
+    """Exit code 0 if every promise held, 1 if one broke, 2 for a row that does not exist, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m reliability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -45,7 +45,11 @@ def main() -> int:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
     seed = derive_seed(describe_code()) if args.seed is None else args.seed
-    result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
+    try:
+        result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on")
+        return 130
     output = args.output or args.folder / "reliability.json"
     output.write_text(json.dumps(result, indent=1) + "\n")
     if args.page:

@@ -154,6 +154,15 @@ def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, t
     assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
 
 
+def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupt(self, rows):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Campaign, "run", interrupt)
+    monkeypatch.setattr("sys.argv", ["reliability", "--only", "R5", "--folder", str(tmp_path)])
+    assert command.main() == 130 and "the same command goes on" in capsys.readouterr().out
+
+
 def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
     told: list[str] = []
     result = make_campaign(tell=told.append).run([make_row(explain_absence=lambda: "no slurmctld")])

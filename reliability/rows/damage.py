@@ -175,5 +175,5 @@ def check_told(done: CompletedProcess[str], name: str) -> bool:
 ROWS = [
     Row("R8", "a damaged file: missing, empty, zeroed, cut, one bit flipped, of another step, of another run",
         "named with its exit code, or without effect: same weights, same answers; the checkpoint before is used",
-        damage_any, 24, None, damage_peer),
+        damage_any, 40, None, damage_peer),
 ]  # fmt: skip

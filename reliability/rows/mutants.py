@@ -86,5 +86,5 @@ def run_tests(folder: Path, tests: Sequence[str], only: str) -> subprocess.Compl
 
 
 ROWS = [
-    Row("R35", "a mutant of the code that keeps users safe", "a test of the default tier fails", plant_mutants, 4),
+    Row("R35", "a mutant of the code that keeps users safe", "a test of the default tier fails", plant_mutants, 6),
 ]
