@@ -37,7 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--input", metavar="FILE", help="file in any format of data.eval, or - for stdin; needs no gold answers"
     )
-    source.add_argument("--inputs", nargs="+", metavar="TEXT", help="texts exactly as the model reads them")
+    source.add_argument(
+        "--inputs",
+        nargs="+",
+        metavar="TEXT",
+        help="texts: values of the only column that the task reads; for a task of several columns, such as question "
+        "and context, the whole input exactly as the model reads it",
+    )
     parser.add_argument("--question", metavar="TEXT", help="one record: its question, which the run's template formats")
     parser.add_argument("--context", metavar="TEXT", help="one record: its context")
     parser.add_argument(

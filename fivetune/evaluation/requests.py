@@ -83,6 +83,19 @@ def list_inputs(inputs: object) -> list[Given]:
     return found
 
 
+def name_texts(given: Sequence[Given], task: Task, columns: Mapping[str, str]) -> list[Given]:
+    """Put texts into records of the only column that a task reads; those for a task of several columns stay.
+
+    >>> name_texts(["late"], JSONL(inputs="ticket: {text}"), {"text": "body"})
+    [{'body': 'late'}]
+    """
+    needed = list(find_needed_columns(task)) if any(isinstance(one, str) for one in given) else []
+    if len(needed) != 1:
+        return list(given)
+    column = columns.get(needed[0], needed[0])
+    return [{column: one} if isinstance(one, str) else one for one in given]
+
+
 def read_requests(
     requests: Sequence[Sequence[Given]],
     tokenizer: PreTrainedTokenizerBase,

@@ -37,7 +37,7 @@ from fivetune.evaluation.batch_size import AutoBatchSize
 from fivetune.evaluation.evaluator import Evaluator
 from fivetune.evaluation.inputs import iter_input_rows
 from fivetune.evaluation.predicted_file import PredictedFile
-from fivetune.evaluation.requests import answer_requests, list_inputs, read_requests
+from fivetune.evaluation.requests import answer_requests, list_inputs, name_texts, read_requests
 from fivetune.model.adapters import FOLDER, attach_exported, find_adapter
 from fivetune.model.load import LoadedModel, load_model_and_tokenizer, load_without_weights
 from fivetune.progress import ProgressCallback, ignore_progress
@@ -131,15 +131,17 @@ class LoadedRun:
         """Predict for records or texts; returns one Prediction each, in order.
 
         Args:
-            inputs: records with the columns of the run's data (answers are not needed), or texts exactly as the model
-                reads them.
+            inputs: records with the columns of the run's data (answers are not needed), or texts. A text is the value
+                of the only column that the task reads; for a task of several columns it is the whole input, exactly
+                as the model reads it.
             batch_size: examples per generation batch; default: eval.batch_size of the run.
             on_note: called with a sentence when the number of CPU threads changes.
 
         A record or text that cannot be used gets a Prediction with the reason in `skipped`, also where none can be
         used and whatever data.on_bad_record is. Raises DataError for inputs that are neither records nor texts.
         """
-        requests = [list_inputs(inputs)]
+        require_single_part(self.config)
+        requests = [name_texts(list_inputs(inputs), self.config.task, self.config.data.columns)]
         return self.predict_each(requests, batch_size=batch_size, on_progress=on_progress, on_note=on_note)[0]
 
     def predict_each(
@@ -154,6 +156,7 @@ class LoadedRun:
         """Predict for several lists of records or texts in common batches; each gets what `predict` returns for it.
 
         Args:
+            requests: unlike for `predict`, a text is always the whole input, exactly as the model reads it.
             max_input_tokens: most tokens of an input before clipping; one with more has a reason in `skipped`.
         """
         require_single_part(self.config)

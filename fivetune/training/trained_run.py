@@ -20,13 +20,11 @@ from fivetune.data.source_files import quote_value
 from fivetune.data.tables import is_table, name_tables
 from fivetune.errors import ConfigError
 from fivetune.evaluation.batch_size import AutoBatchSize
-from fivetune.evaluation.requests import list_inputs
 from fivetune.notebook import HtmlPage, is_notebook
 from fivetune.progress import Progress, ProgressCallback, format_time_span, ignore_progress
 from fivetune.rundir import read_run
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.rundir.records import EvalRecord, Prediction, Run
-from fivetune.tasks import find_needed_columns
 from fivetune.training.inference import LoadedRun, ignore_note, load_run, resolve_config
 from fivetune.training.model_folder import find_exported_step
 from fivetune.training.scoring import record_evaluation
@@ -159,10 +157,9 @@ class TrainedRun(Run):
         if batch_size != "auto" and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
             raise ConfigError(f"batch_size: {batch_size!r} is no size. Allowed are whole numbers from 1 and 'auto'.")
         loaded = self._loaded
-        given = _name_texts(list_inputs(inputs), loaded)
         size = self._auto_batch_size if batch_size == "auto" else batch_size
         with _show_progress(on_progress) as report:
-            return loaded.predict(given, batch_size=size, on_progress=report)
+            return loaded.predict(inputs, batch_size=size, on_progress=report)
 
     def predict_file(self, source: str | Path, *, on_progress: ProgressCallback | None = None) -> PredictedFile:
         """Answer every record of a data file; iterating the result yields rows in order, read from the disk.
@@ -236,16 +233,6 @@ def _show_progress(given: ProgressCallback | None) -> Iterator[ProgressCallback]
         yield progress.update
     finally:
         progress.close()
-
-
-def _name_texts(given: list[Mapping[str, object] | str], loaded: LoadedRun) -> list[Mapping[str, object] | str]:
-    """Put texts into records of the task's only column; those for a task of several columns stay."""
-    config = loaded.config
-    needed = () if config.task.part_tasks else list(find_needed_columns(config.task))
-    if len(needed) != 1:
-        return given
-    column = config.data.columns.get(needed[0], needed[0])
-    return [{column: one} if isinstance(one, str) else one for one in given]
 
 
 def open_run(folder: str | Path, overrides: Mapping[str, object] | None = None) -> TrainedRun:

@@ -17,7 +17,7 @@ import kit
 import pytest
 
 import fivetune
-from fivetune import rundir
+from fivetune import cli, rundir
 from fivetune.data.tables import iter_rows
 from fivetune.errors import ConfigError, DataError, FiveTuneEnvironmentError, InterruptedRunError, RunDirError
 from fivetune.evaluation.batch_size import AutoBatchSize
@@ -87,10 +87,15 @@ def test_a_run_without_a_model_can_be_read(run: fivetune.TrainedRun, tmp_path: P
         fivetune.open_run(run.folder, {"optimizer.lr": 1})
 
 
-def test_texts_are_the_only_column_of_a_task(tmp_path: Path, model_folder: Path, run: fivetune.TrainedRun) -> None:
+def test_texts_are_the_only_column_of_a_task(
+    tmp_path: Path, model_folder: Path, run: fivetune.TrainedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     classifier = classify(tmp_path, model_folder, rows())
     by_text, by_record = classifier.predict(["red hat"]), classifier.predict([{"thing": "red hat"}])
     assert by_text == by_record and by_text[0].inputs == "colour: red hat"
+    capsys.readouterr()
+    assert cli.main(["predict", str(classifier.folder), "--inputs", "red hat"]) == 0
+    assert json.loads(capsys.readouterr().out)["logprob"] == pytest.approx(by_text[0].logprob, rel=1e-4)
     record = {"question": "What has Ann?", "context": "Ann has a red hat."}
     whole = run.predict(["question: What has Ann? context: Ann has a red hat."])
     assert whole[0].prediction == run.predict([record])[0].prediction  # of several columns, as the model reads it
