@@ -264,7 +264,7 @@ def test_only_data_may_be_a_frame(tmp_path: Path, model_folder: Path) -> None:
 
 def test_pandas_and_datasets_are_not_imported() -> None:
     code = (
-        "import sys, fivetune; from fivetune.training.trained_run import list_inputs; "
+        "import sys, fivetune.training.trained_run; from fivetune.evaluation.requests import list_inputs; "
         "assert list_inputs([{'a': 1}]) and not {'pandas', 'datasets'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
