@@ -51,7 +51,7 @@ def choose_precision(
     units = find_bf16_units()
     if requested == "auto" and not units:
         return replace(compute, precision_why="the CPU has no units for bf16")
-    if requested == "auto" and (width := getattr(model.config, "d_model", MIN_WIDTH)) < MIN_WIDTH:
+    if requested == "auto" and (width := model.get_input_embeddings().weight.shape[1]) < MIN_WIDTH:
         return replace(compute, precision_why=f"d_model {width} is too small to gain from bf16")
 
     candidates = {name: replace(compute, precision=name) for name in ("fp32", "bf16")}
