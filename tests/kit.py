@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -43,6 +44,11 @@ def changed_weights(folder: Path, *, drop: tuple[str, ...] = (), **changes: torc
     weights |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, path, metadata={"format": "pt"})
     return folder
+
+
+def release(*values: Any) -> Any:
+    """A case of a parametrised test that is of the release tier."""
+    return pytest.param(*values, marks=pytest.mark.release)
 
 
 def ready(folder: Path, model: Path, **overrides: Any) -> Setup:

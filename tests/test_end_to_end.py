@@ -67,6 +67,7 @@ def test_the_result_of_labels_is_compared_with_the_most_frequent_one(tmp_path, m
     assert re.search(r"^accuracy .* always predicting red \(100\.00\)$", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.release
 def test_the_same_run_from_its_own_config(tmp_path, model_folder):
     """config.yaml of a run is a recipe: it gives the same weights again."""
     recipe = _write(tmp_path, kit.recipe(tmp_path, model_folder))
@@ -76,6 +77,7 @@ def test_the_same_run_from_its_own_config(tmp_path, model_folder):
 
 
 @pytest.mark.skipif(not TRAIN.is_file(), reason=kit.NEEDS_SHARED)
+@pytest.mark.release
 def test_real_input(tmp_path):
     """SQuAD 2.0 with T5's own tokenizer and config at a small size, random weights: the loss falls, scores come out."""
     config = json.loads((TOKENIZER / "config.json").read_text())

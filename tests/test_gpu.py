@@ -50,6 +50,7 @@ def run_main(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_day.main()
 
 
+@pytest.mark.release
 def test_a_stage_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
     stages = (Stage("bad", 30, "data", "--nonsense"), RIGHT[0])
     monkeypatch.setitem(CALLS, "right", stages)

@@ -280,6 +280,7 @@ def test_added_task_is_gone_again():
 # --- the Python page ---
 
 
+@pytest.mark.release
 def test_the_examples_of_the_python_page_hold(tickets_folder: Path, tmp_path: Path, monkeypatch) -> None:
     shutil.copytree(tickets_folder, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")

@@ -337,8 +337,8 @@ def train_each(recipes: list[dict[str, Any]]) -> None:
         train(recipe, preflight=False, quiet=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("lora",), pytest.param(("qlora",), marks=pytest.mark.release)], ids=" ".join)
+@pytest.mark.release
+@pytest.mark.parametrize("names", [("lora",), ("qlora",)], ids=" ".join)
 def test_two_processes_train_the_adapter_of_one(tmp_path, model_folder, names):
     recipes = []
     for name in names:

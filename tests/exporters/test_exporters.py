@@ -366,7 +366,7 @@ def test_calls_are_interleaved_and_end_after_their_seconds(cpu_clock) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (kit.SHARED / "data" / "tokenizers" / "t5-small").is_dir(), reason=kit.NEEDS_SHARED)
-@pytest.mark.parametrize("num", [50, pytest.param(500, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num", [20, kit.release(500)])
 def test_greedy_answers_in_fp32_to_real_questions_are_identical(tmp_path: Path, num: int) -> None:
     from fivetune.data.encode import LengthLimits
     from fivetune.data.examples import Source

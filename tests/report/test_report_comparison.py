@@ -204,7 +204,7 @@ def test_twenty_runs_of_ten_thousand_steps_stay_small(tmp_path: Path) -> None:
 
 
 @browser
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_browser_draws_sorts_and_stays_silent(page: Page, tmp_path: Path) -> None:
     use = """
       const table = document.querySelector("table.sortable"), button = table.querySelectorAll("th button")[4];

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import kit
 import psutil
 import pytest
 from serving_kit import Server, Slow, serving
@@ -452,10 +453,10 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, kit.release(signal.SIGINT)])
 def test_a_stop_signal_drains(trained: LoadedRun, signum: signal.Signals) -> None:
     """The queue holds a request when the signal comes: it is answered, new ones are not, and the exit code is 0."""
-    with serving_process(trained.folder, "--max-wait-ms", "25000") as (process, address), ThreadPoolExecutor(1) as pool:
+    with serving_process(trained.folder, "--max-wait-ms", "10000") as (process, address), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.post, f"{address}/predict", json=RECORDS[0], timeout=30)
         while "fivetune_queue_requests 1" not in httpx.get(f"{address}/metrics").text:
             time.sleep(0.02)

@@ -65,11 +65,7 @@ NUM_STEPS = 5
 
 def mark(cases: Iterable[Any], *default: Any) -> list[Any]:
     """Cases as parameters, of the release tier unless they are named."""
-    return [case if case in default else release(case) for case in cases]
-
-
-def release(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.release)
+    return [case if case in default else kit.release(*(case if isinstance(case, tuple) else (case,))) for case in cases]
 
 
 def has_release_tests(request: pytest.FixtureRequest) -> bool:

@@ -273,10 +273,8 @@ def test_a_killed_run_with_both_averages_resumes_to_the_same_weights(tmp_path, m
     assert kit.weights_of(killed) == kit.weights_of(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "count"), [("fsdp", 2), pytest.param("fsdp_tensor", 4, marks=pytest.mark.release)]
-)
+@pytest.mark.release
+@pytest.mark.parametrize(("strategy", "count"), [("fsdp", 2), ("fsdp_tensor", 4)])
 def test_ranks_that_share_the_weights_average_checkpoints_and_steps(tmp_path, model_folder, strategy, count):
     """Sharded checkpoints with a moving average; their mean is exported, or the best of them."""
     options = {**EMA, "strategy": strategy, "launch__nproc": count, "train__batch_size": 2, "model__dropout": 0.0}

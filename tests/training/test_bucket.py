@@ -152,8 +152,9 @@ def test_two_ranks_upload_their_shards_and_go_on_from_the_bucket(tmp_path, model
     assert [step.loss for step in run.steps[:4]] == [step.loss for step in before.steps]
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("protocol", ["s3", "file"])
+@pytest.mark.parametrize(
+    ("protocol", "background"), [("s3", False), ("file", True), kit.release("s3", True), kit.release("file", False)]
+)
 def test_the_newest_and_the_best_are_kept_at_the_url(tmp_path, model_folder, request, plain, background, protocol):
     url = request.getfixturevalue("url") if protocol == "s3" else f"file://{tmp_path}/copy"
     table = recipe(tmp_path, model_folder, url, every_steps=1, background=background)
@@ -290,7 +291,7 @@ def lose(url: str) -> str:
     return "checkpoints/4/model.safetensors: no such file or bucket"
 
 
-@pytest.mark.parametrize("damage", [tear, corrupt, lose])
+@pytest.mark.parametrize("damage", [kit.release(tear), corrupt, kit.release(lose)])
 def test_a_checkpoint_that_is_not_whole_is_named_and_the_one_before_is_taken(stopped, url, tmp_path, plain, damage):
     words = damage(url)
     run = train(stopped, resume=True, preflight=False, quiet=True)
@@ -402,7 +403,7 @@ def rename_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ("spoil", "words"),
     [
         (refuse_rights, "cannot be written: no rights (Access Denied). Give this machine credentials"),
-        (cut_network, "cannot be written after 3 attempts"),
+        kit.release(cut_network, "cannot be written after 3 attempts"),
         (rename_host, "cannot be written after 3 attempts"),
         (None, "no such file or bucket"),
     ],

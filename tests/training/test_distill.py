@@ -233,7 +233,7 @@ def answer_as_rank(folder: Path, recipe: dict[str, Any]) -> None:
     (folder / f"rank-{world.rank}.json").write_text(json.dumps(seen))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_ranks_share_the_answers(tmp_path, model_folder, teacher_run, monkeypatch):
     """Each example is answered once, with the targets and the cache of one process."""
     recipe = distilling(tmp_path, model_folder, teacher_run)

@@ -358,6 +358,7 @@ def run_here(request) -> SimpleNamespace:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.release
 def test_the_reason_of_the_other_process_is_returned(tmp_path, model_folder, monkeypatch):
     setup = ready(tmp_path, model_folder)
     assert capture._try_elsewhere(setup).startswith(

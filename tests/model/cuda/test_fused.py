@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any
 
+import kit
 import pytest
 import torch
 from flat_kit import gradients, make_batch, make_model
@@ -35,10 +36,6 @@ pytestmark = pytest.mark.slow
 
 SHORT = [(18, 2), (3, 9)]  # one is longer than a tile; the interpreter runs them one after the other
 NUM_LAYERS = {"t5": 2}  # its layers share the position bias; of the other families one layer has every kernel
-
-
-def release(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.release)
 
 
 def use_kernels(monkeypatch) -> set[str]:
@@ -80,7 +77,7 @@ def static_of(batch: Batch, *, weight: float = 1.0) -> StaticBatch:
     return static
 
 
-@pytest.mark.parametrize("family", ["t5", "umt5", release("v1_1")])
+@pytest.mark.parametrize("family", ["umt5", kit.release("t5"), kit.release("v1_1")])
 def test_the_kernels_compute_the_whole_forward(monkeypatch, family):
     model, batch = make_model(family, num_heads=2, num_layers=NUM_LAYERS.get(family, 1)), make_batch(SHORT)
     weight = torch.rand(batch.num_target_tokens)
@@ -100,7 +97,7 @@ def test_the_kernels_compute_the_whole_forward(monkeypatch, family):
     }
 
 
-@pytest.mark.parametrize("family", ["mt5", release("t5")])
+@pytest.mark.parametrize("family", ["mt5", kit.release("t5")])
 def test_static_buffers_give_the_same_loss_and_gradients(monkeypatch, family):
     model, batch = make_model(family, num_heads=2, num_layers=1), make_batch(SHORT)
     use_kernels(monkeypatch)
@@ -179,9 +176,9 @@ def test_a_layer_of_encoder_and_decoder_is_85_kernels(monkeypatch, family):
     ("family", "kind"),
     [
         ("mt5", torch.float32),
-        ("t5", torch.bfloat16),
-        release("t5", torch.float32),
-        release("mt5", torch.bfloat16),
+        kit.release("t5", torch.bfloat16),
+        kit.release("t5", torch.float32),
+        kit.release("mt5", torch.bfloat16),
     ],
 )
 def test_gradients_added_in_place_are_the_gradients(monkeypatch, family, kind):
@@ -199,6 +196,7 @@ def test_gradients_added_in_place_are_the_gradients(monkeypatch, family, kind):
     assert not any(hasattr(parameter, kept.KEPT) for parameter in model.parameters())
 
 
+@pytest.mark.release
 def test_copies_follow_the_weights(monkeypatch):
     model, batch = make_model("t5", num_heads=2, num_layers=1), make_batch(SHORT)
     use_kernels(monkeypatch)
