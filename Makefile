@@ -3,9 +3,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 
-# Many tests wait for processes that they started: one worker more than there are cores uses the cores meanwhile.
-WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
-
 # The tests start many processes, each of which would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -49,13 +46,13 @@ quickstart: .venv/.installed
 	$(BIN)/fivetune quickstart
 
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not release"
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not release"
 
 test-fast: .venv/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not release"
+	$(BIN)/python -m pytest -n logical --dist worksteal -m "not slow and not release"
 
 test-release: .venv/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m release
+	$(BIN)/python -m pytest -n logical --dist worksteal -m release
 	$(BIN)/python -m pytest -n logical --hypothesis-profile=release tests/test_properties.py
 
 lint: .venv/.installed-test
