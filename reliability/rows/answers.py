@@ -41,8 +41,8 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
             words = make_words(run, questions, folder) if "predict" in fault else ("evaluate", str(run))
             if "killed" in fault:
                 kill_after(start_command(*words), share * seconds[words[0]])
-                check_whole_or_absent(folder, answers)
-                done = run_command(*words)
+                is_finished = check_whole_or_absent(folder, answers)
+                done = run_command(*words, *(["--overwrite"] if is_finished else []))
                 check_success(done)
             else:
                 with start_command(*words) as first, start_command(*words) as second:
@@ -70,10 +70,11 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def check_whole_or_absent(folder: Path, answers: list[dict[str, Any]]) -> None:
-    """A file that a killed command left is whole."""
-    if (folder / "answers.jsonl").exists():
+def check_whole_or_absent(folder: Path, answers: list[dict[str, Any]]) -> bool:
+    """A file that a killed command left is whole. Returns whether there is one."""
+    if is_there := (folder / "answers.jsonl").exists():
         check_same(read_answers(folder), answers)
+    return is_there
 
 
 def check_same(found: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
@@ -88,8 +89,9 @@ def check_two(ended: list[Any]) -> None:
     codes = sorted(one.returncode for one in ended)
     told = "".join(one.stderr for one in ended)
     check_no_trace(told)
-    assert codes in ([0, 0], [0, 4]), f"exit codes {codes}: {told[-600:]}"
-    assert codes == [0, 0] or "process" in told, f"the other process is not named: {told[-600:]}"
+    reasons = {0: "", 2: "Add --overwrite to replace it", 4: "process"}  # 2: the first had finished
+    assert codes[0] == 0 and codes[1] in reasons, f"exit codes {codes}: {told[-600:]}"
+    assert reasons[codes[1]] in told, f"the reason of the second is not told: {told[-600:]}"
 
 
 def check_evaluations(run: Path, scores: dict[str, float]) -> None:
