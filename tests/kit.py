@@ -51,6 +51,12 @@ def release(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.release)
 
 
+def has_release_tests(request: pytest.FixtureRequest) -> bool:
+    """Whether tests of this file are selected that are of the release tier."""
+    items = (item for item in request.session.items if item.path == request.path)
+    return any(item.get_closest_marker("release") for item in items)
+
+
 def ready(folder: Path, model: Path, **overrides: Any) -> Setup:
     """The set-up of `recipe`, as `fivetune train` makes it."""
     return set_up(load_config(recipe(folder, model, **overrides)))

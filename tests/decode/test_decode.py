@@ -131,7 +131,7 @@ def test_text_of_ids(model_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [60, pytest.param(500, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num", [60, kit.release(500)])
 @pytest.mark.parametrize("beams", [{}, {"num_beams": 4}], ids=str)
 def test_real_questions_get_the_same_tokens_as_from_transformers(tmp_path, beams, num):
     """t5-nano is a trained model: it ends its answers itself."""
@@ -232,7 +232,7 @@ def test_all_that_search_may_choose_is_computed_in_fp32(model_folder, rules, num
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num", [100, pytest.param(500, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num", [100, kit.release(500)])
 def test_bf16_answers_differ_from_fp32_only_at_ties(tmp_path, num):
     dev = kit.SHARED / "data" / "squad_v2" / "dev-v2.0.json.gz"
     if not dev.is_file():

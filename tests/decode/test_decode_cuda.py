@@ -6,6 +6,7 @@ import os
 from contextlib import nullcontext
 from functools import partial
 
+import kit
 import pytest
 import torch
 from cuda_kit import attend
@@ -80,8 +81,8 @@ def as_cuda(monkeypatch):
     [
         ("t5", torch.float32),
         ("mt5", torch.bfloat16),
-        pytest.param("t5", torch.bfloat16, marks=pytest.mark.release),
-        pytest.param("mt5", torch.float32, marks=pytest.mark.release),
+        kit.release("t5", torch.bfloat16),
+        kit.release("mt5", torch.float32),
     ],
 )
 def test_copies_and_kernels_write_the_same_answers(family_folders, tmp_path, monkeypatch, as_cuda, kind, family):

@@ -78,11 +78,9 @@ def slowed(work: Any, wait: Callable[[float], None]) -> Any:
     "settings",
     [
         {},
-        pytest.param({"train__global_batch_size": 32, "train__num_steps": 26}, marks=pytest.mark.release),
+        kit.release({"train__global_batch_size": 32, "train__num_steps": 26}),
         {"data__eval": [], "optimizer__name": "adafactor", "optimizer__lr": 1e-2},
-        pytest.param(
-            {"train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}}, marks=pytest.mark.release
-        ),
+        kit.release({"train__forward": "padded", "schedule": {"name": "linear", "warmup_steps": 5}}),
     ],
     ids=["with evaluations", "in two passes", "without evaluation", "padded forward, sorted by length"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import kit
 import pytest
 import torch
 from flat_kit import make_batch, make_model, padded_nats
@@ -115,7 +116,7 @@ def _record_dropout(patch, place, name, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["v1_1", pytest.param("t5", marks=pytest.mark.release)])
+@pytest.mark.parametrize("family", ["v1_1", kit.release("t5")])
 def test_with_dropout_the_loss_has_the_distribution_of_transformers(family):
     model, batch = make_model(family, dropout=0.2, num_layers=1), make_batch([(5, 3), (9, 4), (3, 2)])
     torch.manual_seed(0)

@@ -126,8 +126,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(request, tmp_path_factory, model_folder) -> Killed:
     """All cases if tests of the release tier are selected."""
-    items = (item for item in request.session.items if item.path == request.path)
-    cases = CASES if any(item.get_closest_marker("release") for item in items) else DEFAULT
+    cases = CASES if kit.has_release_tests(request) else DEFAULT
     return build_once(tmp_path_factory, "killed", partial(kill_and_resume, model_folder, cases))
 
 
@@ -155,7 +154,7 @@ def kill_and_resume(model_folder: Path, cases: Sequence[tuple[str, str]], folder
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [case if case in DEFAULT else pytest.param(case, marks=pytest.mark.release) for case in CASES],
+    [case if case in DEFAULT else kit.release(case) for case in CASES],
     ids=" ".join,
 )
 def test_a_run_killed_in_a_save_resumes_from_the_checkpoint_before(killed, case):

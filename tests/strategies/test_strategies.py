@@ -68,12 +68,6 @@ def mark(cases: Iterable[Any], *default: Any) -> list[Any]:
     return [case if case in default else kit.release(*(case if isinstance(case, tuple) else (case,))) for case in cases]
 
 
-def has_release_tests(request: pytest.FixtureRequest) -> bool:
-    """Whether tests of this file are selected that need the runs of the release tier."""
-    items = (item for item in request.session.items if item.path == request.path)
-    return any(item.get_closest_marker("release") for item in items)
-
-
 # --- one process ---
 
 
@@ -378,7 +372,7 @@ def in_sixes(folder: Path, model: Path, name: str, strategy: str, nproc: int) ->
 @pytest.fixture(scope="module")
 def together(request, tmp_path_factory, family_folders) -> Together:
     """One start of two processes that do everything, because starting is what takes long."""
-    work = partial(run_two, family_folders, everything=has_release_tests(request))
+    work = partial(run_two, family_folders, everything=kit.has_release_tests(request))
     built = build_once(tmp_path_factory, "together", work)
     alone = {name: rundir.read_run(one) if isinstance(one, Path) else one for name, one in built.alone.items()}
     return replace(built, alone=alone)
@@ -465,7 +459,7 @@ def begin_alone(
 @pytest.fixture(scope="module")
 def four_together(request, tmp_path_factory, family_folders, together) -> Together:
     """What four processes did, beside the runs of one in `together`."""
-    work = partial(run_four, family_folders, together, everything=has_release_tests(request))
+    work = partial(run_four, family_folders, together, everything=kit.has_release_tests(request))
     built = build_once(tmp_path_factory, "four", work)
     return replace(built, alone=together.alone)
 

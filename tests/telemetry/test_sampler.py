@@ -9,7 +9,11 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from fivetune.rundir import TELEMETRY, read_jsonl
+from fivetune import training
+from fivetune.config import load_config
+from fivetune.distributed.world import World
+from fivetune.progress import Progress
+from fivetune.rundir import TELEMETRY, NullRunDir, read_jsonl
 from fivetune.telemetry import sampler as sampler_module
 from fivetune.telemetry.host import HostCounters, ProcessTree
 from fivetune.telemetry.nvml import Nvml
@@ -49,6 +53,15 @@ def test_a_run_of_the_thread(tmp_path):
     assert len(last["core_utilisation"]) == psutil.cpu_count() and 0 <= last["cpu_utilisation"] <= 1
     assert 0 < last["process_ram_bytes"] <= last["ram_total_bytes"]
     assert [device["index"] for device in last["devices"]] == [0, 1] and last["devices"][1]["utilisation"] == 0.94
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_before_training_only_rank_0_samples(tmp_path, rank):
+    """It removes the directory of a refused run, into which no other may write."""
+    config, run = load_config({"model": {"path": "m"}, "task": "squad_v2"}), NullRunDir(tmp_path, {})
+    with training._open_sampler(config, run, Progress(silent=True), World(rank, 2, rank)):
+        assert len(threads()) == (rank == 0)
+    assert threads() == [] and (rank == 0 or not any(tmp_path.iterdir()))
 
 
 def test_it_ends_at_once_also_when_training_raises():

@@ -27,7 +27,7 @@ EMA = {"train__ema": 0.9}
 FREE = {"optimizer": {"name": "schedule_free", "lr": 1e-3}, "schedule": {"name": "constant", "warmup_steps": 2}}
 SHARDED = [  # how the weights are shared that each kind of average needs
     {"ema": ("fsdp",), "free": ("pipeline",)},
-    pytest.param({"ema": ("pipeline",), "free": ("tensor",), "8bit": ("pipeline",)}, marks=pytest.mark.release),
+    kit.release({"ema": ("pipeline",), "free": ("tensor",), "8bit": ("pipeline",)}),
 ]
 
 

@@ -369,9 +369,7 @@ def _wait_for_steps(command: WarmProcess, run: Path, count: int, pause: float) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["SIGKILL", *(pytest.param(n, marks=pytest.mark.release) for n in ("SIGTERM", "SIGINT"))]
-)
+@pytest.mark.parametrize("name", ["SIGKILL", kit.release("SIGTERM"), kit.release("SIGINT")])
 def test_killed_process_resumes_to_the_same_bits(tmp_path, model_folder, long_run, name):
     recipe, moments = _write_recipe(tmp_path, model_folder), random.Random(name)
     for number, count in enumerate(sorted(moments.sample(range(2, 50), 2))):

@@ -129,6 +129,13 @@ def test_a_signal_in_a_finalizer_still_stops(signum, send_there, capfd):
     assert capfd.readouterr().err == "" and (signal.getsignal(signum), sys.unraisablehook) == (handlers, hook)
 
 
+def test_a_sigterm_in_a_finalizer_is_no_duplicate_of_itself(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(StopNowError), StopRequest():
+        send_in_finalizer(signal.SIGTERM)
+        time.sleep(5)
+
+
 def test_a_second_ctrl_c_in_a_finalizer_acts_at_once(capfd):
     with pytest.raises(KeyboardInterrupt), StopRequest() as stop, stop.defer_signals():
         send(signal.SIGINT)

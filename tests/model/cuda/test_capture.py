@@ -201,9 +201,7 @@ MORE_OPTIMIZERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options", [*OPTIMIZERS, *(pytest.param(options, marks=pytest.mark.release) for options in MORE_OPTIMIZERS)]
-)
+@pytest.mark.parametrize("options", [*OPTIMIZERS, *(kit.release(options) for options in MORE_OPTIMIZERS)])
 def test_every_optimizer_steps_beside_the_graphs_as_beside_launched_kernels(
     tmp_path, model_folder, monkeypatch, options
 ):

@@ -8,6 +8,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import kit
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,7 +119,7 @@ def double(tensors: list[Tensor]) -> list[Tensor]:
 # --- attention ---
 
 
-@pytest.mark.parametrize("split", [2, *(pytest.param(split, marks=pytest.mark.release) for split in (1, 8))])
+@pytest.mark.parametrize("split", [2, *(kit.release(split) for split in (1, 8))])
 def test_the_gradient_of_the_bias_does_not_depend_on_how_the_batch_is_divided(monkeypatch, split):
     monkeypatch.setattr(attention, "FEWEST_SEQUENCES", split)
     lengths = [3, 40, 1, 33, 5]  # of the last tiles, a part has no or some sequences
@@ -151,7 +152,7 @@ def test_the_gradient_of_the_bias_fills_the_device_with_short_chains(monkeypatch
     [
         *((part, torch.float32) for part in ("encoder", "decoder", "cross", "dropout")),
         ("dropout", torch.bfloat16),
-        *(pytest.param(part, torch.bfloat16, marks=pytest.mark.release) for part in ("encoder", "decoder", "cross")),
+        *(kit.release(part, torch.bfloat16) for part in ("encoder", "decoder", "cross")),
     ],
 )
 def test_attention_and_its_gradients_equal_the_definition(part, dtype):
