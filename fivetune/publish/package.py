@@ -137,7 +137,7 @@ def list_files(
     if base is None and (folder / ADAPTER).is_dir():
         on_note(
             f"{folder / ADAPTER}: its base, {config.model.path}, is no model of the hub: the adapter is published with "
-            "the name of that folder alone, and only who has it can use the adapter. The merged model is published too."
+            "the name of that folder alone, and peft needs it. The published model needs no base."
         )
     return list_run_files(folder, card, base=base, with_report=with_report)
 
