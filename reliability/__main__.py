@@ -48,7 +48,7 @@ def main() -> int:
     try:
         result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on")
+        print("interrupted; the same command goes on where all changes are committed")
         return 130
     output = args.output or args.folder / "reliability.json"
     output.write_text(json.dumps(result, indent=1) + "\n")
