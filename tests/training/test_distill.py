@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import family_kit
@@ -215,6 +217,15 @@ def test_answers_are_generated_once_and_continued(tmp_path, model_folder, teache
         set_up(config)
     other = load_config(distilling(tmp_path, model_folder, teacher_run, num_beams=2))
     assert set_up(other).data.stream.store.fingerprint != first.fingerprint
+
+
+def test_each_example_is_answered_by_one_rank(monkeypatch):
+    asked: list[list[int]] = []
+    monkeypatch.setattr(distill, "generate", lambda model, store, rows, *_, **__: asked.append(rows) or [])
+    parts, compute = [range(4), range(7, 13)], SimpleNamespace(device="cpu", make_autocast=None)
+    for rank in range(3):
+        distill._answer_share(None, None, parts, None, compute, World(rank, 3), print)  # type: ignore[arg-type]
+    assert sorted(chain(*asked)) == [*chain(*parts)] and [len(rows) for rows in asked] == [4, 3, 3]
 
 
 def answer_as_rank(folder: Path, recipe: dict[str, Any]) -> None:
