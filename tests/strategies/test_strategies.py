@@ -420,10 +420,10 @@ def run_two(family_folders: dict[str, Path], folder: Path, *, everything: bool) 
     write("stopped-switched", table)
     write("switched", {**table, "strategy": "tensor"})
     write("full", {**recipe(folder, t5, "full", "fsdp", 2), "checkpoint": {"every_steps": 1}})
+    table = recipe(folder, t5, "background", "fsdp", 2)
+    write("background", {**table, "checkpoint": {"every_steps": 1, "background": True}})
     if everything:
         write("stopped-six", in_sixes(folder, t5, "six", "fsdp", 2))
-        table = recipe(folder, t5, "background", "fsdp", 2)
-        write("background", {**table, "checkpoint": {"every_steps": 1, "background": True}})
     stderr = run_ranks(folder, 2)
     return Together(folder, [torch.load(folder / f"seen-{rank}.pt") for rank in (0, 1)], alone, stderr)
 
@@ -659,7 +659,7 @@ def test_two_processes_save_and_four_go_on_under_another_strategy(together, four
     assert [step.loss for step in done.steps] == pytest.approx([s.loss for s in together.alone["t5"].steps], rel=1e-6)
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_checkpoints_are_written_while_several_processes_train(together):
     """The same weights as of a run that waits for each of them."""
     run = together.folder / "background"
