@@ -59,9 +59,8 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
 
 
 def make_words(run: Path, questions: Path, folder: Path) -> tuple[str, ...]:
-    """The command, which may find the output of one that has ended already."""
     output = str(folder / "answers.jsonl")
-    return ("predict", str(run), "--input", str(questions), "--output", output, "--overwrite", "--eval.batch_size", "8")
+    return ("predict", str(run), "--input", str(questions), "--output", output, "--eval.batch_size", "8")
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
