@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 
 import reliability.rows
 from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
-from reliability.page import write_table
+from reliability.page import read_page, write_table
 
 
 def main() -> int:
@@ -45,17 +45,27 @@ def main() -> int:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
     seed = derive_seed(describe_code()) if args.seed is None else args.seed
+    output = args.output or args.folder / "reliability.json"
+    try:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        if output.is_dir() or not output.parent.is_dir():
+            raise FileNotFoundError(f"--output {output}: is a folder, or its folder is missing")
+        if args.page:
+            read_page(args.page)
+    except (OSError, ValueError) as error:  # before hours of trials
+        print(f"reliability: {error}")
+        return 2
     try:
         result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where all changes are committed")
         return 130
-    output = args.output or args.folder / "reliability.json"
     output.write_text(json.dumps(result, indent=1) + "\n")
     if args.page:
         write_table(args.page, result)
     failed = sum(bool(row["failures"]) for row in result["rows"])
-    print(f"{len(rows) - failed} of {len(rows)} rows are green; seed {seed}; {output}")
+    ran = sum(row["num_trials"] > 0 for row in result["rows"])
+    print(f"{ran - failed} of {ran} rows are green, {len(rows) - ran} not run; seed {seed}; {output}")
     return int(failed > 0)
 
 

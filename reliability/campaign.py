@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -114,6 +115,7 @@ class Campaign:
                     scores.append(_count(row, [one.result() for one in ours], [one.result() for one in theirs]))
                     self.tell(_describe(scores[-1]))
             except BaseException:
+                journal.is_closed = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return {
@@ -156,6 +158,8 @@ class Journal:
         self._known = {(one.row, one.trial, one.peer): one for one in _read_results(path)}
         self.num_expected = self._num_done = 0
         self._told = time.monotonic()
+        self.is_closed = False
+        """Nothing is recorded any more: a terminal's Ctrl-C reaches the processes of trials too, which then fail."""
 
     def clear(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -167,7 +171,7 @@ class Journal:
         is_new = result is None
         result = result or run_trial(row, trial, peer=peer)
         with self._lock:
-            if is_new:
+            if is_new and not self.is_closed:
                 with self._path.open("a") as file:
                     file.write(json.dumps(asdict(result)) + "\n")
             self._num_done += 1
@@ -225,7 +229,12 @@ def _read_lines(path: str) -> list[str]:
 
 
 def _read_results(path: Path) -> list[Result]:
-    return [Result(**json.loads(line)) for line in _read_lines(str(path))]
+    """The results of a journal; a line that a kill or a full disk has torn is left out."""
+    found: list[Result] = []
+    for line in _read_lines(str(path)):
+        with suppress(json.JSONDecodeError):
+            found.append(Result(**json.loads(line)))
+    return found
 
 
 def _raise(error: Exception, folder: Path) -> None:
@@ -240,7 +249,7 @@ def _count(row: Row, ours: list[Result], theirs: list[Result]) -> Score:
         promise=row.promise,
         num_trials=len(ours),
         failures=failures,
-        bound=None if failures or not ours else round(3 / len(ours), 4),
+        bound=None if failures or len(ours) <= 3 else round(3 / len(ours), 4),
         seconds=round(sum(one.seconds for one in ours), 1),
         peer={"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)} if theirs else None,
         absent=row.explain_absence(),

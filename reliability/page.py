@@ -10,11 +10,17 @@ START, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
 
 def write_table(page: Path, result: dict[str, Any]) -> None:
     """Replace what stands between the markers of `page`. Raises ValueError if they are missing."""
+    before, after = read_page(page)
+    page.write_text(f"{before}{START}\n\n{make_table(result)}\n{END}{after}")
+
+
+def read_page(page: Path) -> tuple[str, str]:
+    """What stands before and after the table. Raises ValueError if the markers are missing."""
     before, start, rest = page.read_text().partition(START)
     _, end, after = rest.partition(END)
     if not (start and end):
         raise ValueError(f"{page}: the markers {START} and {END} are missing")
-    page.write_text(f"{before}{START}\n\n{make_table(result)}\n{END}{after}")
+    return before, after
 
 
 def make_table(result: dict[str, Any]) -> str:

@@ -150,8 +150,30 @@ def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, t
         monkeypatch.setattr("sys.argv", ["reliability", *words.split()])
         assert command.main() == code
     told = capsys.readouterr().out
-    assert "no row R99; rows: R1" in told and "0 of 1 rows are green; seed 291;" in told
+    assert "no row R99; rows: R1" in told and "0 of 1 rows are green, 0 not run; seed 291;" in told
     assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
+
+
+def test_a_journal_that_was_torn_or_interrupted_holds_whole_results_only(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    campaign.Journal(path, print).run_once("R1", Trial("a", lambda folder: None), peer=False)
+    with path.open("a") as file:
+        file.write('{"row": "R1", "tri')
+    journal = campaign.Journal(path, print)
+    journal.is_closed = True
+    assert list(journal._known) == [("R1", "a", False)]
+    journal.run_once("R1", Trial("b", lambda folder: None), peer=False)
+    assert path.read_text().endswith('"tri')
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_trials(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "list_rows", lambda: [make_row()])
+    (tmp_path / "page.md").write_text("no markers")
+    RAN.clear()
+    for words in (f"--output {tmp_path}/no/x.json", f"--output {tmp_path}", f"--page {tmp_path}/page.md"):
+        monkeypatch.setattr("sys.argv", ["reliability", "--folder", str(tmp_path / "folder"), *words.split()])
+        assert command.main() == 2
+    assert capsys.readouterr().out.count("reliability: ") == 3 and RAN == []
 
 
 def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, capsys):

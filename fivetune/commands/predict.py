@@ -219,9 +219,10 @@ def _lock_answers(folder: Path) -> Generator[None]:
     while True:
         try:
             folder.mkdir(exist_ok=True)
-            lock = place.open("a")
-        except FileNotFoundError:  # another process has just removed it
-            continue
+            try:
+                lock = place.open("a")
+            except FileNotFoundError:  # another process has just removed the folder
+                continue
         except OSError as error:
             raise FiveTuneEnvironmentError(
                 f"{folder}: cannot be written: {error.strerror}. Choose another --output."

@@ -277,7 +277,8 @@ class RelativeBias:
         if self.table is None:
             return
         if block.distances is not None:
-            self.grad = torch.zeros_like(self.table) if self.grad is None else self.grad
+            if self.grad is None:
+                self.grad = torch.zeros_like(self.table, dtype=torch.float32)  # FSDP gathers the table in 16 bits
             self.grad.index_add_(1, self._index(block), scores.flatten(1).float())
             return
         if self.square_grad is None:

@@ -376,7 +376,7 @@ def _attend_memory(
     q = q.transpose(0, 1)
     projected = add_pair(torch.bmm(q, of_key), q, find_pair(module.k)).transpose(0, 1)
     rows = projected.reshape(-1, 1, memory.shape[1])
-    seen = memory.unsqueeze(1)
+    seen = memory.to(q.dtype).unsqueeze(1)  # a pipeline stage receives it in fp32
     found = attend(rows, seen, seen, bounds.scale(heads), source, dropout=_get_attention_rate(module))
     found = found.view(q.shape[1], heads, -1).transpose(0, 1)
     out = torch.bmm(found, of_value.transpose(1, 2))

@@ -362,6 +362,11 @@ def stopping_early(folder: Path, model: Path, strategy: str, nproc: int) -> dict
     return table
 
 
+def in_bf16(folder: Path, model: Path, name: str, strategy: str, nproc: int) -> dict[str, Any]:
+    table = recipe(folder, model, name, strategy, nproc)
+    return {**table, "train": {**table["train"], "precision": "bf16"}}
+
+
 def in_sixes(folder: Path, model: Path, name: str, strategy: str, nproc: int) -> dict[str, Any]:
     """Six examples a step, for one, two and three processes, with Adafactor."""
     table = recipe(folder, model, name, strategy, nproc)
@@ -399,7 +404,9 @@ def run_two(family_folders: dict[str, Path], folder: Path, *, everything: bool) 
         table = recipe(folder, t5, f"alone-{kind}", "single", 1) | {"distill": section}
         alone[f"gradients-{kind}"] = several_processes.gradients(table)
         write(f"gradients-{kind}-{strategy}", table | {"strategy": strategy, "launch": {"nproc": 2}})
+    alone["gradients-bf16"] = several_processes.gradients(in_bf16(folder, t5, "alone-bf16", "single", 1))
     for strategy in SEVERAL:
+        write(f"gradients-bf16-{strategy}", in_bf16(folder, t5, f"bf16-{strategy}", strategy, 2))
         write(f"gradients-losses-{strategy}", recipe(folder, t5, f"losses-{strategy}", strategy, 2))
         for family in FAMILIES:
             table = recipe(folder, family_folders[family], f"run-{strategy}-{family}", strategy, 2)
@@ -505,6 +512,16 @@ def test_gradients_are_those_of_one_process(together, strategy, family):
         assert found.keys() == expected.keys()
         worst = max((found[name] - expected[name]).abs().max().item() for name in expected)
         assert worst < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_gradients_in_bf16_are_those_of_one_process_but_for_rounding(together, strategy):
+    expected = together.alone["gradients-bf16"]
+    for seen in together.seen:
+        found = seen[f"gradients-bf16-{strategy}"]
+        for name, one in expected.items():
+            assert (found[name] - one).norm() <= 0.1 * one.norm() + 1e-3, name
 
 
 @pytest.mark.slow

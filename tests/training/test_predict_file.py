@@ -149,6 +149,13 @@ def test_a_folder_of_another_process_is_refused(
     assert codes == [4] and "out.csv.partial: another process answers into it" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc, where no folder can be made")
+def test_a_place_where_no_folder_can_be_made_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", "/proc/out.csv"]
+    assert main(words) == 4
+    assert "/proc/out.csv.partial: cannot be written: " in capsys.readouterr().err
+
+
 def test_a_folder_of_the_user_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out.csv.partial").mkdir()
     (tmp_path / "out.csv.partial" / "thesis.txt").write_text("years")
