@@ -223,13 +223,15 @@ class RunDir:
     def truncate_after(self, step: int) -> list[str]:
         """Drop the records after `step`, from which the run continues, and damaged lines.
 
-        Returns sentences on damaged lines and values, and on missing steps.
+        Returns sentences on damaged lines and values, on missing steps, and on the loss of all steps.
         """
         notes: list[str] = []
         read_steps(self.path, on_damage=notes.append)
         read_evals(self.path, is_growing=False, on_damage=notes.append)
         for name in (STEPS, EVALS):
             records = read_jsonl(self.path / name, required="step", on_damage=lambda text: None)
+            if name == STEPS and records and not step:
+                notes.append(f"no checkpoint is left of {len(records):,} steps: the run begins again at step 0")
             self.close_file(name)
             kept = [record for record in records if record["step"] <= step]
             write_text(self.path / name, "".join(map(format_json_line, kept)))

@@ -574,6 +574,16 @@ def test_keeping_while_a_file_is_open(tmp_path):
     assert read_jsonl(tmp_path / STEPS) == [{"step": 1}, {"step": 2, "again": True}]
 
 
+def test_the_loss_of_all_steps_is_told(tmp_path):
+    run = started(tmp_path)
+    assert run.truncate_after(0) == []
+    run.append(STEPS, {"step": 1})
+    run.append(STEPS, {"step": 2})
+    assert run.truncate_after(0)[-1] == "no checkpoint is left of 2 steps: the run begins again at step 0"
+    run.close()
+    assert read_jsonl(tmp_path / STEPS) == []
+
+
 def test_of_a_list_of_records_only_the_damaged_ones_are_left_out(tmp_path):
     started(tmp_path).close()
     rundir.write_json(tmp_path / STATUS, {"state": "finished", "warnings": [3, {"message": "odd"}, {"kind": "x"}]})
