@@ -48,7 +48,6 @@ from fivetune.types import RawRecord, TextExample
 
 CLIENTS = (1, 8, 32)
 BATCHED, ONE_BY_ONE, PEER = "fivetune, batches of 32", "fivetune, one by one", "transformers, one by one"
-OTHERS = (ONE_BY_ONE, PEER)
 
 
 def main() -> None:
@@ -70,7 +69,7 @@ def main() -> None:
         with ExitStack() as stack:
             ports = {name: stack.enter_context(_serve(*side)) for name, side in sides.items()}
             windows = _measure(ports, records, args.windows)
-    result = {"facts": facts("cpu"), "num_requests": args.requests, **_summarise(windows, list(runs))}
+    result = {"facts": facts("cpu"), "num_requests": args.requests, **_summarise(windows)}
     print(_format(result))
     publish_result(args, "serve-cpu", result)
 
@@ -167,7 +166,7 @@ def _send(port: int, num_clients: int, records: list[dict[str, object]]) -> dict
     return json.loads(done.stdout)
 
 
-def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]], precisions: list[str]) -> dict[str, Any]:
+def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for (name, num), windows in measured.items():
         latencies = sorted(one for window in windows for one in window["latencies"])
@@ -175,15 +174,15 @@ def _summarise(measured: dict[tuple[str, int], list[dict[str, Any]]], precisions
         row = {"side": name, "clients": num, "per_second": float(np.median(rates)), "each": rates}
         rows.append(row | {f"p{p}_seconds": float(np.percentile(latencies, p)) for p in (50, 99)})
     speeds = {(row["side"], row["clients"]): row["per_second"] for row in rows}
+    names = dict.fromkeys(name for name, _ in measured)
+    batched = [name for name in names if name.startswith(BATCHED)]
     ratios = {
-        f"{BATCHED}, {own}": {
-            f"{name}, {other}": {
-                num: speeds[f"{BATCHED}, {own}", num] / speeds[f"{name}, {other}", num] for num in CLIENTS
-            }
-            for name in OTHERS
-            for other in precisions
+        ours: {
+            other: {num: speeds[ours, num] / speeds[other, num] for num in CLIENTS}
+            for other in names
+            if other not in batched
         }
-        for own in precisions
+        for ours in batched
     }
     own = measured[f"{ONE_BY_ONE}, fp32", 1][0]["answers"]
     equal = {

@@ -6,7 +6,6 @@ campaign that is interrupted goes on where it stopped: each trial's result stand
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import random
@@ -18,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -26,6 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fivetune.rundir.lines import JsonlFile
+from fivetune.rundir.reader import read_jsonl
 from reliability.workload import Workload
 
 ROOT = Path(__file__).parents[1]
@@ -108,14 +109,13 @@ class Campaign:
         if code.endswith(CHANGED):  # the results may be those of other changes
             journal.clear()
         workload, scores = Workload(self.folder / "workload"), list[Score]()
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with ThreadPoolExecutor(self.jobs) as pool, closing(journal):
             try:
                 begun = [self._begin_row(row, workload, journal, pool) for row in rows]
                 for row, ours, theirs in zip(rows, *zip(*begun, strict=True), strict=True):
                     scores.append(_count(row, [one.result() for one in ours], [one.result() for one in theirs]))
                     self.tell(_describe(scores[-1]))
             except BaseException:
-                journal.is_closed = True
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return {
@@ -153,13 +153,19 @@ class Journal:
     """The results of a campaign, a line each in a file that a later campaign of the same code reads."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
-        self._path, self._tell = path, tell
+        self._path, self._file, self._tell = path, JsonlFile(path), tell
         self._lock = threading.Lock()
-        self._known = {(one.row, one.trial, one.peer): one for one in _read_results(path)}
+        results = [Result(**one) for one in read_jsonl(path, on_damage=tell)]
+        self._known = {(one.row, one.trial, one.peer): one for one in results}
         self.num_expected = self._num_done = 0
         self._told = time.monotonic()
-        self.is_closed = False
-        """Nothing is recorded any more: a terminal's Ctrl-C reaches the processes of trials too, which then fail."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Record nothing any more: a terminal's Ctrl-C reaches the processes of trials too, which then fail."""
+        with self._lock:
+            self._is_closed = True
+            self._file.close()
 
     def clear(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -171,9 +177,8 @@ class Journal:
         is_new = result is None
         result = result or run_trial(row, trial, peer=peer)
         with self._lock:
-            if is_new and not self.is_closed:
-                with self._path.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
+            if is_new and not self._is_closed:
+                self._file.append(asdict(result))
             self._num_done += 1
             if time.monotonic() - self._told > PROGRESS_SECONDS:
                 self._told = time.monotonic()
@@ -226,15 +231,6 @@ def describe_machine() -> dict[str, Any]:
 
 def _read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _read_results(path: Path) -> list[Result]:
-    """The results of a journal; a line that a kill or a full disk has torn is left out."""
-    found: list[Result] = []
-    for line in _read_lines(str(path)):
-        with suppress(json.JSONDecodeError):
-            found.append(Result(**json.loads(line)))
-    return found
 
 
 def _raise(error: Exception, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -156,11 +156,12 @@ def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, t
 
 def test_a_journal_that_was_torn_or_interrupted_holds_whole_results_only(tmp_path):
     path = tmp_path / "trials.jsonl"
-    campaign.Journal(path, print).run_once("R1", Trial("a", lambda folder: None), peer=False)
+    with closing(campaign.Journal(path, print)) as journal:
+        journal.run_once("R1", Trial("a", lambda folder: None), peer=False)
     with path.open("a") as file:
         file.write('{"row": "R1", "tri')
     journal = campaign.Journal(path, print)
-    journal.is_closed = True
+    journal.close()
     assert list(journal._known) == [("R1", "a", False)]
     journal.run_once("R1", Trial("b", lambda folder: None), peer=False)
     assert path.read_text().endswith('"tri')

@@ -43,7 +43,7 @@ from fivetune.model.layers import (
 from fivetune.model.loss import TiedGradient, compute_head_losses, embed
 from fivetune.model.low_rank import add_pair, add_transposed_pair, find_pair
 from fivetune.model.objective import PLAIN, Objective
-from fivetune.model.precision import cast_weights
+from fivetune.model.precision import cast_weights, get_matmul_dtype
 from fivetune.model.virtual_tokens import find_prefix, find_prompt
 from fivetune.types import Batch, PhaseTimer, ignore_phase
 
@@ -278,6 +278,9 @@ def run_decoder(
         numbers: of the blocks to run, from the output of the block before; default: all.
     """
 
+    # The last norm of the encoder returns this dtype; a pipeline stage receives the memory in fp32.
+    memory = memory.to(get_matmul_dtype(memory.device))
+
     def run(block: T5Block, x: Tensor, bounds: SequenceBounds, table: Tensor | None) -> Tensor:
         return _run_block(recompute, _run_decoder_block, block, x, bounds, table, memory, source)
 
@@ -376,7 +379,7 @@ def _attend_memory(
     q = q.transpose(0, 1)
     projected = add_pair(torch.bmm(q, of_key), q, find_pair(module.k)).transpose(0, 1)
     rows = projected.reshape(-1, 1, memory.shape[1])
-    seen = memory.to(q.dtype).unsqueeze(1)  # a pipeline stage receives it in fp32
+    seen = memory.unsqueeze(1)
     found = attend(rows, seen, seen, bounds.scale(heads), source, dropout=_get_attention_rate(module))
     found = found.view(q.shape[1], heads, -1).transpose(0, 1)
     out = torch.bmm(found, of_value.transpose(1, 2))

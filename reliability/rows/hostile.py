@@ -19,6 +19,7 @@ import yaml
 
 from fivetune.rundir.checksums import MANIFEST, write_checksums
 from reliability.campaign import Row, Trial
+from reliability.rows.damage import copy_run
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import check_no_trace, check_success, run_command
 from reliability.workload import TRAIN_WORDS, Workload
@@ -121,7 +122,7 @@ def plant_in_checkpoint(name: str, make: Callable[[Path], bytes]) -> Plant:
     """Put a file into the last checkpoint, with a manifest that says it is whole, and go on."""
 
     def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
-        run = copy_run(workload, folder)
+        run = copy_finished_run(workload, folder)
         checkpoint = run / "checkpoints" / "2"
         (checkpoint / name).write_bytes(make(canary))
         seal(checkpoint)
@@ -134,7 +135,7 @@ def plant_in_run(name: str, make: Callable[[Path], bytes], *words: str) -> Plant
     """Put a file into a finished run, and use it."""
 
     def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
-        run = copy_run(workload, folder)
+        run = copy_finished_run(workload, folder)
         (run / name).write_bytes(make(canary))
         if name.startswith("model/"):
             seal(run / "model")
@@ -143,14 +144,13 @@ def plant_in_run(name: str, make: Callable[[Path], bytes], *words: str) -> Plant
     return plant
 
 
-def copy_run(workload: Workload, folder: Path) -> Path:
+def copy_finished_run(workload: Workload, folder: Path) -> Path:
     """A copy of a finished run of few steps whose settings name the copy."""
-    whole = workload.run_undisturbed(**FEW_STEPS).run
-    shutil.copytree(whole, folder / "run", symlinks=True)
-    config = yaml.safe_load((folder / "run" / "config.yaml").read_text())
-    config["run"]["dir"] = str(folder / "run")
-    (folder / "run" / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder / "run"
+    run = copy_run(workload.run_undisturbed(**FEW_STEPS).run, folder)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["run"]["dir"] = str(run)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return run
 
 
 def seal(folder: Path) -> None:
@@ -308,7 +308,7 @@ def link_in_run(name: str, *words: str) -> Lead:
     """A file of a run is a link to the file outside; the run is continued or shown."""
 
     def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
-        run = copy_run(workload, folder)
+        run = copy_finished_run(workload, folder)
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(outside)
         return [words[0], str(run), *words[1:]]
@@ -323,7 +323,7 @@ def link_folder(name: str, *words: str) -> Lead:
     """A folder of a run is a link to the folder outside."""
 
     def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
-        run = copy_run(workload, folder)
+        run = copy_finished_run(workload, folder)
         if (run / name).is_symlink():
             (run / name).unlink()
         elif (run / name).exists():

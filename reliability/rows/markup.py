@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from reliability.payloads import HARMLESS, PAYLOADS, find_foreign, find_hidden
 from reliability.requests import start_server
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import check_no_trace, check_success, run_command
-from reliability.workload import Workload
+from reliability.workload import OnceEach, Workload
 
 TEXTS_PER_TRIAL = 25
 Pages = dict[str, str]
@@ -29,19 +28,16 @@ Pages = dict[str, str]
 
 def show_hostile_texts(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Write 25 payloads at a time into every text of a run, and show the run in every way."""
-    lock, usual = threading.Lock(), list[Pages]()
+    usual = OnceEach[Pages]()
 
-    def get_usual() -> Pages:
-        with lock:
-            if not usual:
-                usual.append(show_texts(workload, workload.make_folder("harmless"), HARMLESS[:TEXTS_PER_TRIAL]))
-            return usual[0]
+    def show_harmless() -> Pages:
+        return show_texts(workload, workload.make_folder("harmless"), HARMLESS[:TEXTS_PER_TRIAL])
 
     order = random.sample(PAYLOADS, len(PAYLOADS))
     for first in range(0, len(order), TEXTS_PER_TRIAL):
 
         def run(folder: Path, texts: Sequence[str] = tuple(order[first : first + TEXTS_PER_TRIAL])) -> None:
-            pages, harmless = show_texts(workload, folder, texts), get_usual()
+            pages, harmless = show_texts(workload, folder, texts), usual.get("harmless", show_harmless)
             wrong = {name: found for name in pages if (found := judge_page(name, pages[name], harmless[name]))}
             assert not wrong, f"{wrong}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from reliability.campaign import Row, Trial
 from reliability.requests import start_server
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import WarmProcess, start_command
-from reliability.workload import TRAIN_WORDS, Workload
+from reliability.workload import TRAIN_WORDS, OnceEach, Workload
 
 ENVIRON = {
     "HF_TOKEN": "hf_CanaryCanaryCanaryCanary01",
@@ -39,19 +38,16 @@ WRITTEN = {
 
 def hide_secrets(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """One set of commands with all the secrets; a trial looks for one of them."""
-    lock, made = threading.Lock(), list[tuple[Path, str]]()
+    used = OnceEach[tuple[Path, str]]()
 
-    def use_once() -> tuple[Path, str]:
-        with lock:
-            if not made:
-                folder = workload.make_folder("secrets")
-                made.append((folder, use_secrets(workload, folder)))
-            return made[0]
+    def use() -> tuple[Path, str]:
+        folder = workload.make_folder("secrets")
+        return folder, use_secrets(workload, folder)
 
     for place, secret in {**{f"{name} in the environment": ENVIRON[name] for name in ENVIRON}, **WRITTEN}.items():
 
         def run(folder: Path, secret: str = secret) -> None:
-            produced, said = use_once()
+            produced, said = used.get("secrets", use)
             files = [path for path in produced.rglob("*") if path.is_file() and path.name != "recipe.yaml"]
             assert len(files) > 20
             found = [str(path.relative_to(produced)) for path in files if secret.encode() in path.read_bytes()]
