@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -105,7 +106,12 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
             if words[0] == "munged":
                 _wait_until((folder / "munge.socket").exists, seconds=10)
         _wait_until(lambda: _count_idle_nodes(environ) == 2, seconds=30)
-        yield {"SLURM_CONF": str(config), "PET_MASTER_ADDR": "127.0.0.1"}  # n1 and n2 are names in this file only
+        yield {
+            "SLURM_CONF": str(config),
+            "PET_MASTER_ADDR": "127.0.0.1",  # n1 and n2 are names in this file only
+            # By a job's number jobs of two clusters share one; from 32768 on the system gives ports to connections.
+            "PET_MASTER_PORT": str(random.randint(20_000, 31_999)),
+        }
     finally:
         try:
             subprocess.run(["scancel", "--user=root"], env=environ, check=True)

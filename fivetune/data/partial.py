@@ -26,7 +26,10 @@ def lock_build_folder(folder: Path) -> IO[bytes] | None:
 
     Raises OSError where files cannot be locked.
     """
-    file = (folder / LOCK).open("ab")
+    try:
+        file = (folder / LOCK).open("ab")
+    except FileNotFoundError:  # the folder has its final name
+        return None
     try:
         if lock_file(file) and os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat()):
             return file

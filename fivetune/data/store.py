@@ -341,10 +341,10 @@ def _build_store(
         try:
             converter = Converter(source, tokenizer, split_source(source))
             build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
-            (staging / LOCK).unlink(missing_ok=True)
             fsync_folder(staging)
             try:  # from the rename on, a folder of the name `staging` is that of another process
                 staging.rename(folder)
+                (folder / LOCK).unlink()  # not before: another process would lock a folder that is about to move
                 fsync_folder(folder.parent)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

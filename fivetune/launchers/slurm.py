@@ -136,7 +136,7 @@ class Slurm(Launcher):
                 "# Where the nodes meet: the first node, and a port of this job alone. torchrun reads these variables.",
                 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 'export PET_MASTER_ADDR="${PET_MASTER_ADDR:-$head}"',
-                f"export PET_MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
+                f'export PET_MASTER_PORT="${{PET_MASTER_PORT:-$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))}}"',
             ]
         return lines or ["# Nodes may download from the hub."]
 

@@ -96,6 +96,21 @@ def test_a_build_that_begins_while_another_ends_is_left_alone(tmp_path, tokenize
     assert len(list((tmp_path / "cache").glob(".*.partial"))) == 1
 
 
+def test_no_process_can_lock_a_build_whose_folder_moves(tmp_path, tokenizer_folder, monkeypatch):
+    rename, locks = Path.rename, []
+
+    def lock_and_rename(path: Path, target: Path) -> Path:
+        locks.append(lock_build_folder(path))  # before the folder has its final name, and after
+        moved = rename(path, target)
+        locks.append(lock_build_folder(path))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", lock_and_rename)
+    load_or_build_store(_source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder), cache=tmp_path / "cache")
+    assert locks == [None, None]
+    assert not list((tmp_path / "cache").glob("*/.lock"))
+
+
 def test_a_build_that_another_process_finishes_first_is_dropped(tmp_path, tokenizer_folder, monkeypatch):
     source, tokenizer = _source(tmp_path), AutoTokenizer.from_pretrained(tokenizer_folder)
     load_or_build_store(source, tokenizer, cache=tmp_path / "first")
