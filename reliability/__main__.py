@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
 import reliability.rows
+from fivetune.rundir import replace_file
 from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
 from reliability.page import read_page, write_table
 
 
 def main() -> int:
-    """Exit code 0 if every promise held, 1 if one broke, 2 for a row that does not exist, 130 after Ctrl-C."""
+    """Exit code 0 if every promise held, 1 if one broke, 2 for wrong arguments, 130 after Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m reliability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -32,37 +34,39 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="the scoreboard (default: reliability.json in the folder)")
     parser.add_argument("--page", type=Path, help="write the table into this page, between its markers")
     args = parser.parse_args()
+    if args.only is not None and args.page:
+        parser.error("--page: the table has all rows. Leave --only out.")
     rows = list_rows()
-    if args.only:
-        wanted = args.only.split(",")
-        if unknown := set(wanted) - {row.name for row in rows}:
-            print(
-                f"reliability: --only: no row {', '.join(sorted(unknown))}; rows: {' '.join(row.name for row in rows)}"
-            )
-            return 2
+    if args.only is not None:
+        wanted = [name.strip() for name in args.only.split(",")]
+        if unknown := sorted(set(wanted) - {row.name for row in rows}):
+            parser.error(f"--only: no row {', '.join(map(repr, unknown))}; rows: {' '.join(row.name for row in rows)}")
         rows = [row for row in rows if row.name in wanted]
     if args.list:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
     seed = derive_seed(describe_code()) if args.seed is None else args.seed
     output = args.output or args.folder / "reliability.json"
-    try:
+    # A trial's process that is killed does not return its semaphores, of which Python would warn at the end.
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:  # before hours of trials: can the results be written?
         args.folder.mkdir(parents=True, exist_ok=True)
         if output.is_dir() or not output.parent.is_dir():
             raise FileNotFoundError(f"--output {output}: is a folder, or its folder is missing")
         if args.page:
             read_page(args.page)
-    except (OSError, ValueError) as error:  # before hours of trials
-        print(f"reliability: {error}")
-        return 2
-    try:
         result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
+        with replace_file(output) as file:
+            file.write(json.dumps(result, indent=1).encode() + b"\n")
+        if args.page:
+            write_table(args.page, result)
+    except (OSError, ValueError) as error:
+        print(f"reliability: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where all changes are committed")
+        print("interrupted; the same command goes on where all changes are committed", file=sys.stderr)
         return 130
-    output.write_text(json.dumps(result, indent=1) + "\n")
-    if args.page:
-        write_table(args.page, result)
     failed = sum(bool(row["failures"]) for row in result["rows"])
     ran = sum(row["num_trials"] > 0 for row in result["rows"])
     print(f"{ran - failed} of {ran} rows are green, {len(rows) - ran} not run; seed {seed}; {output}")

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +25,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from fivetune.rundir import lock_file
 from fivetune.rundir.lines import JsonlFile
 from fivetune.rundir.reader import read_jsonl
 from reliability.workload import Workload
@@ -102,21 +105,36 @@ class Campaign:
     tell: Callable[[str], None] = print
 
     def run(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Run what the journal does not have yet and return the scoreboard."""
+        """Run what the journal does not have yet and return the scoreboard.
+
+        Raises BlockingIOError if another campaign runs in the folder.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("ab") as lock:
+            if not lock_file(lock):
+                raise BlockingIOError(f"{self.folder}: another campaign runs there. Wait for it, or give --folder.")
+            return self._run(rows)
+
+    def _run(self, rows: Sequence[Row]) -> dict[str, Any]:
         code = describe_code()
         journal = Journal(self.folder / f"trials-{code}-{self.seed}.jsonl", self.tell)
         if code.endswith(CHANGED):  # the results may be those of other changes
             journal.clear()
         workload, scores = Workload(self.folder / "workload"), list[Score]()
+        begun: list[tuple[list[Future[Result]], list[Future[Result]]]] = []
         with ThreadPoolExecutor(self.jobs) as pool, closing(journal):
             try:
-                begun = [self._begin_row(row, workload, journal, pool) for row in rows]
-                for row, ours, theirs in zip(rows, *zip(*begun, strict=True), strict=True):
+                for row in rows:
+                    begun.append(self._begin_row(row, workload, journal, pool))
+                for row, (ours, theirs) in zip(rows, begun, strict=True):
                     scores.append(_count(row, [one.result() for one in ours], [one.result() for one in theirs]))
                     self.tell(_describe(scores[-1]))
             except BaseException:
+                journal.close()
                 pool.shutdown(wait=False, cancel_futures=True)
+                while not all(one.done() for both in begun for some in both for one in some):
+                    _kill_children()  # a trial may start another process where one was killed
+                    time.sleep(0.1)
                 raise
         return {
             "release": self.release,
@@ -162,7 +180,7 @@ class Journal:
         self._is_closed = False
 
     def close(self) -> None:
-        """Record nothing any more: a terminal's Ctrl-C reaches the processes of trials too, which then fail."""
+        """Record nothing any more: trials fail whose processes an interrupted campaign kills."""
         with self._lock:
             self._is_closed = True
             self._file.close()
@@ -231,6 +249,12 @@ def describe_machine() -> dict[str, Any]:
 
 def _read_lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _kill_children() -> None:
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def _raise(error: Exception, folder: Path) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fivetune.rundir import replace_file
+
 START, END = "<!-- scoreboard -->", "<!-- end of the scoreboard -->"
 
 
 def write_table(page: Path, result: dict[str, Any]) -> None:
     """Replace what stands between the markers of `page`. Raises ValueError if they are missing."""
     before, after = read_page(page)
-    page.write_text(f"{before}{START}\n\n{make_table(result)}\n{END}{after}")
+    with replace_file(page) as file:
+        file.write(f"{before}{START}\n\n{make_table(result)}\n{END}{after}".encode())
 
 
 def read_page(page: Path) -> tuple[str, str]:

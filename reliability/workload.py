@@ -182,10 +182,10 @@ class Workload:
         self.folder = folder
         self.references = OnceEach[Reference]()
         self.model = folder / "tiny-t5"
-        if not self.model.exists():
-            with WarmProcess(_make_models, str(folder)) as process:
-                done = process.wait()
-            check_success(done)
+        shutil.rmtree(folder, ignore_errors=True)
+        with WarmProcess(_make_models, str(folder)) as process:
+            done = process.wait()
+        check_success(done)
 
     def make_folder(self, name: str) -> Path:
         """A new, empty folder of the campaign."""

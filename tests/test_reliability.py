@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import tempfile
+import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import psutil
 import pytest
 
+from fivetune.rundir import lock_file
 from reliability import __main__ as command
 from reliability import batch, campaign
 from reliability.campaign import Campaign, Row, Trial
@@ -143,15 +148,77 @@ def test_a_campaign_tells_how_far_it_is(make_campaign, monkeypatch):
     assert told[5] == "6 of 6 trials"
 
 
-def test_the_command_names_unknown_rows_and_exits_by_the_result(make_campaign, tmp_path, monkeypatch, capsys):
+def test_the_command_exits_by_the_result(make_campaign, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "list_rows", lambda: [make_row(failing=1)])
     monkeypatch.setattr(command, "describe_code", lambda: "0123")
-    for words, code in (("--only R1,R99", 2), ("--list", 0), (f"--folder {tmp_path / 'campaign'}", 1)):
-        monkeypatch.setattr("sys.argv", ["reliability", *words.split()])
-        assert command.main() == code
-    told = capsys.readouterr().out
-    assert "no row R99; rows: R1" in told and "0 of 1 rows are green, 0 not run; seed 291;" in told
+    for words, code in (
+        ("--list", 0),
+        (f"--only R1, --folder {tmp_path / 'campaign'}", 2),
+        (f"--folder {tmp_path / 'campaign'}", 1),
+    ):
+        assert call(monkeypatch, *words.split()) == code
+    assert "0 of 1 rows are green, 0 not run; seed 291;" in capsys.readouterr().out
     assert json.loads((tmp_path / "campaign" / "reliability.json").read_text())["rows"][0]["num_trials"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "R1, R99"], "--only: no row 'R99'; rows: R1"),
+        (["--only", ""], "--only: no row ''; rows: R1"),
+        (["--only", "R1", "--page", "page.md"], "--page: the table has all rows. Leave --only out."),
+    ],
+)
+def test_wrong_rows_are_refused(words, message, monkeypatch, capsys):
+    monkeypatch.setattr(command, "list_rows", lambda: [make_row()])
+    assert call(monkeypatch, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def call(monkeypatch, *words: str) -> object:
+    """The exit code of the command; its handling of SIGTERM stays out of the tests."""
+    monkeypatch.setattr("sys.argv", ["reliability", *words])
+    monkeypatch.setattr("sys.warnoptions", [])
+    monkeypatch.setattr(command.signal, "signal", lambda *handler: None)
+    try:
+        return command.main()
+    except SystemExit as exit:
+        return exit.code
+
+
+def test_a_second_campaign_in_the_folder_is_refused(make_campaign, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "list_rows", lambda: [make_row()])
+    (tmp_path / "campaign").mkdir()
+    with (tmp_path / "campaign" / ".lock").open("ab") as lock:
+        assert lock_file(lock)
+        assert call(monkeypatch, "--folder", str(tmp_path / "campaign")) == 2
+    assert f"reliability: {tmp_path / 'campaign'}: another campaign runs there." in capsys.readouterr().err
+    assert RAN == []
+
+
+def test_an_interrupted_campaign_kills_its_trials_and_records_none_of_them(make_campaign, tmp_path, monkeypatch):
+    processes: list[subprocess.Popen[bytes]] = []
+    children = psutil.Process.children  # but for what other tests have started in this process
+    sleeping = lambda self, recursive: [one for one in children(self, recursive) if one.name() == "sleep"]  # noqa: E731
+    monkeypatch.setattr(psutil.Process, "children", sleeping)
+
+    def wait(folder: Path) -> None:
+        processes.append(subprocess.Popen(["sleep", "60"]))
+        (tmp_path / "begun").touch()
+        assert processes[0].wait() == 0
+
+    def interrupt(line: str) -> None:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    quick = Row("R1", "a fault", "a promise", lambda *_: iter([Trial("quick", lambda folder: None)]), num_trials=1)
+    slow = Row("R2", "a fault", "a promise", lambda *_: iter([Trial("slow", wait)]), num_trials=1)
+    with pytest.raises(KeyboardInterrupt):
+        make_campaign(tell=interrupt, jobs=2).run([quick, slow])
+    assert processes[0].returncode == -signal.SIGKILL
+    (journal,) = (tmp_path / "campaign").glob("*.jsonl")
+    assert [json.loads(line)["trial"] for line in journal.read_text().splitlines()] == ["quick"]
 
 
 def test_a_journal_that_was_torn_or_interrupted_holds_whole_results_only(tmp_path):
@@ -172,9 +239,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_trials(tmp_path,
     (tmp_path / "page.md").write_text("no markers")
     RAN.clear()
     for words in (f"--output {tmp_path}/no/x.json", f"--output {tmp_path}", f"--page {tmp_path}/page.md"):
-        monkeypatch.setattr("sys.argv", ["reliability", "--folder", str(tmp_path / "folder"), *words.split()])
-        assert command.main() == 2
-    assert capsys.readouterr().out.count("reliability: ") == 3 and RAN == []
+        assert call(monkeypatch, "--folder", str(tmp_path / "folder"), *words.split()) == 2
+    assert capsys.readouterr().err.count("reliability: ") == 3 and RAN == []
 
 
 def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, capsys):
@@ -182,8 +248,8 @@ def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Campaign, "run", interrupt)
-    monkeypatch.setattr("sys.argv", ["reliability", "--only", "R5", "--folder", str(tmp_path)])
-    assert command.main() == 130 and "the same command goes on" in capsys.readouterr().out
+    assert call(monkeypatch, "--only", "R5", "--folder", str(tmp_path)) == 130
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
