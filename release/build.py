@@ -7,6 +7,7 @@ The same sources give the same bytes: dates in the archives are those of SOURCE_
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import subprocess
 import sys
@@ -17,17 +18,22 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def build_release(folder: Path, root: Path = ROOT) -> list[Path]:
-    """Write the release of `root` into `folder` and return its files; the last one is the list of checksums."""
+    """Write the release of `root` into `folder` and return its files; the last one is the list of checksums.
+
+    Archives of an earlier build there are replaced.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for old in (*folder.glob("fivetune-*.whl"), *folder.glob("fivetune-*.tar.gz"), *folder.glob("fivetune-*.cdx.json")):
+        old.unlink()
     _run(root, "hatchling", "build", "--directory", str(folder.resolve()))
-    [wheel] = folder.glob("*.whl")
+    [wheel] = folder.glob("fivetune-*.whl")
     bill = folder / f"{'-'.join(wheel.name.split('-')[:2])}.cdx.json"
     _run(
         root,
         *("cyclonedx_py", "requirements", "release/runtime.txt", "--pyproject", "pyproject.toml"),
         *("--mc-type", "application", "--output-reproducible", "--of", "JSON", "-o", str(bill.resolve())),
     )
-    files = [wheel, *folder.glob("*.tar.gz"), bill]
+    files = [wheel, *folder.glob("fivetune-*.tar.gz"), bill]
     sums = folder / CHECKSUMS
     sums.write_text("".join(f"{hashlib.sha256(one.read_bytes()).hexdigest()}  {one.name}\n" for one in files))
     return [*files, sums]
@@ -38,5 +44,9 @@ def _run(root: Path, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    for path in build_release(Path(sys.argv[1])):
+    parser = argparse.ArgumentParser(
+        prog="python -m release.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where the release is written")
+    for path in build_release(parser.parse_args().folder):
         print(path)

@@ -93,8 +93,11 @@ def test_two_builds_are_the_same_bytes_and_the_bill_lists_what_the_wheel_needs(t
     [source] = (tmp_path / "sources").iterdir()
     for path in source.rglob("*"):
         path.touch()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "fivetune-0.0.1-py3-none-any.whl").touch()  # of an earlier build
     again = build_release(tmp_path / "second", source)
     assert {one.name: one.read_bytes() for one in files} == {one.name: one.read_bytes() for one in again}
+    assert {one.name for one in (tmp_path / "second").iterdir()} == {one.name for one in again}
     sums = dict(line.split("  ")[::-1] for line in (tmp_path / "first" / CHECKSUMS).read_text().splitlines())
     assert sums == {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in files[:-1]}
     [bill] = [json.loads(one.read_text()) for one in files if one.name.endswith(".cdx.json")]

@@ -140,7 +140,7 @@ def print_scores(scores: Mapping[str, float], intervals: Mapping[str, tuple[floa
         shown = f"{value:6,.0f}" if name.endswith("total") else f"{value:9.2f}"
         low_high = (intervals or {}).get(name)
         interval = f"  95 % interval {low_high[0]:.1f} to {low_high[1]:.1f}" if low_high else ""
-        print(f"{name:<{width}}  {shown}{interval}")
+        print_text(f"{name:<{width}}  {shown}{interval}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -255,7 +255,7 @@ def print_start(started: Started) -> None:
         rows = [row for number, row in enumerate(rows) if number < MAX_COLUMNS - 1 or row[0] in read]
         rows.append([f"... {num_columns - len(rows):,} others", *[""] * 6])
     shown = f"the first {plan.table.num_records:,} records" if plan.split.num_records > plan.table.num_records else ""
-    print(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {num_columns} columns")
+    print_text(f"{plan.source}: {shown or f'{plan.table.num_records:,} records'}, {num_columns} columns")
     print_table(["column", "kind", "filled", "distinct", "mean chars", "longest", "first value"], rows)
     kind = guess.task if guess.kind == guess.task else f"{guess.task} ({guess.kind})"
     fields: list[tuple[str, str]] = [("task", f"{kind}: {guess.reason}")]
@@ -273,11 +273,11 @@ def print_start(started: Started) -> None:
     )
     fields.append(("sets", f"{sizes}, {how}"))
     for head, text in fields:
-        print(textwrap.fill(text, CHECK_WIDTH, initial_indent=f"{head:<8}", subsequent_indent=" " * 10))
+        print_text(textwrap.fill(text, CHECK_WIDTH, initial_indent=f"{head:<8}", subsequent_indent=" " * 10))
     for warning in plan.warnings:
         print_warning(warning)
-    print(f"recipe  {started.recipe}")
-    print(*(f"next    {words}" for words in started.list_commands()), sep="\n", flush=True)
+    print_text(f"recipe  {started.recipe}")
+    print_text("\n".join(f"next    {words}" for words in started.list_commands()))
 
 
 # --- jobs of a cluster ---
@@ -467,9 +467,9 @@ def submit_job(launcher: Launcher, plan: JobPlan, files: Mapping[str, str], *, a
         runs = {run.name: run.run_dir for run in plan.runs}
         print_json({"job": job, "files": [str(plan.folder / name) for name in files], "runs": runs})
         return
-    print(f"job     {job}: {plan.describe()}")
-    print(*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}", sep="\n")
+    print_text(f"job     {job}: {plan.describe()}")
+    print_text("\n".join([*(f"file    {plan.folder / name}" for name in files), f"logs    {plan.folder}"]))
     folder = plan.runs[0].run_dir if len(plan.runs) == 1 else str(Path(plan.runs[0].run_dir).parent)
     watch = [shlex.join(["fivetune", "watch", folder])] if launcher.shares_files else []
     for words in (*launcher.explain_next_steps(job), *watch):
-        print(f"next    {words}")
+        print_text(f"next    {words}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, print_warning
+from fivetune.commands import print_json, print_text, print_warning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             break
         write_text(path, text)
         written.append(str(path))
-        print(f"card  {path}")
+        print_text(f"card  {path}")
     if args.json:
         print_json({"cards": written})
     return 0

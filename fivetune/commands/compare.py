@@ -325,12 +325,12 @@ def _print_plan(sweep: Sweep, seconds: Mapping[str, float | None], *, overwrite:
         if len(known) == len(left)
         else "unknown, because no run of the sweep has finished"
     )
-    print(
+    print_text(
         f"{len(sweep.variants)} variants, {len(sweep.runs)} runs in {sweep.folder}; baseline {sweep.baseline}, "
         f"score {sweep.metric}\ntime left: {total if left else 'none'}"
     )
     if overwrite and is_sweep(sweep.folder):
-        print(f"{sweep.folder} exists and is moved aside first")
+        print_text(f"{sweep.folder} exists and is moved aside first")
 
 
 def _print_comparison(comparison: Comparison) -> None:

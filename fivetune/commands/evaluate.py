@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(result)
         return 0
-    print(f"{record.split}, {record.num_examples:,} examples, model of step {record.step:,}:")
+    print_text(f"{record.split}, {record.num_examples:,} examples, model of step {record.step:,}:")
     print_scores(record.scores, record.intervals)
     print_text(f"predictions  {Path(args.run)}/predictions/{record.split}-{record.step}.jsonl")
     return 0

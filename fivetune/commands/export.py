@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json, print_table
+from fivetune.commands import print_json, print_table, print_text
 
 NOT_OFFERED = {
     "onnx": "no kept exporter supports transformers 5: optimum-onnx requires transformers below 4.58",
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         progress.close()
     _print_proof(export)
-    print(f"verdict  {export['proof']['verdict']}" + "".join(f": {one}" for one in export["proof"]["reasons"]))
-    print(f"export   {target}")
+    print_text(f"verdict  {export['proof']['verdict']}" + "".join(f": {one}" for one in export["proof"]["reasons"]))
+    print_text(f"export   {target}")
     if args.json:
         print_json({"output": str(target), **{name: export[name] for name in export if name != "files"}})
     return 0

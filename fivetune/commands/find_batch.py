@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, write_finder_result
+from fivetune.commands import print_json, print_text, write_finder_result
 
 TAKES_SETTINGS = True
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     print("examples  tokens/s")
     for one in found.speeds:
         print(f"{one.batch_size:>8}  {one.tokens_per_second:>8,.0f}")
-    print(f"largest that fits: {found.fit.batch_size}; {found.fit.why}")
+    print_text(f"largest that fits: {found.fit.batch_size}; {found.fit.why}")
     print(f"use   --train.batch_size {found.batch_size}")
-    print(f"page  {page}")
+    print_text(f"page  {page}")
     return 0

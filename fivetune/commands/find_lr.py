@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fivetune.commands import print_json, write_finder_result
+from fivetune.commands import print_json, print_text, write_finder_result
 
 TAKES_SETTINGS = True
 
@@ -48,5 +48,5 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"lowest loss at a rate of {10 * found.lr:g}, steepest descent at {found.steepest:.2g}")
         print(f"use   --optimizer.lr {found.lr:g}")
-        print(f"page  {page}")
+        print_text(f"page  {page}")
     return 0

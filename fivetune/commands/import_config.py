@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from fivetune import plugins
-from fivetune.commands import print_json, print_table
+from fivetune.commands import print_json, print_table, print_text
 
 TAKES_SETTINGS = True
 
@@ -55,6 +55,6 @@ def _print_summary(path: Path, recipe) -> None:
 
     print_table(("argument", "became", "why"), list_rows(recipe))
     left_out = recipe.count_left_out()
-    print(f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out: {path}")
+    print_text(f"{len(recipe.settings)} settings, {left_out} of {len(recipe.findings)} arguments left out: {path}")
     missing = "" if "data.train" in recipe.settings else " --data.train FILE --data.eval FILE"
-    print(f"next: fivetune check {shlex.quote(str(path))}{missing}")
+    print_text(f"next: fivetune check {shlex.quote(str(path))}{missing}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_text
 from fivetune.errors import ConfigError
 
 TAKES_SETTINGS = True
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if facts["recipe"]:
         print("A recipe for this data:", facts["recipe"], sep="\n")
     if args.html:
-        print(f"page    {args.html}")
+        print_text(f"page    {args.html}")
     return 0
 
 

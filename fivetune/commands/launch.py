@@ -24,6 +24,7 @@ from fivetune.commands import (
     launch_sweep,
     print_job,
     print_json,
+    print_text,
     read_launcher,
     submit_job,
 )
@@ -105,7 +106,7 @@ def _launch_seeds(args: argparse.Namespace, launcher: Launcher, config: RunConfi
         raise ConfigError(f"--run.seed {given['run.seed']}: --seeds gives each run its seed. Omit one of them.")
     sweep = build_seed_sweep(args.recipe, config, args.seeds)
     if not launch_sweep(sweep, launcher, args, flags=["--no-preflight"] if args.no_preflight else []):
-        print(f"{sweep.folder}: all {len(sweep.runs)} runs are finished. Compare: fivetune compare {sweep.folder}")
+        print_text(f"{sweep.folder}: all {len(sweep.runs)} runs are finished. Compare: fivetune compare {sweep.folder}")
         if args.json:
             print_json({"job": None, "files": [], "runs": {}})
     return 0
@@ -145,7 +146,7 @@ def watch_new_run(folder: Path, before: int) -> None:
     """
     from fivetune import plugins
 
-    print(f"waiting for {folder}; Ctrl-C leaves the job alone")
+    print_text(f"waiting for {folder}; Ctrl-C leaves the job alone")
     try:
         while read_change_time(folder) in (0, before):
             time.sleep(POLL_SECONDS)

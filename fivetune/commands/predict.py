@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.inference import load_run
 
     record = _build_record(args)
-    target = Path(args.output) if args.output and args.output != STDOUT else None
+    target = None if args.output in (None, STDOUT) else Path(args.output)
     world = World.from_environment()
     with world.report_errors_once():
         if target:

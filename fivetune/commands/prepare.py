@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_text
 
 if TYPE_CHECKING:
     from fivetune.types import JsonTable
@@ -56,17 +56,17 @@ def run(args: argparse.Namespace) -> int:
     if not found:
         raise ConfigError("data.train: no data is given. Add --data.train FILE or --data.eval FILE.")
     for name, facts in found.items():
-        print(_format_split(name, facts), *(f"warning: {note}" for note in facts["notes"]), sep="\n")
+        print_text("\n".join([_format_split(name, facts), *(f"warning: {note}" for note in facts["notes"])]))
     if args.output is None:
         place = str(get_cache_folder(config.data.cache_dir))
-        print(f"cache   {place}")
+        print_text(f"cache   {place}")
         command = ["fivetune", "train", args.recipe, *args.settings]
     else:
         place = args.output
-        print(f"output  {place}")
+        print_text(f"output  {place}")
         settings = _list_settings(found, config)
         command = ["fivetune", "train", args.recipe, *_drop_settings(args.settings, settings), *settings]
-    print(f"The run reads it from there: {shlex.join(command)}")
+    print_text(f"The run reads it from there: {shlex.join(command)}")
     if args.json:
         print_json({"cache" if args.output is None else "output": place, **found})
     return 0

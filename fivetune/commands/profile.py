@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_text
 from fivetune.errors import ConfigError, DataError
 
 TAKES_SETTINGS = True
@@ -130,6 +130,6 @@ def _write_and_print(
     if written:
         print()
     for name, path in written.items():
-        print(f"{name:<8} {path}")
+        print_text(f"{name:<8} {path}")
     if "trace" in written:
         print("The trace opens in https://ui.perfetto.dev; a run's report shows the summary: fivetune report RUN_DIR")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_text
 
 BLIND_STEPS = 200
 
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     assert best is not None  # the recipe evaluates, so the best step has its record
     scores = {"before": done.evals[0].scores, "context-blind": blind.evals[-1].scores, "after": best.scores}
     _print_scores(scores, num_examples=best.num_examples)
-    print(f"trained in {format_time_span(done.status.seconds or 0.0)}; model {run_folder}/model")
-    print(f"report {page}")
-    print(f"predict with it: fivetune predict {run_folder} --input {files[1]} --output answers.jsonl")
+    print_text(f"trained in {format_time_span(done.status.seconds or 0.0)}; model {run_folder}/model")
+    print_text(f"report {page}")
+    print_text(f"predict with it: fivetune predict {run_folder} --input {files[1]} --output answers.jsonl")
     if args.json:
         named = {"scores": scores["after"], "before": scores["before"], "context_blind": scores["context-blind"]}
         print_json({**named, "report": str(page)})

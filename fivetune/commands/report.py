@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from fivetune.commands import print_json, print_warning
+from fivetune.commands import print_json, print_text, print_warning
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,5 +26,5 @@ def run(args: Namespace) -> int:
         beside, _ = read_reference_runs(args.run_dir, this)
         print_json({"report": str(path), **build_run_summary(this, reference_runs=beside)})
     else:
-        print(path)
+        print_text(str(path))
     return 0

@@ -8,13 +8,12 @@ other predictions with its own interval.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fivetune.commands import print_json
+from fivetune.commands import print_json, print_text, print_warning
 from fivetune.config.layers import Layers, parse_overrides
 from fivetune.data.source_files import BadRecord, quote_value
 from fivetune.errors import ConfigError, DataError, RecordError
@@ -94,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     others = _read_rankings(args, task, gold, args.against, part) if args.against else None
     theirs = _score_rankings(task, questions, others, {}) if others else None
     if words := describe_lenient_gap(ours.corpus):
-        _warn(words)
+        print_warning(words)
     labels = _build_confusion(task, questions, ranked, args.predictions)
     without_blanks = _score_without_blanks(task, questions, ranked, leanings)
     if args.json:
@@ -105,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     if without_blanks:
         words = f"without the blank gold answers of {without_blanks['num_questions']:,} questions"
         print("", f"{words}, which an empty prediction matches:", *_format_table(without_blanks["scores"]), sep="\n")
-    print(*(format_label_table(labels) if labels else ()), sep="\n", end="\n" if labels else "")
+    if labels:
+        print_text("\n".join(format_label_table(labels)))
     return 0
 
 
@@ -166,10 +166,9 @@ def _build_confusion(
     said = _select_first_answers(ranked)
     outside = [text for text in said if text not in labels and text != UNANSWERED]
     if outside:
-        print(
-            f"warning: {source}: {len(outside)} of {len(said)} predictions are none of the labels and count as wrong, "
-            f"first {quote_value(outside[0])}; labels: {', '.join(labels)}",
-            file=sys.stderr,
+        print_warning(
+            f"{source}: {len(outside)} of {len(said)} predictions are none of the labels and count as wrong, "
+            f"first {quote_value(outside[0])}; labels: {', '.join(labels)}"
         )
     golds = choose_gold_labels(said, [example.references for example in questions.values()])
     counts = Counter(zip(golds, (text if text in labels else OTHER for text in said), strict=True))
@@ -313,20 +312,18 @@ def _warn_about_golds(task: Task, gold: GoldSet, source: str) -> None:
     """Warn of properties of the gold answers that distort the scores."""
     if gold.skipped:
         first = gold.skipped[0]
-        _warn(f"{source}: {len(gold.skipped):,} records cannot be used, first {first.where}: {first.reason}")
+        print_warning(f"{source}: {len(gold.skipped):,} records cannot be used, first {first.where}: {first.reason}")
     num_dropped = sum(DROPPED_SYNONYMS in example.meta for example in gold.questions.values())
     if num_dropped:
-        _warn(f"{source}: {num_dropped:,} questions have blank synonyms among their gold answers; they are dropped")
+        print_warning(
+            f"{source}: {num_dropped:,} questions have blank synonyms among their gold answers; they are dropped"
+        )
     references = [example.references for example in gold.questions.values()]
     if language := suggest_language(task, references):
-        _warn(
+        print_warning(
             f"{source}: the gold answers are in the script of {language!r}, whose words the scores do not separate. "
             f"Add --task.language {language}"
         )
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
 
 
 def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_is_error: bool) -> None:
@@ -346,13 +343,15 @@ def _compare_ids(gold: GoldSet, found: dict[str, Any], source: str, *, missing_i
             f"{advice}"
         )
     if missing:
-        _warn(f"{source}: {len(missing)} of {len(ids)} questions are missing and count as wrong")
+        print_warning(f"{source}: {len(missing)} of {len(ids)} questions are missing and count as wrong")
     if skipped:
         first = _format_first_ids([key for key in found if key in skipped])
-        _warn(f"{source}: {len(skipped)} ids are of records that the task leaves out, first {first}; not scored")
+        print_warning(
+            f"{source}: {len(skipped)} ids are of records that the task leaves out, first {first}; not scored"
+        )
     if surplus:
         first = _format_first_ids([key for key in found if key in surplus])
-        _warn(f"{source}: {len(surplus)} ids are not in the data, first {first}; left out")
+        print_warning(f"{source}: {len(surplus)} ids are not in the data, first {first}; left out")
 
 
 def _format_first_ids(ids: Sequence[str]) -> str:
@@ -367,10 +366,9 @@ def _warn_about_phrases(readers: Sequence[Task], predictions: Sequence[str]) -> 
         if text.strip() and not reader.from_text(text)
     ]
     if phrases:
-        print(
-            f"warning: {len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
-            "with --raw they would be no answer",
-            file=sys.stderr,
+        print_warning(
+            f"{len(phrases)} predictions read {phrases[0]!r} and are scored as that text; "
+            "with --raw they would be no answer"
         )
 
 

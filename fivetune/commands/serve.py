@@ -7,7 +7,7 @@ import os
 from functools import partial
 from ipaddress import ip_address
 
-from fivetune.commands import print_warning, refuse_token_flag
+from fivetune.commands import print_text, print_warning, refuse_token_flag
 
 TAKES_SETTINGS = True
 TOKEN = "FIVETUNE_TOKEN"
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         host, port = bound.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         for name, model in models.items():
-            print(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
+            print_text(f"model {name}: {model.folder} ({model.facts.task}, step {model.facts.step})")
         server = build_server(
             build_app(service), drain_seconds=args.drain_seconds, on_listening=partial(_print_address, address)
         )

@@ -14,6 +14,7 @@ from fivetune.commands import (
     print_json,
     print_scores,
     print_start,
+    print_text,
     start_from_data,
 )
 
@@ -74,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
     page = _write_report(config.run.dir)
     record = find_exported_eval(done)
     if record and not args.json:
-        print(f"best evaluation, {describe_weights(record, done.status.best)}, {record.num_examples:,} examples:")
+        print_text(f"best evaluation, {describe_weights(record, done.status.best)}, {record.num_examples:,} examples:")
         print_scores(record.scores, record.intervals)
         counts = done.data.eval.label_counts if done.data.eval else {}
         if words := describe_majority(record.scores, record.rates, counts):
-            print(words)
+            print_text(words)
     adapter = config.model.adapter
     _print_results(config.run.dir, page, adapter)
     if args.json:
@@ -125,10 +126,10 @@ def _find_recipe(args: argparse.Namespace, settings: Mapping[str, Any]) -> str:
 
 def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
     """Print the folders and files of a run that its user opens."""
-    print(f"model   {folder}/model{' (the unchanged base)' if adapter and adapter.is_virtual else ''}")
+    print_text(f"model   {folder}/model{' (the unchanged base)' if adapter and adapter.is_virtual else ''}")
     if adapter:
-        print(f"adapter {folder}/adapter{' (the virtual tokens)' if adapter.is_virtual else ''}")
-    print(f"report  {page}")
+        print_text(f"adapter {folder}/adapter{' (the virtual tokens)' if adapter.is_virtual else ''}")
+    print_text(f"report  {page}")
 
 
 def _write_report(folder: str) -> Path:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import print_json, print_table, print_warning
+from fivetune.commands import print_json, print_table, print_text, print_warning
 from fivetune.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -266,4 +266,4 @@ def _print_facts(facts: dict[str, Any], output: Path) -> None:
     print(f"        {equal} are those of the whole model without the dropped pieces")
     why = f"; {dropped} of its answers contain a dropped piece" if dropped else ""
     print(f"answers {sample['num_equal']} of {num} are those of the whole model with all its pieces{why}")
-    print(f"model   {output}")
+    print_text(f"model   {output}")

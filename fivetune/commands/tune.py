@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.commands import print_json, print_table
+from fivetune.commands import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from fivetune.types import Search
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _print_table(found)
         if best:
-            print(f"recipe  {folder}/best.yaml")
-        print(f"page    {folder}/search.html")
+            print_text(f"recipe  {folder}/best.yaml")
+        print_text(f"page    {folder}/search.html")
     else:
         print_json(
             {
@@ -69,6 +69,6 @@ def _print_table(found: Search) -> None:
     print_table(("trial", "state", found.metric, "time", *keys), rows)
     for one in found.trials:
         if one.state == "failed":
-            print(f"trial {one.number} failed: {one.why}")
+            print_text(f"trial {one.number} failed: {one.why}")
     if len(found.trials) > NUM_SHOWN:
         print(f"and {len(found.trials) - NUM_SHOWN} more, all in the page")

@@ -75,6 +75,18 @@ def _list_lost(made: DataclassInstance | JsonValue, given: JsonValue, name: str)
         yield name
 
 
+def name_json_type(value: JsonValue) -> str:
+    """Return the type of a JSON value as JSON calls it, with its article.
+
+    >>> [name_json_type(value) for value in (None, True, 1, 0.5, "a", [], {})]
+    ['null', 'a boolean', 'a number', 'a number', 'a string', 'an array', 'an object']
+    """
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
 def parse_records(kind: type[T], tables: Iterable[JsonValue]) -> list[T]:
     """Convert tables to records; tables that `parse_record` refuses are omitted."""
     return [record for table in tables if (record := parse_record(kind, table)) is not None]

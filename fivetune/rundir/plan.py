@@ -14,6 +14,7 @@ from typing import cast
 
 from fivetune.errors import RunDirError
 from fivetune.rundir.layout import PLAN
+from fivetune.rundir.parse import name_json_type
 from fivetune.types import JsonTable, JsonValue
 
 COUNTS = ("batch_size", "num_steps", "eval_every_steps", "checkpoint_every_steps")
@@ -80,7 +81,7 @@ def _parse_plan(path: Path) -> Plan | None:
     except (ValueError, RecursionError):
         raise _build_damage_error(path, "it is not JSON") from None
     if not isinstance(found, dict):
-        raise _build_damage_error(path, f"it holds a {type(found).__name__} instead of an object")
+        raise _build_damage_error(path, f"it holds {name_json_type(found)} instead of an object")
     if missing := [name for name in (*COUNTS, *OPTIONAL) if name not in found]:
         raise _build_damage_error(path, f"it has no {', '.join(missing)}")
     for name in COUNTS if found["max_new_tokens"] is None else (*COUNTS, "max_new_tokens"):

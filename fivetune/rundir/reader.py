@@ -31,7 +31,7 @@ from fivetune.rundir.layout import (
     TRACE,
     build_sibling_path,
 )
-from fivetune.rundir.parse import parse_record
+from fivetune.rundir.parse import name_json_type, parse_record
 from fivetune.rundir.plan import read_plan
 from fivetune.rundir.records import (
     STATES,
@@ -106,7 +106,7 @@ def _parse_line(line: bytes, required: str | None = None) -> tuple[JsonTable | N
     except (ValueError, RecursionError):  # JSONDecodeError and UnicodeDecodeError are ValueErrors
         return None, TORN
     if not isinstance(record, dict):
-        return None, f"{type(record).__name__} instead of an object"
+        return None, f"{name_json_type(record)} instead of an object"
     if required is not None:
         value = as_finite_number(record.get(required))
         if value is None or abs(value) > LARGEST_PLAUSIBLE:
@@ -447,7 +447,7 @@ def read_json(path: Path, *, on_damage: OnDamage | None = None) -> JsonTable:
     else:
         if isinstance(found, dict) and found:
             return found
-        held = "no values" if found == {} else f"a {type(found).__name__} instead of an object"
+        held = "no values" if found == {} else f"{name_json_type(found)} instead of an object"
         reason, place = f"damaged: it holds {held}", str(path)
     text = f"{place}: {reason}. {_get_advice(path.name)}"
     if on_damage is None:

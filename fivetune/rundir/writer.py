@@ -70,8 +70,10 @@ def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
     """Return the advice for a failed write; for a full disk with the required and the free space."""
     if error.errno == errno.ENAMETOOLONG:
         return "Choose a shorter name."
+    if path.is_dir():
+        return "Rename the folder of that name."
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return "Free space or choose another run.dir."
+        return "Choose another run.dir."
     try:
         free = f", {format_size(shutil.disk_usage(path.parent).free)} are free"
     except OSError:

@@ -68,6 +68,12 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [p.name for p in path.parent.iterdir()] == ["status.json"]
 
 
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path):
+    (tmp_path / "status.json").mkdir()
+    message = refusal(rundir.write_json, tmp_path / "status.json", {})
+    assert message.endswith("status.json: cannot be written: Is a directory. Rename the folder of that name.")
+
+
 def test_a_file_below_a_file_is_refused(tmp_path):
     (tmp_path / "a").write_text("")
     assert "cannot be written: Not a directory." in refusal(rundir.write_text, tmp_path / "a" / "b" / "c", "")
@@ -274,7 +280,7 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
     ("name", "content", "message"),
     [
         (STATUS, b'{"a": 1,', "status.json:1:9: damaged: "),
-        (STATUS, b"[]", "status.json: damaged: it holds a list instead of an object. Delete the file: a resume"),
+        (STATUS, b"[]", "status.json: damaged: it holds an array instead of an object. Delete the file: a resume"),
         (STATUS, b'{"why": "\xe5"}', "status.json: damaged: it is not UTF-8. Delete the file"),
         (
             STATUS,
@@ -287,18 +293,22 @@ def test_predictions_have_their_name_only_when_whole(tmp_path):
         (STATUS, b'{"state": 3}', "status.json: damaged: values of the wrong type are left out: state."),
         (STATUS, b'{"step": "x"}', "damaged: values of the wrong type are left out: step; 'state' is None, none of"),
         (MACHINE, b"{}", "machine.json: damaged: it holds no values. Delete the file: a resume writes it again."),
-        (MACHINE, b"3", "machine.json: damaged: it holds a int instead of an object. Delete the file"),
+        (MACHINE, b"3", "machine.json: damaged: it holds a number instead of an object. Delete the file"),
         (MACHINE, b'{"format_version": "1"}', "machine.json: damaged: values of the wrong type are left out: format_v"),
         (DATA, b"[" * 100_000, "data.json: damaged: "),
         (STEPS, b"{}\n", "steps.jsonl:1: damaged line ('step' is None). It is left out."),
-        (STEPS, b"[]\n", "steps.jsonl:1: damaged line (list instead of an object). It is left out."),
+        (STEPS, b"[]\n", "steps.jsonl:1: damaged line (an array instead of an object). It is left out."),
         (EVALS, b'{"step": 1e308}\n', "evals.jsonl:1: damaged line ('step' is 1e+308). It is left out."),
         (EVALS, b'{"step": 1}\n', "evals.jsonl: damaged: lines that lack needed values are left out: 1."),
         (EVALS, b'{"step": 1, "ta', "evals.jsonl:1: damaged line (no whole JSON value). It is left out."),
         (EVALS, b'{"step": "\x80"}\n', "evals.jsonl:1: damaged line (no whole JSON value). It is left out."),
         (TELEMETRY, b"\x00\x01\xff", "telemetry.jsonl:1: damaged line (no whole JSON value). It is left out."),
         ("plan.json", b'{"num_steps": "many"}', "plan.json: damaged: it has no batch_size, eval_every_steps, "),
-        ("plan.json", b"[]", "plan.json: damaged: it holds a list instead of an object. To resume the run, delete the"),
+        (
+            "plan.json",
+            b"[]",
+            "plan.json: damaged: it holds an array instead of an object. To resume the run, delete the",
+        ),
     ],
 )
 def test_damaged_files_that_a_report_does_not_need_are_named_in_warnings(tmp_path, name, content, message):
@@ -524,7 +534,7 @@ def test_a_resume_leaves_damaged_lines_out_and_reports_lost_steps(tmp_path):
     assert [record["step"] for record in read_jsonl(tmp_path / EVALS)] == [3]
     assert [text.partition(str(tmp_path))[2] or text for text in notes] == [
         "/steps.jsonl:2: damaged line ('step' is None). It is left out.",
-        "/evals.jsonl:1: damaged line (list instead of an object). It is left out. Damaged lines in all: 2.",
+        "/evals.jsonl:1: damaged line (an array instead of an object). It is left out. Damaged lines in all: 2.",
         "steps.jsonl: 1 of 3 steps are missing: curves, times and verdicts are of the others.",
     ]
 

@@ -438,6 +438,8 @@ def test_an_output_that_cannot_be_written_is_refused_first(
     ):
         assert main(["predict", str(run), "--input", str(source), "--output", str(tmp_path / name)]) == 2
         assert message in capsys.readouterr().err
+    assert main(["predict", str(run), "--input", str(source), "--output", ""]) == 2
+    assert "is a folder" in capsys.readouterr().err
     words = ["--input", str(source), "--format", "bioasq", "--output", str(tmp_path / "x.csv")]
     assert main(["predict", str(run), *words]) == 2
     assert ".csv is not written with --format bioasq. Allowed: .json" in capsys.readouterr().err

@@ -336,6 +336,14 @@ def test_fewer_steps_than_are_done_are_refused(tmp_path, model_folder):
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
+def test_an_empty_folder_is_no_checkpoint_of_later_steps(tmp_path, model_folder, capsys):
+    table = _table(tmp_path, model_folder, train__num_steps=2)
+    train(table, preflight=False, quiet=True)
+    (tmp_path / "run" / "checkpoints" / "100").mkdir()
+    assert train(table, resume=True, quiet=True).status.step == 2
+    assert "checkpoints/100: manifest.json is missing. Set aside as 100.damaged" in capsys.readouterr().err
+
+
 # --- real processes, real signals ---
 
 

@@ -196,7 +196,7 @@ def test_files_that_a_resume_does_not_need_do_not_stop_it(stopped, finished, nam
     ("line", "named"),
     [
         ('{"step": 2, "task": "squ', "evals.jsonl:2: damaged line (no whole JSON value). It is left out."),
-        ("[]\n", "evals.jsonl:2: damaged line (list instead of an object). It is left out."),
+        ("[]\n", "evals.jsonl:2: damaged line (an array instead of an object). It is left out."),
         ('{"step": 2}\n', "evals.jsonl: damaged: lines that lack needed values are left out: 1."),
     ],
 )
