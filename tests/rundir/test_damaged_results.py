@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,12 @@ def test_deep_values_in_predictions_are_no_damage(damage, written, extra):
     run = damage(PREDICTIONS, (json.dumps(LINE | extra).encode() + b"\n") * 3)
     assert len(run.predictions["eval-250"]) == 3 and run.damage == []
     assert main(["report", str(written / "run")]) == 0
+
+
+def test_a_path_moves_no_terminal(written, tmp_path, capsys):
+    run = shutil.copytree(written / "run", tmp_path / "a\x1b[2Jb")
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("/a[U+001B][2Jb/report.html\n")
 
 
 def test_the_report_and_the_terminal_name_all_damage(damage, written, capsys):
