@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         predicted = Predicted(rows, counts, found, trained.config.data.columns)
         _write(target, args.format, predicted, as_array=args.json)
         if target and args.json:
-            print_json(_build_counts(counts, args.output, trained.step))
+            print_json(_build_counts(counts, str(target), trained.step))
     return 0
 
 

@@ -83,7 +83,7 @@ def name_json_type(value: JsonValue) -> str:
     """
     if value is None:
         return "null"
-    names = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
+    names: dict[type, str] = {bool: "a boolean", str: "a string", list: "an array", dict: "an object"}
     return names.get(type(value), "a number")
 
 
