@@ -21,6 +21,8 @@ from reliability import batch, campaign
 from reliability.campaign import Campaign, Row, Trial
 from reliability.mutants import MUTANTS
 from reliability.page import END, START, write_table
+from reliability.rows import network
+from reliability.warm import WarmProcess
 
 RAN: list[str] = []
 
@@ -261,6 +263,23 @@ def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
     assert "| R1 | a fault | a promise | not run: no slurmctld |  |  |" in (tmp_path / "page.md").read_text()
     make_campaign(tell=told.append).run([replace(make_row(), num_trials=0)])
     assert told[1:] == ["R1   not run: in a release only  a fault"]
+
+
+def test_the_packets_of_an_attempt_to_connect_are_counted():
+    if why := network.explain_absence():
+        pytest.skip(why)
+    attempt = """
+import socket
+from contextlib import suppress
+from reliability.rows.network import count_packets, enter_silent_network
+enter_silent_network()
+before = count_packets()
+with suppress(OSError):
+    socket.create_connection(("192.0.2.1", 80), timeout=5)
+raise SystemExit(10 * before + count_packets())
+"""
+    with WarmProcess(exec, attempt) as process:
+        assert 0 < process.wait().returncode < 10
 
 
 def test_every_row_has_a_name_of_its_own():
