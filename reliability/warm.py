@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 PRELOADED = [
+    "reliability.quiet",
     "fivetune.commands.train",
     "fivetune.training",
     "fivetune.report.run.build",
@@ -29,6 +30,7 @@ PRELOADED = [
     "transformers.models.auto.tokenization_auto",
     "transformers.models.t5.modeling_t5",
     "transformers.models.t5.tokenization_t5",
+    "transformers.trainer_seq2seq",  # of the peer
 ]
 END_SECONDS = 30.0  # within which a killed process must be gone
 SERVER = multiprocessing.get_context("forkserver")

@@ -126,6 +126,24 @@ def start_two(workload: Workload, random: random.Random) -> Iterator[Trial]:
         yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
 
 
+def start_two_of_peer(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """The same two starts."""
+    peer = Peer(workload)
+    for number in count():
+        pause = random.uniform(0, 0.05)
+
+        def run(folder: Path, pause: float = pause) -> None:
+            whole = peer.run_undisturbed()
+            with peer.start(folder) as first:
+                time.sleep(pause)
+                with peer.start(folder) as second:
+                    codes = [first.wait().returncode, second.wait().returncode]
+            assert codes.count(0) == 1, f"exit codes {codes}"
+            check_weights(read_peer_weights(folder), whole.weights)
+
+        yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
+
+
 def kill_after(process: WarmProcess, seconds: float) -> None:
     """SIGKILL the process and its ranks after a time; it may have ended by then."""
     with process:
@@ -140,5 +158,6 @@ ROWS = [
     Row("R2", "the process ends before a file operation of the run", WEIGHTS, kill_before_each_file_operation, 8),
     Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 1, 50),
     Row("R20", "two processes start in one folder within 50 ms, or where a killed one left its lock",
-        "one trains, to identical weights; the other exits with 4 and names the owner", start_two, 4, 60),
+        "one trains, to identical weights; the other exits with 4 and names the owner", start_two, 4, 60,
+        start_two_of_peer),
 ]  # fmt: skip
