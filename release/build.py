@@ -47,6 +47,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m release.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the release is written")
+    parser.add_argument("folder", type=Path, help="where the release is written; an earlier one there is replaced")
     for path in build_release(parser.parse_args().folder):
         print(path)

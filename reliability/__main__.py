@@ -22,7 +22,9 @@ from reliability.page import read_page, write_table
 
 
 def main() -> int:
-    """Exit code 0 if every promise held, 1 if one broke, 2 for wrong arguments, 130 after Ctrl-C or SIGTERM."""
+    """Exit code 0 if every promise held, 1 if one broke or, in a release, a row did not run, 2 for wrong arguments, 130
+    after Ctrl-C or SIGTERM.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m reliability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -56,21 +58,23 @@ def main() -> int:
             raise FileNotFoundError(f"--output {output}: is a folder, or its folder is missing")
         if args.page:
             read_page(args.page)
-        result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
-        with replace_file(output) as file:
-            file.write(json.dumps(result, indent=1).encode() + b"\n")
-        if args.page:
-            write_table(args.page, result)
     except (OSError, ValueError) as error:
-        print(f"reliability: {error}", file=sys.stderr)
-        return 2
+        parser.error(str(error))
+    try:
+        result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
+    except BlockingIOError as error:
+        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where all changes are committed", file=sys.stderr)
         return 130
+    with replace_file(output) as file:
+        file.write(json.dumps(result, indent=1).encode() + b"\n")
+    if args.page:
+        write_table(args.page, result)
     failed = sum(bool(row["failures"]) for row in result["rows"])
     ran = sum(row["num_trials"] > 0 for row in result["rows"])
     print(f"{ran - failed} of {ran} rows are green, {len(rows) - ran} not run; seed {seed}; {output}")
-    return int(failed > 0)
+    return int(failed > 0 or (args.release and ran < len(rows)))
 
 
 def list_rows() -> list[Row]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
@@ -27,9 +28,11 @@ from typing import Any
 
 import psutil
 
+from fivetune.redaction import name_invisible
 from fivetune.rundir import lock_file
 from fivetune.rundir.lines import JsonlFile
 from fivetune.rundir.reader import read_jsonl
+from reliability.warm import adopt_orphans
 from reliability.workload import Workload
 
 ROOT = Path(__file__).parents[1]
@@ -120,26 +123,32 @@ class Campaign:
         journal = Journal(self.folder / f"trials-{code}-{self.seed}.jsonl", self.tell)
         if code.endswith(CHANGED):  # the results may be those of other changes
             journal.clear()
+        start, begun_at = time.monotonic(), datetime.now(UTC)
         workload, scores = Workload(self.folder / "workload"), list[Score]()
-        begun: list[tuple[list[Future[Result]], list[Future[Result]]]] = []
         with ThreadPoolExecutor(self.jobs) as pool, closing(journal):
             try:
-                for row in rows:
-                    begun.append(self._begin_row(row, workload, journal, pool))
+                begun = [self._begin_row(row, workload, journal, pool) for row in rows]
                 for row, (ours, theirs) in zip(rows, begun, strict=True):
                     scores.append(_count(row, [one.result() for one in ours], [one.result() for one in theirs]))
                     self.tell(_describe(scores[-1]))
             except BaseException:
                 journal.close()
                 pool.shutdown(wait=False, cancel_futures=True)
-                while not all(one.done() for both in begun for some in both for one in some):
-                    _kill_children()  # a trial may start another process where one was killed
-                    time.sleep(0.1)
+                adopt_orphans()  # what a killed process has started
+                ending = threading.Thread(target=pool.shutdown)
+                ending.start()
+                while ending.is_alive():
+                    _kill_children()  # again and again: a trial may start another process
+                    ending.join(0.1)
                 raise
         return {
             "release": self.release,
             "seed": self.seed,
             "code": code,
+            "begun": begun_at.isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - start),
+            "num_jobs": self.jobs,
+            "num_earlier": journal.num_earlier,
             "machine": describe_machine(),
             "rows": [asdict(score) for score in scores],
         }
@@ -175,12 +184,14 @@ class Journal:
         self._lock = threading.Lock()
         results = [Result(**one) for one in read_jsonl(path, on_damage=tell)]
         self._known = {(one.row, one.trial, one.peer): one for one in results}
+        self.num_earlier = len(self._known)
+        """Trials of an interrupted campaign, which this one takes over."""
         self.num_expected = self._num_done = 0
         self._told = time.monotonic()
         self._is_closed = False
 
     def close(self) -> None:
-        """Record nothing any more: trials fail whose processes an interrupted campaign kills."""
+        """Stop recording: an interrupted campaign kills the processes of trials, which then fail."""
         with self._lock:
             self._is_closed = True
             self._file.close()
@@ -188,6 +199,7 @@ class Journal:
     def clear(self) -> None:
         self._path.unlink(missing_ok=True)
         self._known.clear()
+        self.num_earlier = 0
 
     def run_once(self, row: str, trial: Trial, *, peer: bool) -> Result:
         """Run a trial whose result is not known yet; says now and then how far the campaign is."""
@@ -214,6 +226,7 @@ def run_trial(row: str, trial: Trial, *, peer: bool = False) -> Result:
         frames = traceback.extract_tb(error.__traceback__)
         where = [one for one in frames if not one.name.startswith("check_")][-1]  # who asked for the check
         failure = f"{type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {error}; files: {folder}"
+        failure = name_invisible(failure)  # a lone surrogate could not be recorded
     if not failure:
         shutil.rmtree(folder, ignore_errors=True)
     return Result(row, trial.name, round(time.monotonic() - start, 2), failure, peer)
@@ -237,7 +250,7 @@ def derive_seed(code: str) -> int:
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, system and the versions that numbers depend on."""
     names = [line.split(":")[1].strip() for line in _read_lines("/proc/cpuinfo") if line.startswith("model name")]
-    packages = ("torch", "transformers", "numpy", "safetensors", "pydantic")
+    packages = ("fivetune", "torch", "transformers", "accelerate", "numpy", "safetensors", "pydantic")
     return {
         "processor": names[0] if names else platform.processor(),
         "num_cores": os.cpu_count(),
@@ -253,7 +266,7 @@ def _read_lines(path: str) -> list[str]:
 
 def _kill_children() -> None:
     for one in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             one.kill()
 
 

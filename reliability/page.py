@@ -42,10 +42,12 @@ def make_table(result: dict[str, Any]) -> str:
         theirs = f"{peer['num_trials'] - peer['num_failures']} of {peer['num_trials']}" if peer else ""
         lines.append(f"| {row['name']} | {row['fault']} | {row['promise']} | {held} | {bound} | {theirs} |")
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    earlier = f", after {result['num_earlier']:,} trials of an interrupted start" if result["num_earlier"] else ""
     lines += [
         "",
         f"{'Release' if result['release'] else 'Per-change'} numbers, commit {result['code']}, seed {result['seed']}; "
         f"{machine['processor']}, {machine['num_cores']} cores, {machine['system']}, Python {machine['python']}, "
-        f"{versions}.",
+        f"{versions}. Begun {result['begun']}; {result['seconds'] / 60:.0f} minutes with {result['num_jobs']} trials "
+        f"at a time{earlier}.",
     ]
     return "\n".join(lines) + "\n"

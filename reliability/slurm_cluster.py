@@ -5,7 +5,6 @@ At the end all jobs are cancelled and their processes have ended, or an Assertio
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from reliability.warm import start_command
+from reliability.warm import adopt_orphans, start_command
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONFIG = """
@@ -100,7 +99,7 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
             with (folder / "daemons.log").open("ab") as log:
                 running.append(
                     subprocess.Popen(
-                        [program, *words[1:]], stdout=log, stderr=log, env=environ, preexec_fn=_adopt_orphans
+                        [program, *words[1:]], stdout=log, stderr=log, env=environ, preexec_fn=adopt_orphans
                     )
                 )
             if words[0] == "munged":
@@ -109,7 +108,7 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
         yield {
             "SLURM_CONF": str(config),
             "PET_MASTER_ADDR": "127.0.0.1",  # n1 and n2 are names in this file only
-            # By a job's number jobs of two clusters share one; from 32768 on the system gives ports to connections.
+            # Two clusters number their jobs alike: ports by job number would collide. From 32768 on they are ephemeral.
             "PET_MASTER_PORT": str(random.randint(20_000, 31_999)),
         }
     finally:
@@ -138,11 +137,6 @@ def train_on_two_ranks(recipe: str, run_dir: str) -> None:
     with ExitStack() as stack:
         started = [stack.enter_context(start_command(*words, environ=environ)) for environ in ranks]
         assert [process.wait().returncode for process in started] == [0, 0]
-
-
-def _adopt_orphans() -> None:
-    """Keep what a daemon starts in its process tree: slurmd detaches the processes of its jobs."""
-    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 
 
 def _list_children(daemons: Sequence[subprocess.Popen[bytes]]) -> list[psutil.Process]:

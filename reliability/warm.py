@@ -6,6 +6,7 @@ code. The server forks before any computation; what a process imports lazily bes
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import re
@@ -100,6 +101,11 @@ class WarmProcess:
         return CompletedProcess(self.name, self.code, stdout, stderr)
 
 
+def adopt_orphans() -> None:
+    """Keep the processes that this one starts in its tree, also those whose parent ends."""
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Whether a process runs; an ended one whose parent has not asked for its exit code does not."""
     with suppress(psutil.NoSuchProcess):
@@ -142,6 +148,7 @@ def _run(
     environ: Mapping[str, str],
     folder: str,
 ) -> None:
+    os.setsid()  # a terminal's Ctrl-C is for the campaign, not for its trials
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)

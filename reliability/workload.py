@@ -176,13 +176,13 @@ class OnceEach(Generic[T]):
 
 
 class Workload:
-    """Models and data of a campaign, in one folder; each is made once, whichever trial asks first."""
+    """Models and data of a campaign, in one folder, which is emptied; each is made once, whichever trial asks first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.references = OnceEach[Reference]()
         self.model = folder / "tiny-t5"
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # an interrupted campaign may have left half of a model
         with WarmProcess(_make_models, str(folder)) as process:
             done = process.wait()
         check_success(done)

@@ -194,15 +194,20 @@ def test_a_second_campaign_in_the_folder_is_refused(make_campaign, tmp_path, mon
     with (tmp_path / "campaign" / ".lock").open("ab") as lock:
         assert lock_file(lock)
         assert call(monkeypatch, "--folder", str(tmp_path / "campaign")) == 2
-    assert f"reliability: {tmp_path / 'campaign'}: another campaign runs there." in capsys.readouterr().err
+    assert f"{tmp_path / 'campaign'}: another campaign runs there." in capsys.readouterr().err
     assert RAN == []
 
 
 def test_an_interrupted_campaign_kills_its_trials_and_records_none_of_them(make_campaign, tmp_path, monkeypatch):
     processes: list[subprocess.Popen[bytes]] = []
-    children = psutil.Process.children  # but for what other tests have started in this process
-    sleeping = lambda self, recursive: [one for one in children(self, recursive) if one.name() == "sleep"]  # noqa: E731
-    monkeypatch.setattr(psutil.Process, "children", sleeping)
+    list_children = psutil.Process.children
+
+    def list_own(self: psutil.Process, recursive: bool) -> list[psutil.Process]:
+        """Without what other tests have started in this process."""
+        return [one for one in list_children(self, recursive) if one.pid in {each.pid for each in processes}]
+
+    monkeypatch.setattr(psutil.Process, "children", list_own)
+    monkeypatch.setattr(campaign, "adopt_orphans", lambda: None)
 
     def wait(folder: Path) -> None:
         processes.append(subprocess.Popen(["sleep", "60"]))
@@ -242,7 +247,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_trials(tmp_path,
     RAN.clear()
     for words in (f"--output {tmp_path}/no/x.json", f"--output {tmp_path}", f"--page {tmp_path}/page.md"):
         assert call(monkeypatch, "--folder", str(tmp_path / "folder"), *words.split()) == 2
-    assert capsys.readouterr().err.count("reliability: ") == 3 and RAN == []
+    assert capsys.readouterr().err.count("error: ") == 3 and RAN == []
 
 
 def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, capsys):
@@ -252,6 +257,12 @@ def test_an_interrupted_command_says_that_it_goes_on(tmp_path, monkeypatch, caps
     monkeypatch.setattr(Campaign, "run", interrupt)
     assert call(monkeypatch, "--only", "R5", "--folder", str(tmp_path)) == 130
     assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_a_release_without_a_row_is_not_green(make_campaign, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "list_rows", lambda: [make_row(), make_row(explain_absence=lambda: "no slurmctld")])
+    assert call(monkeypatch, "--folder", str(tmp_path / "campaign")) == 0
+    assert call(monkeypatch, "--folder", str(tmp_path / "campaign"), "--release") == 1
 
 
 def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
@@ -265,17 +276,20 @@ def test_a_row_that_cannot_run_here_says_why(make_campaign, tmp_path):
     assert told[1:] == ["R1   not run: in a release only  a fault"]
 
 
-def test_the_packets_of_an_attempt_to_connect_are_counted():
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_the_packets_of_an_attempt_to_connect_are_counted(address):
+    if ":" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this kernel has no IPv6")
     if why := network.explain_absence():
         pytest.skip(why)
-    attempt = """
+    attempt = f"""
 import socket
 from contextlib import suppress
 from reliability.rows.network import count_packets, enter_silent_network
 enter_silent_network()
 before = count_packets()
 with suppress(OSError):
-    socket.create_connection(("192.0.2.1", 80), timeout=5)
+    socket.create_connection(("{address}", 80), timeout=5)
 raise SystemExit(10 * before + count_packets())
 """
     with WarmProcess(exec, attempt) as process:

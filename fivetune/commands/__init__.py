@@ -82,7 +82,9 @@ def _print_wrapped(console: Console, text: str, *, indent: int) -> None:
     lines = [
         line
         for paragraph in re.split(r"; (?=(?:train|eval)[ :])", text)
-        for line in textwrap.wrap(paragraph, max(width, 20), break_long_words=False, break_on_hyphens=False)
+        for line in textwrap.wrap(
+            name_invisible(paragraph), max(width, 20), break_long_words=False, break_on_hyphens=False
+        )
     ]
     console.print(("\n" + " " * indent).join(lines), markup=False)
 

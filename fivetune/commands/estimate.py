@@ -8,7 +8,7 @@ import textwrap
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fivetune.commands import format_settings, print_json
+from fivetune.commands import format_settings, print_json, print_text
 from fivetune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _print_estimates(title: str, estimates: list[Estimate], work: Workload) -> N
     unit = MIB if all(one.memory is None or one.memory.peak < GIB for one in estimates) else GIB
     scale = 1000 if any(one.time and one.time.total < 0.1 for one in estimates) else 1
     header = [word.format("ms" if scale == 1000 else "s") for word in HEADER]
-    print(f"{title}, {'MiB' if unit == MIB else 'GiB'} per rank")
+    print_text(f"{title}, {'MiB' if unit == MIB else 'GiB'} per rank")
     print(*_format_table([header, *(_format_row(one, work, unit, scale) for one in estimates)]), sep="\n")
     for estimate in estimates:
         if estimate.obstacle:

@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.inference import load_run
 
     record = _build_record(args)
-    target = None if args.output in (None, STDOUT) else Path(args.output)
+    output: str = STDOUT if args.output is None else args.output
+    target = None if output == STDOUT else Path(output)
     world = World.from_environment()
     with world.report_errors_once():
         if target:
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         predicted = Predicted(rows, counts, found, trained.config.data.columns)
         _write(target, args.format, predicted, as_array=args.json)
         if target and args.json:
-            print_json(_build_counts(counts, str(target), trained.step))
+            print_json(_build_counts(counts, output, trained.step))
     return 0
 
 

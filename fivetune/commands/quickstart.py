@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.dir)
     files = write_quickstart_corpus(folder / "quickstart-corpus")
-    print(
+    print_text(
         f"corpus: {QUICKSTART_TRAIN:,} questions to train on, {QUICKSTART_EVAL} held out, about half unanswerable; "
         f"in {files[0].parent}"
     )

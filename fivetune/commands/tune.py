@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_search(args.recipe, parse_overrides(args.settings))
     folder = args.dir or Path(f"{config.run.dir}-search")
-    say = (lambda text: None) if args.quiet else (lambda text: print(text, flush=True))
+    say = (lambda text: None) if args.quiet else print_text
     say(f"{config.search.num_trials} trials in {folder}; look at them with: fivetune watch {folder}")
     found = tune(config, folder=folder, write_line=say)
     best = found.best

@@ -342,14 +342,13 @@ def _build_store(
             converter = Converter(source, tokenizer, split_source(source))
             build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
             fsync_folder(staging)
-            try:  # from the rename on, a folder of the name `staging` is that of another process
+            try:
                 staging.rename(folder)
-                (folder / LOCK).unlink()  # not before: another process would lock a folder that is about to move
-                fsync_folder(folder.parent)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 shutil.rmtree(staging, ignore_errors=True)  # another process was first, with the same data
+                return
         except (KeyboardInterrupt, FiveTuneEnvironmentError):  # the next attempt continues
             if not (staging / name_progress(0)).is_file():
                 shutil.rmtree(staging, ignore_errors=True)
@@ -357,6 +356,9 @@ def _build_store(
         except BaseException:  # a full disk as well
             shutil.rmtree(staging, ignore_errors=True)
             raise
+        else:  # from the rename on, a folder of the name `staging` is that of another process
+            (folder / LOCK).unlink(missing_ok=True)  # not before: another process would lock a folder that is moved
+            fsync_folder(folder.parent)
         finally:
             lock.close()
 

@@ -277,7 +277,6 @@ def run_decoder(
     Args:
         numbers: of the blocks to run, from the output of the block before; default: all.
     """
-
     # The last norm of the encoder returns this dtype; a pipeline stage receives the memory in fp32.
     memory = memory.to(get_matmul_dtype(memory.device))
 

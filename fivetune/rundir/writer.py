@@ -70,7 +70,7 @@ def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
     """Return the advice for a failed write; for a full disk with the required and the free space."""
     if error.errno == errno.ENAMETOOLONG:
         return "Choose a shorter name."
-    if path.is_dir():
+    if error.errno == errno.EISDIR:
         return "Rename the folder of that name."
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return "Choose another run.dir."

@@ -320,8 +320,7 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     """
     refuse_foreign_checkpoints(run.path, owner)
     refuse_other_data(run.path, setup.data.stream.store.fingerprint)
-    folder = run.path / "checkpoints"  # status.json may be lost, or older than the checkpoint
-    saved = [step for step in checkpoint.list_steps(folder) if (folder / str(step) / "state.json").is_file()]
+    saved = checkpoint.list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
     refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
     world = setup.learner.world
     warnings += world.broadcast_object(describe_lost_files(run.path, set_aside=run.set_aside))

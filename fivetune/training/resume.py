@@ -188,7 +188,7 @@ def describe_lost_files(folder: Path, *, set_aside: Container[str] = ()) -> list
     Args:
         set_aside: names of damaged files that were renamed and reported already.
     """
-    steps = checkpoint.list_steps(folder / "checkpoints")
+    steps = checkpoint.list_saved_steps(folder / "checkpoints")
     names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
     return [
         f"{name} is missing: a new one is written, without the run's earlier records."

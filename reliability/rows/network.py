@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from reliability.campaign import Row, Trial
@@ -51,7 +52,9 @@ PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@cache
 def explain_absence() -> str:
+    """Why no network namespace can be made here; empty if one can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "a network namespace needs root and the command ip (Debian: iproute2)"
     with WarmProcess(enter_silent_network) as process:
@@ -60,8 +63,11 @@ def explain_absence() -> str:
 
 
 def work_alone(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Commands one after the other; each in a process whose packets, also those of native code, are counted."""
-    for name, (variant, commands) in PATHS.items():
+    """Commands one after the other; each in a process whose packets are counted, those of children too.
+
+    Handlers that Python calls at its exit come after the count.
+    """
+    for name, (variant, commands) in random.sample(list(PATHS.items()), len(PATHS)):
 
         def run(folder: Path, variant: str = variant, commands: tuple[str, ...] = commands) -> None:
             recipe = workload.write_recipe(folder, variant, **STEPS)
@@ -86,24 +92,26 @@ def run_silently(folder: Path, *words: str) -> int:
 
 
 def _run_and_count(counted: str, *words: str) -> int:
+    enter_silent_network()  # before anything starts a thread
     from fivetune.cli import main
 
-    enter_silent_network()
     code = main(list(words))
     Path(counted).write_text(str(count_packets()))
     return code
 
 
-def enter_silent_network() -> int:
-    """Leave for a network namespace where each address is this machine's own, and nothing listens."""
+def enter_silent_network() -> None:
+    """Leave for a network namespace where each address is this machine's own, and nothing listens. Raises OSError."""
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
-        return 1
+        raise OSError(ctypes.get_errno(), "no network namespace can be made")
     for words in ("link set lo up", "route add local default dev lo"):
         subprocess.run(["ip", *words.split()], check=True)
-    return 0
+    if Path("/proc/net/if_inet6").exists():
+        subprocess.run(["ip", "-6", "route", "add", "local", "default", "dev", "lo"], check=True)
 
 
 def count_packets() -> int:
+    """Packets that this network namespace has sent."""
     (line,) = (line for line in Path("/proc/self/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[9])
 
