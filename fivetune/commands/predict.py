@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output",
+        default=STDOUT,
         metavar="FILE",
         help="file to write; .csv, .tsv, .parquet: the input's columns with prediction and confidence; .json: an "
         "array; .jsonl or no suffix: JSON lines; default, or -: standard output. Answers stay in FILE.partial until "
@@ -92,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     from fivetune.training.inference import load_run
 
     record = _build_record(args)
-    output: str = STDOUT if args.output is None else args.output
-    target = None if output == STDOUT else Path(output)
+    target = None if args.output == STDOUT else Path(args.output)
     world = World.from_environment()
     with world.report_errors_once():
         if target:
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         predicted = Predicted(rows, counts, found, trained.config.data.columns)
         _write(target, args.format, predicted, as_array=args.json)
         if target and args.json:
-            print_json(_build_counts(counts, output, trained.step))
+            print_json(_build_counts(counts, args.output, trained.step))
     return 0
 
 
