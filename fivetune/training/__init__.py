@@ -66,6 +66,7 @@ from fivetune.training.resume import (
     describe_other_evaluation,
     describe_owner,
     describe_schedule_change,
+    list_saved_steps,
     read_batch_size,
     read_choices,
     refuse_changes,
@@ -320,7 +321,7 @@ def _restore_plan(setup: Setup, run: RunDir, progress: Progress, warnings: list[
     """
     refuse_foreign_checkpoints(run.path, owner)
     refuse_other_data(run.path, setup.data.stream.store.fingerprint)
-    saved = checkpoint.list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
+    saved = list_saved_steps(run.path / "checkpoints")  # status.json may be lost, or older
     refuse_fewer_steps(run.path, max([run.get_status_value("step", 0), *saved]), setup.plan.num_steps)
     world = setup.learner.world
     warnings += world.broadcast_object(describe_lost_files(run.path, set_aside=run.set_aside))

@@ -213,11 +213,6 @@ def list_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{1,18}", name, re.ASCII))
 
 
-def list_saved_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints that have a state, damaged or not; an empty folder is none."""
-    return [step for step in list_steps(folder) if (folder / str(step) / "state.json").is_file()]
-
-
 def restore_replaced_checkpoints(folder: Path) -> None:
     """Rename `.N.old` back to N where N is missing: the process was killed between the renames of `replace_folder`.
 

@@ -182,13 +182,18 @@ def _describe_other_data(folder: Path, file: Path) -> str:
     )
 
 
+def list_saved_steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints that have a state, damaged or not; an empty folder is none."""
+    return [step for step in checkpoint.list_steps(folder) if (folder / str(step) / "state.json").is_file()]
+
+
 def describe_lost_files(folder: Path, *, set_aside: Container[str] = ()) -> list[str]:
     """Describe each missing file that a run with a checkpoint has written.
 
     Args:
         set_aside: names of damaged files that were renamed and reported already.
     """
-    steps = checkpoint.list_saved_steps(folder / "checkpoints")
+    steps = list_saved_steps(folder / "checkpoints")
     names = (MACHINE, DATA, STEPS, EVALS) if (folder / "best").is_symlink() else (MACHINE, DATA, STEPS)
     return [
         f"{name} is missing: a new one is written, without the run's earlier records."
