@@ -42,13 +42,37 @@ TEXTS = {
 }
 """SPDX identifiers of what packages without expression and classifier write."""
 
+NVIDIA = "LicenseRef-NVIDIA-Proprietary"
+OF_CUDA = {
+    "cuda-bindings": "Apache-2.0",
+    "cuda-pathfinder": "Apache-2.0",
+    "cuda-toolkit": "none stated: it names the packages of the toolkit and holds no file",
+    "nvidia-cublas": NVIDIA,
+    "nvidia-cuda-cupti": NVIDIA,
+    "nvidia-cuda-nvrtc": NVIDIA,
+    "nvidia-cuda-runtime": NVIDIA,
+    "nvidia-cudnn-cu13": NVIDIA,
+    "nvidia-cufft": NVIDIA,
+    "nvidia-cufile": NVIDIA,
+    "nvidia-curand": NVIDIA,
+    "nvidia-cusolver": NVIDIA,
+    "nvidia-cusparse": NVIDIA,
+    "nvidia-cusparselt-cu13": NVIDIA,
+    "nvidia-nccl-cu13": NVIDIA,
+    "nvidia-nvjitlink": NVIDIA,
+    "nvidia-nvshmem-cu13": NVIDIA,
+    "nvidia-nvtx": "Apache-2.0",
+}
+"""Licences in the wheels of the packages that the CUDA build of torch needs: the machine that writes the page has the
+CPU build."""
+
 UNKNOWN = "unknown"
 HEAD = """# Licences
 
 FiveTune is under the Apache License 2.0. These are the licences of the packages that it installs, by SPDX identifier,
 as their metadata states them. `make licences` writes this page. "core" comes with every installation, other words are
 extras. What a package needs in turn is listed where it was installed; of `bench`, `gcs`, `wandb`, `mlflow` and `tpu`
-not all was.
+not all was. "CUDA" is what the CUDA build of torch brings on Linux.
 
 | package | licence | needed by |
 |---|---|---|
@@ -76,10 +100,13 @@ def list_dependencies(project: Path = PROJECT) -> list[Dependency]:
         direct = [Requirement(line) for line in lines]
         for name in {canonicalize_name(one.name) for one in direct} | set(_close(direct)):
             needed.setdefault(name, set()).add(group)
-    return [
+    found = [
         Dependency(name, read_licence(_find(name)), ("core",) if "core" in users else tuple(sorted(users)))
-        for name, users in sorted(needed.items())
+        for name, users in needed.items()
+        if name not in OF_CUDA
     ]
+    cuda = [Dependency(name, licence, ("CUDA",)) for name, licence in OF_CUDA.items()]
+    return sorted(found + cuda, key=lambda one: one.name)
 
 
 def read_licence(package: Distribution | None) -> str:

@@ -64,6 +64,16 @@ def test_every_installed_dependency_has_a_known_licence():
     assert len(core) > 30 and UNKNOWN not in {one.licence for one in core}
 
 
+@pytest.mark.parametrize("lock", ["lock.txt", "runtime.txt"])
+def test_the_licence_of_each_locked_package_is_listed(lock):
+    page = (ROOT / "docs" / "licences.md").read_text()
+    linux = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
+    lines = re.findall(r"^(\S+==[^\\\n]+)", (ROOT / "release" / lock).read_text(), re.M)
+    wanted = [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate(linux)]
+    missing = [one.name for one in wanted if f"\n| {canonicalize_name(one.name)} |" not in page]
+    assert len(wanted) > 60 and not missing
+
+
 @pytest.mark.parametrize(
     ("fields", "licence"),
     [
