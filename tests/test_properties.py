@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from fivetune.config import load_config
@@ -26,6 +26,7 @@ from fivetune.data.examples import ReadCounts, Source, convert_records
 from fivetune.data.records import BadRecord, read_records, refuse_duplicate_ids
 from fivetune.data.stream import BatchPlan, TrainingStream
 from fivetune.distributed.world import SINGLE_PROCESS, World
+from fivetune.errors import ConfigError
 from fivetune.metrics import Scorer
 from fivetune.plugins import load_plugin
 
@@ -261,19 +262,39 @@ def test_scores_of_squad_ignore_case_white_space_articles_and_punctuation(metric
 # ---- settings
 
 TITLE = st.text("ab 1.:#-é𐀀'\"\\{[", max_size=12)
-SETTINGS = st.fixed_dictionaries(
-    {},
-    optional={
-        "optimizer.lr": st.floats(1e-9, 1),
-        "run.seed": st.integers(0, 2**31 - 1),
-        "train.num_steps": st.integers(1, 10**6),
-        "train.max_grad_norm": st.none() | st.floats(1e-6, 1e6),
-        "eval.num_beams": st.integers(1, 8),
-        "report.title": TITLE,
-        "data.train": st.lists(TITLE.map(lambda text: f"{text}.json"), min_size=2, max_size=3, unique=True),
-        "model.dropout": st.floats(0, 0.9),
-        "eval.at_start": st.booleans(),
-    },
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs" / "recipe.schema.json").read_text())
+
+
+def draw_value(field: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values that the schema allows for a setting: numbers, words, booleans, null; nothing for other types."""
+    found: list[st.SearchStrategy[Any]] = []
+    for kind in field.get("anyOf", [field]):
+        low, high = (kind.get(name, kind.get(f"exclusive{name.title()}")) for name in ("minimum", "maximum"))
+        if "enum" in kind:
+            found.append(st.sampled_from(kind["enum"]))
+        elif kind.get("type") == "integer":
+            found.append(st.integers(low, 10**6 if high is None else high - 1))
+        elif kind.get("type") == "number":
+            bounds = {"exclude_min": "exclusiveMinimum" in kind, "exclude_max": "exclusiveMaximum" in kind}
+            found.append(st.floats(0 if low is None else low, 1e6 if high is None else high, **bounds))
+        elif kind.get("type") in ("boolean", "null"):
+            found.append(st.booleans() if kind["type"] == "boolean" else st.none())
+    return st.one_of(found)
+
+
+DRAWN = {
+    f"{section}.{name}": values
+    for section, place in SCHEMA["properties"].items()
+    if "$ref" in place
+    for name, field in SCHEMA["$defs"][place["$ref"].rpartition("/")[2]]["properties"].items()
+    if not (values := draw_value(field)).is_empty and values != st.none()
+} | {
+    "optimizer.lr": st.floats(1e-9, 1),
+    "report.title": TITLE,
+    "data.train": st.lists(TITLE.map(lambda text: f"{text}.json"), min_size=2, max_size=3, unique=True),
+}
+SETTINGS = st.lists(st.sampled_from(sorted(DRAWN)), max_size=5, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: DRAWN[name] for name in names})
 )
 
 
@@ -289,7 +310,10 @@ def test_flags_and_a_file_and_a_written_config_give_the_same_settings(tmp_path, 
         several = value if isinstance(value, list) else [value]
         words += [f"--{key}", *(json.dumps(one, ensure_ascii=False) for one in several)]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(nested, allow_unicode=True), encoding="utf-8")
-    by_file = load_config(tmp_path / "recipe.yaml")
+    try:
+        by_file = load_config(tmp_path / "recipe.yaml")
+    except ConfigError:  # two settings that exclude each other
+        reject()
     assert load_config(basic, changes) == by_file
     assert load_config(basic, parse_overrides(words)) == by_file
     (tmp_path / "written.yaml").write_text(by_file.as_yaml(), encoding="utf-8")

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import kit
 import pytest
 import torch
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
@@ -242,6 +245,40 @@ def test_broken_off_without_saving_and_resumed(tmp_path, model_folder, uninterru
         file.write('{"step": 99, "lo')  # a torn line
     train(table, resume=True, quiet=True)
     _assert_same(tmp_path / "run", uninterrupted)
+
+
+@settings(
+    max_examples=settings().max_examples // 40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_run_broken_off_at_any_step_and_resumed_is_the_uninterrupted_one(
+    tmp_path_factory, model_folder, monkeypatch, data
+):
+    folder = tmp_path_factory.mktemp("any")
+    num_steps, save_every = data.draw(st.integers(2, 7)), data.draw(st.integers(1, 3))
+    stop = data.draw(st.integers(1, num_steps))
+    overrides = {
+        "optimizer": {"name": data.draw(st.sampled_from(["adamw", "adafactor"])), "lr": 1e-3},
+        "schedule": {"name": data.draw(st.sampled_from(["constant", "linear"]))},
+        "train__num_steps": num_steps,
+        "train__batch_size": data.draw(st.sampled_from([2, 4, 8])),
+        "model__dropout": data.draw(st.sampled_from([0.0, 0.1])),
+        "checkpoint__every_steps": save_every,
+        "eval__every_steps": data.draw(st.integers(2, 9)),
+    }
+    for name in ("whole", "broken"):
+        (folder / name).mkdir()
+        with monkeypatch.context() as patch:
+            if name == "broken":
+                _cut_at(patch, stop)
+            with pytest.raises(_PowerCut) if name == "broken" else nullcontext():
+                train(_table(folder / name, model_folder, **overrides), preflight=False, quiet=True)
+    train(_table(folder / "broken", model_folder, **overrides), resume=True, quiet=True)
+    _assert_same(folder / "broken" / "run", folder / "whole" / "run")
+    (resumed,) = rundir.read_run(folder / "broken" / "run").machine.parts[1:]
+    assert resumed.step == (stop - 1) // save_every * save_every
 
 
 @pytest.mark.slow
