@@ -275,8 +275,14 @@ def draw_value(field: dict[str, Any]) -> st.SearchStrategy[Any]:
         elif kind.get("type") == "integer":
             found.append(st.integers(low, 10**6 if high is None else high - 1))
         elif kind.get("type") == "number":
-            bounds = {"exclude_min": "exclusiveMinimum" in kind, "exclude_max": "exclusiveMaximum" in kind}
-            found.append(st.floats(0 if low is None else low, 1e6 if high is None else high, **bounds))
+            found.append(
+                st.floats(
+                    0 if low is None else low,
+                    1e6 if high is None else high,
+                    exclude_min="exclusiveMinimum" in kind,
+                    exclude_max="exclusiveMaximum" in kind,
+                )
+            )
         elif kind.get("type") in ("boolean", "null"):
             found.append(st.booleans() if kind["type"] == "boolean" else st.none())
     return st.one_of(found)
