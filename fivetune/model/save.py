@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from fivetune.errors import FiveTuneEnvironmentError, RunDirError
 from fivetune.model.modules import iter_saved_buffers
-from fivetune.model.tokenizer import suppress_output
+from fivetune.model.tokenizer import save_tokenizer, suppress_output
 from fivetune.rundir import fsync_folder
 from fivetune.rundir.checksums import write_checksums
 
@@ -61,7 +61,7 @@ def save_model(
             _save_config(model, staging)
             weights = model.named_parameters() if weights is None else weights
             write_weights(chain(weights, iter_saved_buffers(model)), staging)
-            tokenizer.save_pretrained(staging)
+        save_tokenizer(tokenizer, staging)
         _write_tie_flag(model, staging / "config.json")
         if generation and hasattr(model, "lm_head"):
             _write_generation_config(model, generation, staging)

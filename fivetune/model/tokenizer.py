@@ -64,6 +64,17 @@ def load_tokenizer(tokenizer: str | None, source: Path, *, key: str | None = KEY
     return loaded
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the files of a tokenizer into a folder. Raises OSError."""
+    with suppress_output():
+        try:
+            tokenizer.save_pretrained(folder)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            raise OSError(str(error)) from None  # tokenizers says in this way that a file cannot be written
+
+
 def find_tokenizer_folder(source: Path) -> Path:
     """The folder of a model, whether `source` is that folder or its config.json."""
     return source.parent if source.is_file() else source

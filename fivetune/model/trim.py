@@ -22,7 +22,7 @@ from torch import nn
 
 from fivetune.errors import ModelError
 from fivetune.model.family import find_family, has_span_head
-from fivetune.model.tokenizer import TOKENIZER, WORD_START, load_tokenizer, suppress_output
+from fivetune.model.tokenizer import TOKENIZER, WORD_START, load_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,8 +118,7 @@ def choose_ids(
 
 def trim_tokenizer(tokenizer: PreTrainedTokenizerBase, kept: Ids, folder: Path) -> PreTrainedTokenizerBase:
     """Write a tokenizer of the kept ids into `folder`, and load it; pieces keep their order and scores."""
-    with suppress_output():
-        tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     path = folder / TOKENIZER
     pipeline = json.loads(path.read_text(encoding="utf-8"))
     new = {old: number for number, old in enumerate(kept.tolist())}

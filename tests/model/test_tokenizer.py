@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from fivetune.errors import ModelError
 from fivetune.model.load import load_model_and_tokenizer
-from fivetune.model.tokenizer import list_pieces, load_tokenizer, suppress_output
+from fivetune.model.tokenizer import list_pieces, load_tokenizer, save_tokenizer, suppress_output
 from fivetune.nano.tokenizer import train_tokenizer
 
 SHARED_TOKENIZERS = kit.SHARED / "data/tokenizers"
@@ -128,3 +128,9 @@ def test_progress_bars_and_warnings_of_transformers_are_restored() -> None:
         assert not logging.is_progress_bar_enabled()
         assert logging.get_verbosity() == logging.ERROR
     assert logging.is_progress_bar_enabled() and logging.get_verbosity() == before
+
+
+def test_a_tokenizer_that_cannot_be_written_is_an_os_error(tmp_path: Path, tokenizer_folder: Path) -> None:
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):  # tokenizers raises Exception itself
+        save_tokenizer(load_tokenizer(None, tokenizer_folder), tmp_path)
