@@ -16,7 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate")
+CHANGES: dict[str, tuple[int, int]] = {
+    "os.rename": (0, 2),
+    "os.remove": (0, 1),
+    "os.mkdir": (0, 2),
+    "os.rmdir": (0, 1),
+    "os.link": (1, 3),
+    "os.symlink": (1, 2),
+    "os.truncate": (0, -1),
+}
+"""Where the arguments of an audit event have the path that changes and the open folder that it is relative to."""
+NO_FOLDER = -1  # the path is relative to the working directory
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -28,16 +38,23 @@ def watch_file_operations(folder: str, act: Callable[[int], None]) -> None:
     """
     place, lock, number = os.path.realpath(folder), threading.RLock(), 0
 
-    def count(path: Any) -> None:
+    def count(path: Any, within: int = NO_FOLDER) -> None:
         nonlocal number
-        if isinstance(path, (str, os.PathLike)) and os.path.realpath(path).startswith(place):
+        if not isinstance(path, (str, os.PathLike)):
+            return
+        if within != NO_FOLDER:  # shutil.rmtree gives a bare name and its open folder
+            path = os.path.join(os.readlink(f"/proc/self/fd/{within}"), path)
+        if os.path.join(os.path.realpath(path), "").startswith(os.path.join(place, "")):
             with lock:
                 number += 1
                 act(number)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event in CHANGES or (event == "open" and args[2] & WRITING):
+        if event == "open" and args[2] & WRITING:
             count(args[0])
+        elif event in CHANGES:
+            path, within = CHANGES[event]
+            count(args[path], args[within] if within >= 0 else NO_FOLDER)
 
     flush = os.fsync
 
@@ -50,8 +67,8 @@ def watch_file_operations(folder: str, act: Callable[[int], None]) -> None:
     sys.addaudithook(hook)
 
 
-def train_and_count(recipe: str, folder: str, counted: str) -> int:
-    """Run `fivetune train RECIPE` and write the number of its file operations into the file `counted`."""
+def train_and_count(recipe: str, folder: str, counted: str, *words: str) -> int:
+    """Run `fivetune train RECIPE WORDS` and write the number of its file operations into the file `counted`."""
     last = 0
 
     def act(number: int) -> None:
@@ -59,13 +76,13 @@ def train_and_count(recipe: str, folder: str, counted: str) -> int:
         last = number
 
     watch_file_operations(folder, act)
-    code = train(recipe)
+    code = train(recipe, *words)
     Path(counted).write_text(str(last))
     return code
 
 
 def train_and_die(recipe: str, folder: str, at: int, *words: str) -> int:
-    """Run `fivetune train RECIPE` and end the process, without any clean-up, before its file operation `at`."""
+    """Run `fivetune train RECIPE WORDS` and end the process, without any clean-up, before its file operation `at`."""
     watch_file_operations(folder, lambda number: os._exit(137) if number == at else None)
     return train(recipe, *words)
 
@@ -110,6 +127,21 @@ def train(recipe: str, *words: str) -> int:
     from fivetune.cli import main
 
     return main(["train", recipe, "--no-preflight", "--quiet", *words])
+
+
+def train_with_a_long_step(recipe: str, step: int, seconds: float) -> int:
+    """Run `fivetune train RECIPE`; its step `step` takes `seconds` longer."""
+    from fivetune.training import loop
+
+    plain: Callable[..., Any] = loop.train_step
+
+    def train_step(*values: Any, **named: Any) -> Any:
+        if named["step"] == step:
+            time.sleep(seconds)
+        return plain(*values, **named)
+
+    loop.train_step = train_step
+    return train(recipe)
 
 
 def train_with_wrong_clock(recipe: str, kind: str, after: float, *words: str) -> int:

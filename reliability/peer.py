@@ -13,10 +13,15 @@ from typing import Any
 from reliability.warm import WarmProcess
 from reliability.workload import NUM_STEPS, Reference, Workload, squad_file, time_run
 
+DATA = "train.json"
 VARIANTS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "adafactor": {"optim": "adafactor"},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+}
+STOPPED: dict[str, dict[str, Any]] = {  # that save when a signal comes; they do so three seconds later
+    f"{name}, stopped": {**options, "enable_jit_checkpoint": True, "max_steps": 200, "save_steps": 200}
+    for name, options in VARIANTS.items()
 }
 
 
@@ -28,7 +33,9 @@ class Peer:
 
     def start(self, folder: Path, variant: str = "adamw", prepare: Callable[[], None] | None = None) -> WarmProcess:
         """Start or resume a run in `folder`; `prepare` is called in its process, before it trains."""
-        return WarmProcess(train_peer, str(folder), str(self.workload.model), VARIANTS[variant], prepare)
+        if not (folder / DATA).exists():  # here and once: two processes that begin at a time only read it
+            squad_file(folder / DATA)
+        return WarmProcess(train_peer, str(folder), str(self.workload.model), {**VARIANTS, **STOPPED}[variant], prepare)
 
     def resume(self, folder: Path, variant: str = "adamw") -> None:
         """Continue or start the run; it must succeed without any help."""
@@ -37,12 +44,19 @@ class Peer:
         assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-300:]}"
 
     def run_undisturbed(self, variant: str = "adamw") -> Reference:
-        """The peer's run that nothing disturbs, made at the first call."""
+        """The peer's run that nothing disturbs, made twice at the first call: both must have the same weights.
+
+        So a trial whose weights differ shows the effect of its fault.
+        """
 
         def make() -> Reference:
-            folder = self.workload.make_folder(f"peer-{variant}")
-            begun, ended = time_run(self.start(folder, variant), folder / "run")
-            return Reference(folder, read_peer_weights(folder), begun, ended)
+            runs: list[Reference] = []
+            for number in range(2):
+                folder = self.workload.make_folder(f"peer-{variant}-{number}")
+                begun, ended = time_run(self.start(folder, variant), folder / "run")
+                runs.append(Reference(folder, read_peer_weights(folder), begun, ended))
+            assert runs[0].weights == runs[1].weights, "two undisturbed runs of the Trainer differ: no trial shows more"
+            return runs[0]
 
         return self.workload.references.get(f"peer {variant}", make)
 
@@ -87,7 +101,7 @@ def train_peer(folder: str, model: str, options: dict[str, Any], prepare: Callab
     trainer = Seq2SeqTrainer(
         model=loaded,
         args=arguments,
-        train_dataset=encode_questions(Path(folder) / "train.json", tokenizer),
+        train_dataset=encode_questions(Path(folder) / DATA, tokenizer),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=loaded),
         processing_class=tokenizer,
     )
@@ -99,8 +113,10 @@ def train_peer(folder: str, model: str, options: dict[str, Any], prepare: Callab
 
 
 def encode_questions(path: Path, tokenizer: Any) -> Any:
-    """The questions of the campaign's SQuAD file as the rows of a list."""
-    paragraphs = json.loads(squad_file(path).read_text())["data"][0]["paragraphs"]
+    """The questions of the campaign's SQuAD file, which is made where it is missing, as the rows of a list."""
+    if not path.exists():
+        squad_file(path)
+    paragraphs = json.loads(path.read_text())["data"][0]["paragraphs"]
     rows: list[dict[str, list[int]]] = []
     for paragraph in paragraphs:
         for asked in paragraph["qas"]:

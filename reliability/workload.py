@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import threading
 import time
@@ -18,10 +19,13 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from fivetune.rundir.checksums import MANIFEST
+from fivetune.rundir import read_machine
+from fivetune.rundir.checksums import MANIFEST, find_damage
 from reliability.warm import WarmProcess, check_success, start_command
 
 T = TypeVar("T")
+NUM_STEPS = 30
+NUM_QUESTIONS = 24  # three steps of 8
 COLOURS, OWNERS = ["red", "blue", "green", "grey"], ["Ann", "Bob", "Cid", "Dan", "Eve"]
 WORDS = [*COLOURS, *OWNERS, "hat", "coat", "shoe", "bag", "ring"]
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -65,7 +69,7 @@ def make_model(folder: Path, tokenizer: Path, *, family: str = "t5", seed: int =
     return folder
 
 
-def squad_file(path: Path, *, num_questions: int = 24, offset: int = 0) -> Path:
+def squad_file(path: Path, *, num_questions: int = NUM_QUESTIONS, offset: int = 0) -> Path:
     """An official-schema SQuAD 2.0 file: who has what; every third question is unanswerable."""
     paragraphs = []
     for i in range(offset, offset + num_questions):
@@ -80,14 +84,14 @@ def squad_file(path: Path, *, num_questions: int = 24, offset: int = 0) -> Path:
     return path
 
 
-def recipe(folder: Path, model: Path, **overrides: Any) -> dict[str, Any]:
+def recipe(folder: Path, model: Path, *, num_questions: int = NUM_QUESTIONS, **overrides: Any) -> dict[str, Any]:
     """A nested config that trains `model` on a small SQuAD file for 6 steps of 8 examples."""
     base: dict[str, Any] = {
         "run": {"dir": str(folder / "run"), "seed": 1},
         "model": {"path": str(model)},
         "task": {"name": "squad_v2"},
         "data": {
-            "train": str(squad_file(folder / "train.json")),
+            "train": str(squad_file(folder / "train.json", num_questions=num_questions)),
             "eval": str(squad_file(folder / "dev.json", num_questions=12, offset=100)),
             "cache_dir": str(folder / "cache"),
         },
@@ -139,11 +143,14 @@ class Reference:
     begun: float  # seconds since the start of the process
     ended: float
 
-    def find_time(self, share: float) -> float:
-        """A time in seconds for a share in 0 to 1: those above 1/4 are while the run's folder is there."""
-        if share < 0.25:
-            return share * 4 * self.ended
-        return self.begun + (share - 0.25) / 0.75 * (self.ended - self.begun)
+    def find_time(self, share: float, left: float = 1.0) -> float:
+        """A time in seconds for a share in 0 to 1: those above 1/4 are while the run's folder is there.
+
+        Args:
+            left: the part of the run that a resume still has to do, in 0 to 1.
+        """
+        ended = self.begun + left * (self.ended - self.begun)
+        return share * 4 * ended if share < 0.25 else self.begun + (share - 0.25) / 0.75 * (ended - self.begun)
 
 
 def time_run(process: WarmProcess, run: Path) -> tuple[float, float]:
@@ -194,7 +201,9 @@ class Workload:
         folder.mkdir(parents=True)
         return folder
 
-    def write_recipe(self, folder: Path, variant: str = "adamw", **overrides: Any) -> Path:
+    def write_recipe(
+        self, folder: Path, variant: str = "adamw", *, num_questions: int = NUM_QUESTIONS, **overrides: Any
+    ) -> Path:
         """The recipe of a variant with its data in `folder`; its run directory is `folder`/run."""
         cadence = {
             "train__num_steps": NUM_STEPS,
@@ -203,7 +212,7 @@ class Workload:
             "checkpoint__every_steps": 1,
             "model__dropout": 0.1,
         }
-        table = recipe(folder, self.model, **{**cadence, **VARIANTS[variant], **overrides})
+        table = recipe(folder, self.model, num_questions=num_questions, **{**cadence, **VARIANTS[variant], **overrides})
         if variant == "labels":
             table["data"]["train"] = str(label_file(folder / "train.csv"))
             table["data"]["eval"] = str(label_file(folder / "dev.csv", num_rows=6))
@@ -226,7 +235,6 @@ class Workload:
         return self.references.get(key, make)
 
 
-NUM_STEPS = 30
 TRAIN_WORDS = ("--no-preflight", "--quiet")
 
 
@@ -241,11 +249,33 @@ def find_resume_words(run: Path) -> list[str]:
     return ["--resume"] if run.exists() else []
 
 
-def resume(recipe: Path, run: Path) -> None:
-    """Continue the run, or start it where nothing of it is there yet; it must succeed without any help."""
+def resume(recipe: Path, run: Path) -> int:
+    """Continue the run, or start it where nothing of it is there yet; it must succeed without any help.
+
+    Returns the step from which it went on, which must be that of its newest whole checkpoint; 0 without one.
+    """
+    newest = find_newest_step(run)
     with start_training(recipe, *find_resume_words(run)) as process:
         done = process.wait()
     check_success(done)
+    check_resumed_from(run, newest)
+    return newest
+
+
+def find_newest_step(run: Path) -> int:
+    """The step of the newest whole checkpoint, 0 without one; nothing is changed.
+
+    A process that ends while it replaces the checkpoint of a step leaves it as .STEP.old.
+    """
+    found = [(re.fullmatch(r"\.?([0-9]+)(\.old)?", path.name), path)
+             for path in (run / "checkpoints").glob("*")]  # fmt: skip
+    return max((int(name[1]) for name, path in found if name and find_damage(path) is None), default=0)
+
+
+def check_resumed_from(run: Path, step: int) -> None:
+    """The last part of the run began at this step."""
+    begun = read_machine(run).parts[-1].step
+    assert begun == step, f"the run went on from step {begun}, and its newest whole checkpoint was that of step {step}"
 
 
 def read_weights(run: Path) -> bytes:

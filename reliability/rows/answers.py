@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from fivetune.rundir import read_evals
 from reliability.campaign import Row, Trial
 from reliability.rows.damage import STEPS, copy_run
-from reliability.rows.kills import kill_after
+from reliability.rows.kills import kill_during
 from reliability.warm import check_no_trace, check_success, run_command, start_command
 from reliability.workload import Workload, squad_file
 
@@ -37,11 +38,13 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
         fault, share = FAULTS[number % len(FAULTS)], random.random()
 
         def run(folder: Path, fault: str = fault, share: float = share) -> None:
-            run = copy_run(whole, folder)
-            words = make_words(run, questions, folder) if "predict" in fault else ("evaluate", str(run))
+            place = folder / "place"
+            place.mkdir()
+            run = copy_run(whole, place)
+            words = make_words(run, questions, place) if "predict" in fault else ("evaluate", str(run))
             if "killed" in fault:
-                kill_after(start_command(*words), share * seconds[words[0]])
-                is_finished = check_whole_or_absent(folder, answers)
+                kill_during(partial(start_command, *words), place, share * seconds[words[0]])
+                is_finished = check_whole_or_absent(place, answers)
                 done = run_command(*words, *(["--overwrite"] if is_finished else []))
                 check_success(done)
             else:
@@ -49,8 +52,8 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
                     ended = [first.wait(), second.wait()]
                 check_two(ended)
             if "predict" in fault:
-                check_same(read_answers(folder), answers)
-                left = sorted(path.name for path in folder.iterdir())
+                check_same(read_answers(place), answers)
+                left = sorted(path.name for path in place.iterdir())
                 assert left == ["answers.jsonl", "run"], f"left behind: {left}"
             else:
                 check_evaluations(run, scores)

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import random
-import re
+import shutil
+import signal
+import socket
 import time
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, cycle
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
+from fivetune.rundir import lock_file
+from fivetune.rundir.checksums import find_damage
+from fivetune.rundir.layout import LOCK
+from fivetune.rundir.reader import read_steps
 from reliability.campaign import Row, Trial
-from reliability.faults import train_and_count, train_and_die
+from reliability.faults import train_and_count, train_and_die, train_and_die_before_renaming_to
 from reliability.peer import VARIANTS as peer_variants
 from reliability.peer import Peer, read_peer_weights
-from reliability.warm import WarmProcess, check_success
+from reliability.warm import WarmProcess, check_no_trace, check_success
 from reliability.workload import (
+    NUM_STEPS,
     VARIANTS,
+    Reference,
     Workload,
+    check_resumed_from,
     check_weights,
+    find_newest_step,
     find_resume_words,
     read_weights,
     resume,
     start_training,
 )
 
-FEW_STEPS: dict[str, Any] = {"train__num_steps": 2, "eval__every_steps": 2}
+FEW_STEPS: dict[str, Any] = {"train__num_steps": 3, "eval__every_steps": 2}  # the third checkpoint replaces the first
+KILLED_OFTEN = ("adamw", "adafactor", "accumulation", "lora", "mixture")
+NUM_DRAWS = 4
+REFUSAL_SECONDS = 5.0
 
 
 def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
@@ -37,7 +52,8 @@ def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]
         def run(folder: Path, variant: str = variant, share: float = share) -> None:
             whole = workload.run_undisturbed(variant)
             recipe = workload.write_recipe(folder, variant)
-            kill_after(start_training(recipe), whole.find_time(share))
+            kill_during(partial(start_training, recipe), folder / "run", whole.find_time(share))
+            check_little_lost(folder / "run")
             resume(recipe, folder / "run")
             check_weights(read_weights(folder / "run"), whole.weights)
 
@@ -53,7 +69,7 @@ def kill_peer_at_random(workload: Workload, random: random.Random) -> Iterator[T
 
         def run(folder: Path, variant: str = variant, share: float = share) -> None:
             whole = peer.run_undisturbed(variant)
-            kill_after(peer.start(folder, variant), whole.find_time(share))
+            kill_during(partial(peer.start, folder, variant), folder / "run", whole.find_time(share))
             peer.resume(folder, variant)
             check_weights(read_peer_weights(folder), whole.weights)
 
@@ -61,103 +77,208 @@ def kill_peer_at_random(workload: Workload, random: random.Random) -> Iterator[T
 
 
 def kill_five_times(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Kill a run and four of its resumes at random times."""
-    for number in count():
+    """Kill a run and four of its resumes, each at a random time of what is left of it."""
+    for number, variant in enumerate(cycle(random.sample(KILLED_OFTEN, len(KILLED_OFTEN)))):
         shares = [random.random() for _ in range(5)]
 
-        def run(folder: Path, shares: list[float] = shares) -> None:
-            whole = workload.run_undisturbed()
-            recipe = workload.write_recipe(folder)
+        def run(folder: Path, variant: str = variant, shares: list[float] = shares) -> None:
+            whole = workload.run_undisturbed(variant)
+            recipe, run = workload.write_recipe(folder, variant), folder / "run"
             for share in shares:
-                kill_after(start_training(recipe, *find_resume_words(folder / "run")), whole.find_time(share))
-            resume(recipe, folder / "run")
-            check_weights(read_weights(folder / "run"), whole.weights)
+                left = 1 - find_newest_step(run) / NUM_STEPS
+                start = partial(start_training, recipe, *find_resume_words(run))
+                kill_during(start, run, whole.find_time(share, left))
+                check_little_lost(run)
+            resume(recipe, run)
+            check_weights(read_weights(run), whole.weights)
 
-        yield Trial(f"{number} at {' '.join(f'{share:.2f}' for share in shares)}", run)
+        yield Trial(f"{number} {variant} at {' '.join(f'{share:.2f}' for share in shares)}", run)
 
 
 def kill_before_each_file_operation(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """End the process before each operation on its run directory: all of them, in random order."""
-    num_operations = count_file_operations(workload)
-    for at in random.sample(range(1, num_operations + 1), num_operations):
+    """End a run, or a resume of it, before each operation on its run directory: all of them, in random order."""
+    stopped = workload.make_folder("stopped-before-rotation")
+    with WarmProcess(
+        train_and_die_before_renaming_to, str(workload.write_recipe(stopped, **FEW_STEPS)), "checkpoints/3"
+    ) as process:
+        assert process.wait().returncode == 137, "the run did not reach its last checkpoint"
+    nums = {False: count_file_operations(workload), True: count_file_operations(workload, stopped / "run")}
+    operations = [(is_resume, at) for is_resume, num in nums.items() for at in range(1, num + 1)]
+    for is_resume, at in random.sample(operations, len(operations)):
 
-        def run(folder: Path, at: int = at) -> None:
-            whole = workload.run_undisturbed(**FEW_STEPS)
-            recipe = workload.write_recipe(folder, **FEW_STEPS)
-            with WarmProcess(train_and_die, str(recipe), str(folder / "run"), at) as process:
+        def run(folder: Path, is_resume: bool = is_resume, at: int = at) -> None:
+            whole, run = workload.run_undisturbed(**FEW_STEPS), folder / "run"
+            recipe, words = workload.write_recipe(folder, **FEW_STEPS), list[str]()
+            if is_resume:
+                recipe, words = Path(shutil.copytree(stopped / "run", run, symlinks=True)), ["--resume"]
+            with WarmProcess(train_and_die, str(recipe), str(run), at, *words) as process:
                 assert process.wait().returncode == 137, "the process did not reach this operation"
-            resume(recipe, folder / "run")
-            check_weights(read_weights(folder / "run"), whole.weights)
+            check_little_lost(run)
+            resume(recipe, run)
+            check_weights(read_weights(run), whole.weights)
 
-        yield Trial(f"operation {at} of {num_operations}", run)
+        yield Trial(f"operation {at} of {nums[is_resume]}{' of a resume' if is_resume else ''}", run)
 
 
-def count_file_operations(workload: Workload) -> int:
-    """Operations of an undisturbed run of few steps on its run directory."""
+def count_file_operations(workload: Workload, stopped: Path | None = None) -> int:
+    """Operations of an undisturbed run of few steps on its run directory, or of a resume of one that was stopped."""
     folder = workload.make_folder("operations")
-    recipe, counted = workload.write_recipe(folder, **FEW_STEPS), folder / "counted"
-    with WarmProcess(train_and_count, str(recipe), str(folder / "run"), str(counted)) as process:
+    recipe, run, words = workload.write_recipe(folder, **FEW_STEPS), folder / "run", list[str]()
+    if stopped:
+        recipe, words = Path(shutil.copytree(stopped, run, symlinks=True)), ["--resume"]
+    counted = folder / "counted"
+    with WarmProcess(train_and_count, str(recipe), str(run), str(counted), *words) as process:
         done = process.wait()
     check_success(done)
     return int(counted.read_text())
 
 
 def start_two(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Start two runs in one folder within 50 ms, every third time where a killed run has left its lock."""
+    """Each of OWNERS in turn."""
     for number in count():
+        kind = list(OWNERS)[number % len(OWNERS)]
         pause = random.uniform(0, 0.05)
 
-        def run(folder: Path, pause: float = pause, stale: bool = number % 3 == 2) -> None:
+        def run(folder: Path, kind: str = kind, pause: float = pause) -> None:
             whole = workload.run_undisturbed()
             recipe = workload.write_recipe(folder)
-            if stale:
-                kill_after(start_training(recipe), whole.find_time(0.7))
-            words = find_resume_words(folder / "run")
-            with start_training(recipe, *words) as first:
-                time.sleep(pause)
-                with start_training(recipe, *words) as second:
-                    ended = [first.wait(), second.wait()]
-            codes = sorted(one.returncode for one in ended)
-            told = "".join(one.stderr for one in ended)
-            assert codes == [0, 4], f"exit codes {codes}: {told[-600:]}"
-            assert re.search(r"process \d+|holds a run already", told), f"the other process is not named: {told[-600:]}"
+            OWNERS[kind](recipe, folder / "run", whole, pause)
             check_weights(read_weights(folder / "run"), whole.weights)
 
-        yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
+        yield Trial(f"{number} {kind} after {pause * 1000:.0f} ms", run)
+
+
+def start_in_one_folder(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
+    """Start two runs: one trains; the other names it."""
+    ended, seconds = start_both(partial(start_training, recipe, *find_resume_words(run)), pause)
+    codes = {done.returncode: pid for pid, done in ended.items()}
+    told = "".join(done.stderr for done in ended.values())
+    assert sorted(codes) == [0, 4], f"exit codes {sorted(codes)}: {told[-600:]}"
+    check_refused(ended[codes[4]], f"process {codes[0]} on {socket.gethostname()}", seconds)
+
+
+def start_after_a_kill(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
+    """The same where a killed run has left its lock."""
+    kill_during(partial(start_training, recipe), run, whole.find_time(0.7))
+    newest = find_newest_step(run)
+    start_in_one_folder(recipe, run, whole, pause)
+    check_resumed_from(run, newest)
+
+
+def start_beside_another_host(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
+    """Another host holds the lock, then has left it behind."""
+    owner = "process 1 on another-host"
+    run.mkdir()
+    with (run / LOCK).open("w") as file:
+        file.write(owner)
+        file.flush()
+        assert lock_file(file)
+        begun = time.monotonic()
+        with start_training(recipe) as process:
+            done = process.wait()
+        check_refused(done, owner, time.monotonic() - begun)
+        assert [path.name for path in run.iterdir()] == [LOCK], "the refused process wrote into the folder"
+    with start_training(recipe) as process:
+        check_success(process.wait())
+
+
+OWNERS: dict[str, Callable[[Path, Path, Reference, float], None]] = {
+    "two": start_in_one_folder,
+    "two, stale lock": start_after_a_kill,
+    "other host": start_beside_another_host,
+}
+
+
+def check_refused(done: CompletedProcess[str], owner: str, seconds: float) -> None:
+    """The process says in time, in its own words, who has the folder."""
+    assert done.returncode == 4, f"exit code {done.returncode}: {done.stderr[-600:]}"
+    check_no_trace(done.stderr)
+    assert f"in use by {owner}. " in done.stderr, f"{owner} is not named: {done.stderr[-600:]}"
+    assert seconds < REFUSAL_SECONDS, f"refused after {seconds:.1f} s"
 
 
 def start_two_of_peer(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """The same two starts."""
+    """Two starts of the Trainer in one folder."""
     peer = Peer(workload)
     for number in count():
         pause = random.uniform(0, 0.05)
 
         def run(folder: Path, pause: float = pause) -> None:
             whole = peer.run_undisturbed()
-            with peer.start(folder) as first:
-                time.sleep(pause)
-                with peer.start(folder) as second:
-                    codes = [first.wait().returncode, second.wait().returncode]
+            ended, _ = start_both(partial(peer.start, folder), pause)
+            codes = [done.returncode for done in ended.values()]
             assert codes.count(0) == 1, f"exit codes {codes}"
             check_weights(read_peer_weights(folder), whole.weights)
 
         yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
 
 
-def kill_after(process: WarmProcess, seconds: float) -> None:
-    """SIGKILL the process and its ranks after a time; it may have ended by then."""
+def start_both(start: Callable[[], WarmProcess], pause: float) -> tuple[dict[int, CompletedProcess[str]], float]:
+    """Start two processes with a pause between; how they ended, by process id, and the seconds until the first did."""
+    with start() as first:
+        time.sleep(pause)
+        begun = time.monotonic()
+        with start() as second:
+            while first.code is None and second.code is None:
+                time.sleep(0.01)
+            seconds = time.monotonic() - begun
+            return {one.pid: one.wait() for one in (first, second)}, seconds
+
+
+def kill_during(start: Callable[[], WarmProcess], place: Path, seconds: float) -> None:
+    """SIGKILL a process that writes `place`, and its ranks, after a time.
+
+    Where it had ended by then, `place` is put back, and another one is killed earlier.
+    """
+    before = place.with_name(f"{place.name}-before")
+    if place.exists():
+        shutil.copytree(place, before, symlinks=True)
+    for _ in range(NUM_DRAWS):
+        if kill_after(start(), seconds):
+            break
+        seconds *= 0.6
+        shutil.rmtree(place)
+        if before.exists():
+            shutil.copytree(before, place, symlinks=True)
+    else:
+        raise AssertionError(f"no kill hit; the last one was after {seconds:.2f} s")
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def kill_after(process: WarmProcess, seconds: float) -> bool:
+    """SIGKILL the process and its ranks after a time. Returns whether it was still running."""
     with process:
         time.sleep(seconds)
         process.kill_tree()
+        return process.wait().returncode == -signal.SIGKILL
 
 
-WEIGHTS = "resumes without help; weights identical to those of the undisturbed run"
+def check_little_lost(run: Path) -> None:
+    """Of a run that saves every step and was killed: no step but the last on record lacks its checkpoint.
+
+    The checkpoint before the last one is whole too; older ones may be half removed.
+    """
+    last = max((one.step for one in read_steps(run, on_damage=lambda text: None)), default=0)
+    newest = find_newest_step(run)
+    assert newest >= last - 1, f"step {last} is on record, and the newest whole checkpoint is that of step {newest}"
+    steps = sorted(int(path.name) for path in (run / "checkpoints").glob("*") if path.name.isdecimal())
+    for step in steps[-2:]:
+        damage = find_damage(run / "checkpoints" / str(step))
+        assert damage is None, f"the checkpoint of step {step}: {damage}"
+
+
+WEIGHTS = (
+    "resumes without help from the newest whole checkpoint, at most a step behind the records; weights identical to "
+    "those of the undisturbed run"
+)
 ROWS = [
     Row("R1", "SIGKILL at a random time, a checkpoint at every step", WEIGHTS,
         kill_at_random, 9, 200, kill_peer_at_random),
-    Row("R2", "the process ends before a file operation of the run", WEIGHTS, kill_before_each_file_operation, 8),
+    Row("R2", "the process ends before a file operation of a run or of its resume",
+        f"the last two checkpoints are whole; {WEIGHTS}", kill_before_each_file_operation, 6),
     Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 1, 50),
-    Row("R20", "two processes start in one folder within 50 ms, or where a killed one left its lock",
-        "one trains, to identical weights; the other exits with 4 and names the owner", start_two, 4, 60,
-        start_two_of_peer),
+    Row("R20", "two processes start in one folder within 50 ms, also where a killed one left its lock; another host "
+        "holds the lock, then has left it",
+        "one trains, to identical weights; the other exits with 4 within 5 s and names the process and host of the "
+        "owner", start_two, 4, 60, start_two_of_peer),
 ]  # fmt: skip

@@ -10,37 +10,54 @@ from itertools import count
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from fivetune.rundir import read_run
+from fivetune.rundir import read_run, read_status
+from fivetune.rundir.reader import read_steps
 from reliability.campaign import Row, Trial
-from reliability.peer import VARIANTS as peer_variants
-from reliability.peer import Peer, read_peer_weights
-from reliability.warm import check_no_trace
-from reliability.workload import Workload, check_weights, read_weights, resume, start_training
+from reliability.faults import train_with_a_long_step
+from reliability.peer import STOPPED, Peer, read_peer_weights
+from reliability.warm import WarmProcess, check_no_trace
+from reliability.workload import (
+    NUM_STEPS,
+    SEVERAL_PROCESSES,
+    VARIANTS,
+    Workload,
+    check_weights,
+    find_newest_step,
+    read_weights,
+    resume,
+    start_training,
+)
 
+# all of VARIANTS, those that launch ranks apart: a change runs a few of them
+MIXED = ("adamw", "adafactor", "accumulation", "ddp", "lora", "labels", "mixture", "fsdp", "extractive")
+assert set(MIXED) == set(VARIANTS)
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-VARIANTS = ("accumulation", "adafactor", "labels", "ddp")
 LATENCY = 3.0  # seconds; a step and a save of the tiny model take well below one
 LAUNCH_LATENCY = 10.0  # torchrun forwards the signal, waits for its ranks and ends
+TWICE_LATENCY = 1.0  # of a second Ctrl-C, while a step goes on
+LONG_STEP = 10.0
+LEFT = 8  # steps: more than a run takes while its state is read and a signal is sent
 
 
 def signal_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Send each signal to each variant in turn, at a time that is uniform over the run."""
-    for number in count():
+    for number in count(random.randrange(len(SIGNALS) * len(MIXED))):
         signum, share = SIGNALS[number % len(SIGNALS)], random.random()
-        variant = VARIANTS[(number + number // len(SIGNALS)) % len(VARIANTS)]
+        variant = MIXED[number % len(MIXED)]
 
         def run(folder: Path, signum: signal.Signals = signum, variant: str = variant, share: float = share) -> None:
             whole = workload.run_undisturbed(variant)
             recipe = workload.write_recipe(folder, variant)
             with start_training(recipe) as process:
                 time.sleep(whole.find_time(share))
+                is_running = is_far_from_end(folder / "run")
                 sent = time.monotonic()
                 if process.code is None:
                     process.send_signal(signum)
                 done = process.wait()
             latency = time.monotonic() - sent
-            check_stopped(done, folder / "run", signum)
-            limit = LAUNCH_LATENCY if variant == "ddp" else LATENCY
+            check_stopped(done, folder / "run", signum, is_running=is_running)
+            limit = LAUNCH_LATENCY if variant in SEVERAL_PROCESSES else LATENCY
             assert latency < limit or done.returncode == 0, f"the run ended {latency:.1f} s after the signal"
             resume(recipe, folder / "run")
             check_weights(read_weights(folder / "run"), whole.weights)
@@ -49,70 +66,116 @@ def signal_at_random(workload: Workload, random: random.Random) -> Iterator[Tria
 
 
 def signal_peer_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """SIGTERM to the Trainer: it is to end by the signal's code, and the run to go on to the same weights."""
+    """SIGTERM to the Trainer, which is to save then (enable_jit_checkpoint), in the first third of its run.
+
+    It is to end by the signal's code, and the run to go on to the same weights.
+    """
     peer = Peer(workload)
     for number in count():
-        variant, share = list(peer_variants)[number % len(peer_variants)], random.random()
+        variant, share = list(STOPPED)[number % len(STOPPED)], random.random()
 
         def run(folder: Path, variant: str = variant, share: float = share) -> None:
             whole = peer.run_undisturbed(variant)
             with peer.start(folder, variant) as process:
-                time.sleep(whole.find_time(share))
-                if process.code is None:
-                    process.send_signal(signal.SIGTERM)
+                time.sleep(whole.find_time(0.25 + share / 4))
+                process.send_signal(signal.SIGTERM)
                 done = process.wait()
-            finished = (folder / "run" / "model.safetensors").exists()
-            assert finished or abs(done.returncode) in (15, 143), f"exit code {done.returncode}"
+            assert abs(done.returncode) in (15, 143), f"exit code {done.returncode}"
             peer.resume(folder, variant)
             check_weights(read_peer_weights(folder), whole.weights)
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
 
-def check_stopped(done: CompletedProcess[str], run: Path, signum: signal.Signals, *, saved: bool = True) -> None:
-    """The run says by which signal it stopped; where it was to save, its last recorded step has a checkpoint."""
+def is_far_from_end(run: Path) -> bool:
+    """Whether a run listens for signals and has steps to do, so that a signal sent now must stop it."""
+    done = max((one.step for one in read_steps(run, on_damage=lambda text: None)), default=0)
+    return read_status(run).state in ("preparing", "running") and done <= NUM_STEPS - LEFT
+
+
+def check_stopped(done: CompletedProcess[str], run: Path, signum: signal.Signals, *, is_running: bool) -> None:
+    """The run says by which signal it stopped, and its last recorded step has a checkpoint.
+
+    Args:
+        is_running: the signal came while the run had steps to do; otherwise it may have finished before.
+    """
     check_no_trace(done.stderr)
     if done.returncode == -signum:
-        assert not run.exists(), "the signal ended the process as if nobody listened, and a run was there"
+        assert not is_running and not run.exists(), "the signal ended the process as if nobody listened"
         return
-    assert done.returncode in (0, 128 + signum), f"exit code {done.returncode}: {done.stderr[-600:]}"
-    if done.returncode == 0 or not (run / "steps.jsonl").exists():
+    expected = (128 + signum,) if is_running else (0, 128 + signum)
+    assert done.returncode in expected, f"exit code {done.returncode}, not {expected}: {done.stderr[-600:]}"
+    if not (run / "steps.jsonl").exists():
         return
     found = read_run(run)
+    if done.returncode == 0:
+        assert found.status.state == "finished", f"exit code 0, and the run is {found.status.state}"
+        return
     assert signum.name in done.stderr or found.status.state == "finished", done.stderr[-600:]
-    if found.steps and saved:
-        assert (run / "checkpoints" / str(found.steps[-1].step)).is_dir(), "the last step has no checkpoint"
+    if found.steps:
+        last, newest = found.steps[-1].step, find_newest_step(run)
+        assert newest == last, f"the last step is {last}, its newest whole checkpoint that of step {newest}"
 
 
 def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Ctrl-C once, or twice within a second."""
+    """Ctrl-C once at a random time, or twice in a step that would take much longer than the run may take to end."""
     for number in count():
-        share, pause = random.random(), random.uniform(0, 0.5)
+        share, step, pauses = random.random(), random.randint(2, NUM_STEPS), [random.uniform(0, 0.5) for _ in range(2)]
 
-        def run(folder: Path, share: float = share, pause: float = pause, twice: bool = number % 2 == 1) -> None:
-            whole = workload.run_undisturbed()
+        def once(folder: Path, share: float = share) -> None:
             recipe = workload.write_recipe(folder)
             with start_training(recipe) as process:
-                time.sleep(whole.find_time(share))
-                for _ in range(1 + twice):
-                    sent = time.monotonic()
-                    if process.code is None:
-                        process.send_signal(signal.SIGINT)
-                    time.sleep(pause * twice)
-                done = process.wait()
-            latency = time.monotonic() - sent
-            check_stopped(done, folder / "run", signal.SIGINT, saved=not twice)
-            assert latency < LATENCY or done.returncode == 0, f"the run ended {latency:.1f} s after the last Ctrl-C"
-            resume(recipe, folder / "run")
-            check_weights(read_weights(folder / "run"), whole.weights)
+                time.sleep(workload.run_undisturbed().find_time(share))
+                interrupt(process, folder / "run", is_running=is_far_from_end(folder / "run"))
+            check_gone_on(workload, recipe, folder / "run")
 
-        yield Trial(f"{number} {'twice' if number % 2 else 'once'} at {share:.3f}", run)
+        def twice(folder: Path, step: int = step, pauses: list[float] = pauses) -> None:
+            recipe, run = workload.write_recipe(folder), folder / "run"
+            with WarmProcess(train_with_a_long_step, str(recipe), step, LONG_STEP) as process:
+                wait_for_step(process, run, step - 1)
+                time.sleep(pauses[0])
+                process.send_signal(signal.SIGINT)
+                time.sleep(pauses[1])
+                interrupt(process, run, is_running=True, limit=TWICE_LATENCY)
+            check_gone_on(workload, recipe, run)
+
+        yield Trial(f"{number} twice in step {step}" if number % 2 else f"{number} once at {share:.3f}",
+                    twice if number % 2 else once)  # fmt: skip
+
+
+def interrupt(process: WarmProcess, run: Path, *, is_running: bool, limit: float = LATENCY) -> None:
+    """Press Ctrl-C; the run must end as `check_stopped` says, in time."""
+    sent = time.monotonic()
+    if process.code is None:
+        process.send_signal(signal.SIGINT)
+    done = process.wait()
+    latency = time.monotonic() - sent
+    check_stopped(done, run, signal.SIGINT, is_running=is_running)
+    assert latency < limit or done.returncode == 0, f"the run ended {latency:.1f} s after Ctrl-C"
+
+
+def wait_for_step(process: WarmProcess, run: Path, step: int) -> None:
+    """Wait for the checkpoint of a step, after which the next one begins."""
+    until = time.monotonic() + 120
+    while not (run / "checkpoints" / str(step)).is_dir():
+        assert process.code is None and time.monotonic() < until, f"the run did not reach step {step}"
+        time.sleep(0.002)
+    time.sleep(0.05)  # older checkpoints are removed
+
+
+def check_gone_on(workload: Workload, recipe: Path, run: Path) -> None:
+    """The run resumes from its last step to the weights of an undisturbed one."""
+    resume(recipe, run)
+    check_weights(read_weights(run), workload.run_undisturbed().weights)
 
 
 ROWS = [
     Row("R4", "SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 at a random time",
-        "exit code 128 + signal within 3 s (two ranks: 10 s), the last step saved; resumes to identical weights",
-        signal_at_random, 6, 50, signal_peer_at_random),
-    Row("R5", "Ctrl-C once, or twice within half a second",
-        "exit code 130 within 3 s, no trace; resumes to identical weights", press_ctrl_c, 2, 20),
+        f"exit code 128 + signal within 3 s (two ranks: 10 s), and 0 only where at most {LEFT} steps were left; the "
+        "last step saved; resumes from it, to identical weights",
+        signal_at_random, 5, 50, signal_peer_at_random),
+    Row("R5", "Ctrl-C once at a random time, or twice within half a second in a step of 10 s",
+        f"exit code 130 within 3 s, within 1 s of a second one, and 0 only where at most {LEFT} steps were left; no "
+        "trace; the last finished step is saved; resumes from it, to identical weights",
+        press_ctrl_c, 2, 20),
 ]  # fmt: skip
