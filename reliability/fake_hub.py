@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 import yaml
 
@@ -104,7 +105,9 @@ class Handler(BaseHTTPRequestHandler):
             assert sha256(body).hexdigest() == found[1]
             hub.objects[found[1]] = body
             return self.answer(200)
-        if found := re.match(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?$", path):
+        if found := re.match(
+            r"/(?:(?:api/models|api/datasets|datasets)/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?$", path
+        ):
             return self.answer_repo(found[1], found[2] or "", body)
         return self.answer(404)
 
@@ -113,13 +116,16 @@ class Handler(BaseHTTPRequestHandler):
         if name not in hub.repos:
             return self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         files = hub.files.setdefault(name, {})
-        if rest in ("", "revision/main"):
+        if rest in ("", "revision/main", f"revision/{COMMIT}"):
             siblings = [describe_file(path, content) for path, content in files.items()]
             return self.answer(200, {"id": name, "private": hub.repos[name], "sha": COMMIT, "siblings": siblings})
+        if rest.startswith("paths-info/"):
+            asked = parse_qs(body.decode())["paths"]
+            return self.answer(200, [list_file(path, files[path]) for path in asked if path in files])
         if rest.startswith("tree/"):
             return self.answer(
                 200,
-                [{"type": "file", "path": path, "size": len(files[path]), "oid": COMMIT} for path in files],
+                [list_file(path, content) for path, content in files.items()],
             )
         if rest.startswith("preupload"):
             asked = json.loads(body)["files"]
@@ -161,6 +167,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, content, X_Repo_Commit=COMMIT, **headers)
 
     do_GET = do_POST = do_PUT = do_HEAD = handle_request
+
+
+def list_file(path: str, content: bytes) -> dict[str, Any]:
+    """What the hub lists of a file in a folder."""
+    return {"type": "file", "path": path, "size": len(content), "oid": COMMIT}
 
 
 def describe_file(path: str, content: bytes) -> dict[str, Any]:

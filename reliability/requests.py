@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from reliability.warm import WarmProcess, start_command
+from reliability.warm import WarmProcess, check_success, start_command
 from reliability.workload import COLOURS, OWNERS, WORDS
 
 RECORDS = [
@@ -24,7 +26,8 @@ RECORDS = [
     for colour in COLOURS
     for thing in WORDS[9:]
 ]
-CUT = 0  # the code of a request whose connection was cut
+CUT = 0  # the code of a request that is not answered: its client has cut it, or has gone, or does not end its headers
+HEADERS_END = re.compile(rb"\n\r?\n")
 
 
 def build_request(body: bytes, *, path: str = "/predict", **headers: str) -> bytes:
@@ -74,7 +77,9 @@ def send_fuzzed(port: int, seeds: Iterable[int]) -> Counter[int]:
                 connection.shutdown(socket.SHUT_WR)
             connection.settimeout(40)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        if not answer:
+        if not answer:  # the client is gone, or its headers never end: the server waits, and closes
+            assert is_closed or not HEADERS_END.search(raw), f"no answer: {(seed, raw)}"
+            codes[CUT] += 1
             continue
         code, body = split_answer(answer)
         if is_closed and code == 100:  # the server has seen that the client is gone
@@ -92,14 +97,17 @@ def send(port: int, raw: bytes, *, seconds: float = 60) -> tuple[int, bytes]:
         return split_answer(b"".join(iter(lambda: connection.recv(65536), b"")))
 
 
-def send_slowly(port: int, num_clients: int) -> None:
-    """Connections of which each sends its request byte by byte, and none ends it."""
-    connections = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(num_clients)]
-    for byte in build_request(b"{}")[:40]:
-        for connection in connections:
-            connection.sendall(bytes([byte]))
-    for connection in connections:
-        connection.close()
+@contextmanager
+def open_slow_clients(port: int, num_clients: int) -> Iterator[list[socket.socket]]:
+    """Connections of which each has sent a part of its request byte by byte, and stays open."""
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(num_clients)
+        ]
+        for byte in build_request(b"{}")[:40]:
+            for connection in connections:
+                connection.sendall(bytes([byte]))
+        yield connections
 
 
 def split_answer(answer: bytes) -> tuple[int, bytes]:
@@ -116,6 +124,19 @@ def split_answer(answer: bytes) -> tuple[int, bytes]:
 def start_server(
     model: Path, *words: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[tuple[WarmProcess, int]]:
-    """`fivetune serve` of a run on a free port; yields the process and the port when it takes requests."""
+    """`fivetune serve` of a run on a free port; yields the process and the port when it takes requests.
+
+    SIGTERM ends it; it must end well, and have printed no trace.
+    """
     with start_command("serve", str(model), "--port", "0", *words, environ=environ) as process:
         yield process, int(process.wait_for(r"serving on http://127\.0\.0\.1:(\d+)"))
+        stop_server(process)
+
+
+def stop_server(process: WarmProcess) -> str:
+    """End a server by SIGTERM, unless it has ended; returns what it said."""
+    if process.code is None:
+        process.send_signal(signal.SIGTERM)
+    done = process.wait(60)
+    check_success(done)
+    return done.stdout + done.stderr

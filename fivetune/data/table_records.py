@@ -10,7 +10,6 @@ import csv
 import gzip
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
+from fivetune.data.hub import ask_hub, describe_limit, limit_waits
 from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -32,6 +32,7 @@ from fivetune.data.source_files import (
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.types import RawRecord
 
+MAX_UNPACKED_RATIO = 100  # of a gzipped Parquet file
 BATCH_ROWS = 250  # divides the records of a block, so that no batch is sent to two processes
 
 
@@ -195,7 +196,7 @@ def read_parquet_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]
 
     with tempfile.TemporaryFile() as unpacked, _translate_parquet_errors(path):
         if isinstance(file, gzip.GzipFile):  # Parquet is read from its end
-            shutil.copyfileobj(file, unpacked)
+            _unpack(file, unpacked, path)
             file = unpacked
         table = parquet.ParquetFile(file, page_checksum_verification=True)
         if wrong := describe_missing_column(table.schema_arrow.names, columns):
@@ -206,6 +207,18 @@ def read_parquet_rows(file: IO[bytes], path: Path, *, columns: Mapping[str, str]
             for index in range(arrow.num_rows):
                 number += 1
                 yield ArrowRow(batch, index, number)
+
+
+def _unpack(file: IO[bytes], into: IO[bytes], path: Path) -> None:
+    """Unpack a gzipped Parquet file. Raises DataError where it is so large that it would fill the disk."""
+    most = MAX_UNPACKED_RATIO * path.stat().st_size
+    while block := file.read(HEAD_BYTES):
+        into.write(block)
+        if into.tell() > most:
+            raise DataError(
+                f"{path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no Parquet file does. "
+                "Download it again, or unpack it if you trust it."
+            )
 
 
 @contextmanager
@@ -257,19 +270,35 @@ def read_hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[Raw
 
 
 def load_hub_dataset(source: str) -> Any:
-    """Load the data set of a hub name. Raises FiveTuneEnvironmentError if that fails."""
+    """Load the data set of a hub name, from the cache if the hub fails. Raises FiveTuneEnvironmentError."""
     name, config, split = (*source.split(":", 2), "", "")[:3]
     datasets = _import_datasets(source)
+    failure: Exception | None = None
     try:
-        return datasets.load_dataset(name, config or None, split=split or "train")
+        with limit_waits():
+            failure = ask_hub(name)
+            with _read_cache_only(datasets.config, needed=failure is not None):
+                return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # network, cache, unknown name, config or split: each of another type
         offline = os.environ.get("HF_HUB_OFFLINE", "not set")
+        reason = failure or error
         raise FiveTuneEnvironmentError(
             f"{source}: cannot be loaded from the Hugging Face hub or its cache {datasets.config.HF_DATASETS_CACHE} "
-            f"(HF_HUB_OFFLINE is {offline}): {type(error).__name__}: {quote_value(error, limit=160)}. "
-            f"Allowed: org/name:config:split, a local file, a folder. Check the name; without network, "
-            f"load it on another machine and copy the cache, or name local files."
+            f"(HF_HUB_OFFLINE is {offline}): {type(reason).__name__}: {quote_value(reason, limit=160)}."
+            f"{describe_limit(error)} Allowed: org/name:config:split, a local file, a folder. "
+            f"Check the name; without network, load it on another machine and copy the cache, or name local files."
         ) from error
+
+
+@contextmanager
+def _read_cache_only(config: Any, *, needed: bool) -> Generator[None]:
+    """Keep `datasets` from asking a hub that has failed: it would, for minutes."""
+    before = config.HF_HUB_OFFLINE
+    config.HF_HUB_OFFLINE = before or needed
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
 
 
 def _import_datasets(source: str) -> ModuleType:

@@ -1,6 +1,6 @@
 """Models of the Hugging Face hub: downloaded and compared with the hub's checksums, or taken from the cache.
 
-In: a hub name. Out: a local folder. The hub is asked once, with a limit of time: snapshot_download asks without one.
+In: a hub name. Out: a local folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivetune.data.hub import describe_limit, get_most_seconds, limit_waits
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.rundir.checksums import compute_sha256
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt"]
-MOST_SECONDS = 5.0  # for the hub's answer
 OFFLINE = (
     "Download it where there is a network and give the folder in place of the name; HF_HOME sets the cache folder, "
     "HF_HUB_OFFLINE=1 disables the hub."
@@ -37,24 +37,27 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    fetch = partial(snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=MOST_SECONDS)
-    try:
-        info = HfApi().model_info(name, revision=revision, timeout=MOST_SECONDS, files_metadata=True)
-    except HFValidationError:
-        raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).{hint}") from None
-    except Exception as error:  # of the hub, of the network, of its library: each of another type
+    fetch = partial(
+        snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_most_seconds()
+    )
+    with limit_waits():
         try:
-            return Path(fetch(local_files_only=True))
-        except OSError:
-            raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
-    begun = time.time()
-    try:
-        folder = Path(fetch())
-    except Exception as error:
-        raise FiveTuneEnvironmentError(
-            f"{name}: the download was not finished: {_get_first_line(error)}. Start again: what is there is kept. "
-            f"{OFFLINE}"
-        ) from None
+            info = HfApi().model_info(name, revision=revision, files_metadata=True)
+        except HFValidationError:
+            raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).{hint}") from None
+        except Exception as error:  # of the hub, of the network, of its library: each of another type
+            try:
+                return Path(fetch(local_files_only=True))
+            except OSError:
+                raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
+        begun = time.time()
+        try:
+            folder = Path(fetch())
+        except Exception as error:
+            raise FiveTuneEnvironmentError(
+                f"{name}: the download was not finished: {_get_first_line(error)}.{describe_limit(error)} Start again: "
+                f"what is there is kept. {OFFLINE}"
+            ) from None
     _refuse_other_content(name, folder, info, since=begun)
     return folder
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fivetune.types import JsonTable
 
 LFS_MARK = b"version https://git-lfs"
+OTHER_WEIGHTS = (".h5", ".msgpack", ".ckpt", ".pt", ".pth", ".gguf", ".onnx")
 CONVERT = (
     "FiveTune reads safetensors only, because a .bin file is a program that runs when it is opened. "
     "Use a revision with safetensors (model.revision: refs/pr/N), or convert a file that you trust once: "
@@ -80,12 +81,19 @@ def find_weight_files(folder: Path) -> list[Path]:
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
-            pickles = sorted(p.name for p in folder.glob("*.bin"))
-            remedy = f"It has {', '.join(pickles)}. {CONVERT}" if pickles else "Copy the folder again."
-            raise ModelError(f"{folder}: has no {file.name}. {remedy}")
+            raise ModelError(f"{folder}: has no {file.name}. {_describe_other_weights(folder)}")
         refuse_pointer(file)
         _refuse_truncated(file)
     return files
+
+
+def _describe_other_weights(folder: Path) -> str:
+    """What a folder has in place of safetensors, and what to do."""
+    if pickles := sorted(path.name for path in folder.glob("*.bin")):
+        return f"It has {', '.join(pickles)}. {CONVERT}"
+    if others := sorted(path.name for path in folder.iterdir() if path.suffix in OTHER_WEIGHTS):
+        return f"It has {', '.join(others)}; FiveTune reads safetensors only. Use a revision with safetensors."
+    return "Copy the folder again."
 
 
 def _read_shard_names(index: Path) -> list[str]:

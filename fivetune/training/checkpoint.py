@@ -20,6 +20,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -383,9 +384,9 @@ def _read_optimizer_shards(path: Path, model: nn.Module, *, whole: bool) -> dict
 
 
 def _build_load_error(file: Path, error: Exception) -> RunDirError:
-    return RunDirError(
-        f"{file}: cannot be loaded: {_get_first_line(error)}. Free memory and resume; the checkpoint stays."
-    )
+    is_damaged = isinstance(error, SafetensorError)
+    remedy = "Remove the folder and resume" if is_damaged else "Free memory and resume; the checkpoint stays"
+    return RunDirError(f"{file}: cannot be loaded: {_get_first_line(error)}. {remedy}.")
 
 
 def _build_foreign_error(file: Path) -> RunDirError:
@@ -418,7 +419,8 @@ def restore_checkpoint(
         raise RunDirError(f"{path}: state.json is damaged ({_get_first_line(error)}). Remove the folder.") from None
     load_weights(path, model)
     try:
-        state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
+        with warnings.catch_warnings(action="ignore"):  # about pickles of others, which are refused
+            state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
     except pickle.UnpicklingError:
         raise _build_foreign_error(path / "state.pt") from None
     except (OSError, MemoryError, EOFError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from pathlib import Path
 import yaml
 
 from reliability.campaign import Row, Trial
-from reliability.requests import start_server
+from reliability.requests import start_server, stop_server
 from reliability.rows.kills import FEW_STEPS
-from reliability.warm import WarmProcess, start_command
+from reliability.warm import start_command
 from reliability.workload import TRAIN_WORDS, OnceEach, Workload
 
 ENVIRON = {
@@ -89,7 +88,7 @@ def use_secrets(workload: Workload, folder: Path) -> str:
         said += [done.stdout, done.stderr]
     with start_server(Path(run), environ=environ) as (server, port):
         ask_with_a_wrong_token(port)
-        said += stop(server)
+        said.append(stop_server(server))
     return "".join(said)
 
 
@@ -103,13 +102,6 @@ def ask_with_a_wrong_token(port: int) -> None:
         assert error.code == 401
     else:
         raise AssertionError("a wrong token was accepted")
-
-
-def stop(process: WarmProcess) -> list[str]:
-    """End a server by SIGTERM; returns what it said."""
-    process.send_signal(signal.SIGTERM)
-    done = process.wait(60)
-    return [done.stdout, done.stderr]
 
 
 ROWS = [

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import random
+import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from email.message import Message
+from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from reliability.campaign import Row, Trial
-from reliability.requests import CUT, RECORDS, build_request, send, send_fuzzed, send_slowly, start_server
+from reliability.requests import CUT, RECORDS, build_request, open_slow_clients, send, send_fuzzed, start_server
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import WarmProcess
 from reliability.workload import Workload
 
 NUM_CLIENTS, FUZZED_PER_TRIAL = 200, 100
 CODES = {CUT, 200, 400, 403, 404, 405, 408, 413, 415, 422, 429, 503}
+MOST_SECONDS = 5.0  # of an answer beside slow clients
+SLOW_SECONDS = 45.0  # within which a connection without a whole request is closed
 OPTIONS = ("--max-queue", "256", "--max-seconds", "5")
 
 
@@ -28,6 +36,7 @@ def attack_server(workload: Workload, random: random.Random) -> Iterator[Trial]:
     run = workload.run_undisturbed(**FEW_STEPS).run
     yield Trial("200 clients at once", lambda folder: ask_at_once(run))
     yield Trial("200 clients that send slowly", lambda folder: ask_slowly(run))
+    yield Trial("more clients than the queue has places", lambda folder: fill_queue(run))
     yield Trial("bodies, bytes, hosts and origins", lambda folder: ask_wrongly(run))
     yield Trial("memory", lambda folder: measure_memory(run))
     for number in count():
@@ -62,9 +71,57 @@ def ask_at_once(run: Path) -> None:
 
 
 def ask_slowly(run: Path) -> None:
-    with start_server(run, *OPTIONS) as (process, port):
-        send_slowly(port, NUM_CLIENTS)
+    """While the slow clients send on, others are answered; the server closes the slow ones."""
+    with start_server(run, *OPTIONS) as (process, port), open_slow_clients(port, NUM_CLIENTS) as clients:
+        waiting, until = list(clients), time.monotonic() + SLOW_SECONDS
+        while waiting:
+            start = time.monotonic()
+            assert start < until, f"{len(waiting)} slow clients are connected after {SLOW_SECONDS:g} s"
+            check_alive(process, port)
+            seconds = time.monotonic() - start
+            assert seconds < MOST_SECONDS, f"beside {len(waiting)} slow clients, an answer took {seconds:.1f} s"
+            waiting = [client for client in waiting if send_a_byte(client)]
+            time.sleep(0.5)
+
+
+def send_a_byte(client: socket.socket) -> bool:
+    """Send one more byte of a header; False if the server has closed the connection."""
+    try:
+        client.sendall(b"x")
+        client.setblocking(False)
+        return bool(client.recv(1))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        client.setblocking(True)
+
+
+def fill_queue(run: Path) -> None:
+    """Of 64 clients at once, those that the queue has no place for get 429 and a time, the others their own answers."""
+    with start_server(run, "--max-queue", "4", "--max-batch", "2") as (process, port):
+        with ThreadPoolExecutor(64) as pool:
+            answers = list(pool.map(lambda number: post_numbered(port, number), range(64)))
+        codes = Counter(code for code, _, _ in answers)
+        assert set(codes) == {200, 429}, f"codes {dict(codes)}"
+        for number, (code, headers, found) in enumerate(answers):
+            if code == 429:
+                assert int(headers.get("Retry-After", 0)) >= 1, f"429 without Retry-After: {dict(headers)}"
+                assert found["error"]["type"] == "queue_full", found
+                code, _, found = post_numbered(port, number)
+            assert (code, found.get("id")) == (200, f"record {number}"), (number, code, found)
         check_alive(process, port)
+
+
+def post_numbered(port: int, number: int) -> tuple[int, Message, dict[str, Any]]:
+    """Code, headers and table of the answer to a right request with an id of its own."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        body = json.dumps({"id": f"record {number}", **RECORDS[number % len(RECORDS)]})
+        connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, json.loads(answer.read())
 
 
 def ask_wrongly(run: Path) -> None:
@@ -110,7 +167,10 @@ def measure_memory(run: Path) -> None:
 
 
 ROWS = [
-    Row("R28", "a server gets 100 fuzzed requests, 200 clients at once, 200 slow ones, wrong bodies, hosts and origins",
-        "it answers all with their codes and without a trace, listens at loopback alone, memory is flat within 5 %",
-        attack_server, 5, 54),
+    Row("R28", "a server gets 100 fuzzed requests, 200 clients at once, 200 that send byte by byte and stay, more than "
+        "its queue holds, wrong bodies, hosts and origins",
+        "it answers each whole request with its code, others beside slow clients in 5 s, 429 with Retry-After where "
+        "the queue is full; it closes slow clients, prints no trace, listens at loopback alone, ends at SIGTERM; "
+        "memory is flat within 5 %",
+        attack_server, 6, 55),
 ]  # fmt: skip

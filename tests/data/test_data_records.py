@@ -159,6 +159,12 @@ def test_parquet(put, packed):
     assert [r.where for r in read_records(source)] == ["a.parquet: row 1", "a.parquet: row 2"]
 
 
+def test_a_gzipped_parquet_file_that_would_fill_the_disk(put):
+    pytest.importorskip("pyarrow")
+    source = put("a.parquet.gz", gzip.compress(b"PAR1" + bytes(2**24)))
+    assert complaint(source).startswith("a.parquet.gz: unpacks to more than 100 times its size")
+
+
 @pytest.mark.parametrize(
     ("checksum", "wrong"), [(False, "'utf-8' codec can't decode byte 0xff"), (True, "could not verify page integrity")]
 )
@@ -264,6 +270,7 @@ def test_hub_rows_come_through_datasets(monkeypatch):
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     found = list(read_records("org/name:en:test"))
     assert [dict(r.fields) for r in found] == ROWS and found[1].where == "org/name:en:test: row 2"
     assert records.list_source_files("org/name") == []  # a data set in memory has no files
@@ -277,6 +284,7 @@ def test_hub_failure_says_what_to_do(monkeypatch):
         raise ConnectionError("Couldn't reach\nthe hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     message = complaint("org/name", FiveTuneEnvironmentError)
     assert message.startswith("org/name: cannot be loaded from the Hugging Face hub or its cache /")

@@ -64,6 +64,14 @@ def test_missing_weights(folder):
         load_model_and_tokenizer(str(folder))
 
 
+def test_weights_of_another_format_are_named(folder):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(
+        ModelError, match=r"has no model.safetensors. It has tf_model.h5; FiveTune reads safetensors only"
+    ):
+        load_model_and_tokenizer(str(folder))
+
+
 def test_bin_only_is_refused_with_a_way_out(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(

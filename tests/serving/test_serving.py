@@ -31,7 +31,7 @@ from fivetune.serving.guard import Guard
 from fivetune.serving.schema import list_fields
 from fivetune.serving.server import bind_socket, build_server, run_until_stopped
 from fivetune.training.inference import LoadedRun
-from reliability.requests import CUT, RECORDS, build_request, send_fuzzed, send_slowly
+from reliability.requests import CUT, RECORDS, build_request, open_slow_clients, send_fuzzed
 from reliability.warm import WarmProcess, start_command
 
 NUM_FUZZED = int(os.environ.get("FIVETUNE_FUZZ", "300"))
@@ -436,8 +436,8 @@ def test_a_server_process_outlives_its_clients(trained: LoadedRun) -> None:
         def load(first_seed: int) -> Counter[int]:
             seeds = [range(first_seed + part, first_seed + NUM_FUZZED, 32) for part in range(32)]
             codes = sum(pool.map(lambda own: send_fuzzed(server.port, own), seeds), Counter[int]())
-            send_slowly(server.port, 200)
-            return codes + Counter(pool.map(ask, range(200)))
+            with open_slow_clients(server.port, 200):
+                return codes + Counter(pool.map(ask, range(200)))
 
         load(10_000)  # fills the memory that each thread and batch size takes once
         before = measured.memory_info().rss

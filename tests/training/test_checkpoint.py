@@ -315,6 +315,14 @@ def test_weights_that_do_not_fit_into_memory_are_an_environment_error(tmp_path, 
         checkpoint.load_weights(path, setup.learner.model)
 
 
+def test_damaged_weights_do_not_ask_for_memory(tmp_path, setup):
+    """They were "Free memory and resume"."""
+    path = _save(tmp_path / "checkpoints", setup)
+    (path / "model.safetensors").write_bytes(b"\x80\x04" * 64)
+    with pytest.raises(RunDirError, match=r"model.safetensors: cannot be loaded: .* Remove the folder and resume\.$"):
+        checkpoint.load_weights(path, setup.learner.model)
+
+
 def test_checkpoints_are_ordered_by_number(tmp_path, setup):
     folder = tmp_path / "checkpoints"
     for step in (7, 14):
