@@ -38,7 +38,7 @@ def describe_limit(error: Exception) -> str:
 
 
 @contextmanager
-def limit_waits() -> Generator[None]:
+def restrict_waits() -> Generator[None]:
     """Let no request wait longer than `get_most_seconds`: the libraries wait up to 100 s, six times, or without end."""
     from huggingface_hub.utils import get_session
 
@@ -58,7 +58,7 @@ def limit_waits() -> Generator[None]:
         hooks.remove(shorten)
 
 
-def ask_hub(name: str) -> Exception | None:
+def query_hub(name: str) -> Exception | None:
     """Ask for a data set of the hub, unless HF_HUB_OFFLINE is set; returns why the hub does not give it, or None.
 
     A hub that has failed is not asked again for FAILED_SECONDS: a command loads the same data set several times.

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
-from fivetune.data.hub import ask_hub, describe_limit, limit_waits
+from fivetune.data.hub import describe_limit, query_hub, restrict_waits
 from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -275,8 +275,8 @@ def load_hub_dataset(source: str) -> Any:
     datasets = _import_datasets(source)
     failure: Exception | None = None
     try:
-        with limit_waits():
-            failure = ask_hub(name)
+        with restrict_waits():
+            failure = query_hub(name)
             with _read_cache_only(datasets.config, needed=failure is not None):
                 return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # network, cache, unknown name, config or split: each of another type

@@ -11,7 +11,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.hub import describe_limit, get_most_seconds, limit_waits
+from fivetune.data.hub import describe_limit, get_most_seconds, restrict_waits
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.rundir.checksums import compute_sha256
 
@@ -40,7 +40,7 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     fetch = partial(
         snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_most_seconds()
     )
-    with limit_waits():
+    with restrict_waits():
         try:
             info = HfApi().model_info(name, revision=revision, files_metadata=True)
         except HFValidationError:
