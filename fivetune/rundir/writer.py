@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -52,6 +53,7 @@ from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
 PROBE = ".probe"
+LOCK_TRIES = 20
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -433,18 +435,35 @@ def lock_folder(path: Path) -> IO[bytes]:
     except OSError as error:
         raise RunDirError(f"{path / LOCK}: cannot be written: {error.strerror}. Choose another run.dir.") from None
     try:
-        is_ours = lock_file(file)
+        owner = _take_lock(file)
     except OSError as error:  # a network file system without locks
         file.close()
         raise RunDirError(f"{path / LOCK}: cannot be locked: {error.strerror}. Choose another run.dir.") from None
-    if not is_ours:
-        file.seek(0)
-        owner = (file.read() or b"").decode(errors="replace").strip() or "another process"
+    if owner:
         file.close()
         raise RunDirError(f"{path}: in use by {owner}. Wait for it, or choose another run.dir.") from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file
+
+
+def _take_lock(file: IO[bytes]) -> str:
+    """Lock a file that names its owner; returns the owner if that is another process, which has it, else "".
+
+    One that is named and gone does not hold the lock: its successor has not named itself yet, or a reader asks whether
+    the lock is free (`read_status`). Both take a moment, for which this waits.
+    """
+    owner = ""
+    for _ in range(LOCK_TRIES):
+        if lock_file(file):
+            return ""
+        file.seek(0)
+        owner = (file.read() or b"").decode(errors="replace").strip()
+        named = re.fullmatch(r"process ([0-9]{1,9}) on (.+)", owner)
+        if named and (named[2] != socket.gethostname() or psutil.pid_exists(int(named[1]))):
+            break
+        time.sleep(0.01)
+    return owner or "another process"
 
 
 def find_conflict(path: Path) -> str | None:

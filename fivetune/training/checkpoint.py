@@ -494,6 +494,6 @@ def _remove(path: Path) -> None:
 def _get_first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or "no space"
-    if "inline_container" in str(error):  # torch.save, whose message does not have the system's reason
+    if re.search("inline_container|iostream error", str(error)):  # torch.save, whose message lacks the system's reason
         return "the system did not write the whole file"
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -83,7 +83,7 @@ class Training:
         losses, grad_norms: finite values of this part of the run, by step.
         evals: evaluations of this part of the run, in order.
         writer: of checkpoints.
-        saving: the position of the checkpoint that is being written; None if there is none.
+        saving: the position of the checkpoint that is being written, or was resumed; None once it is finished.
         uploader: of checkpoints to checkpoint.url.
     """
 
@@ -124,6 +124,7 @@ def run_training_loop(training: Training) -> None:
     reset_peak_memory(setup.learner.compute.device)
     groups = setup.data.stream.iter_micro_batches(state.step, plan.num_steps)
     saved = state.step
+    training.saving = replace(state) if saved else None  # a killed process may have left it without what follows a save
     with stop.defer_signals():
         stopping = _is_stop_requested(training)
         while True:
@@ -438,9 +439,8 @@ def finish_save(training: Training) -> None:
             checkpoint.update_best_link(training.run.path, best_step)
         except RunDirError as error:  # the link is for people; a resume does not need it
             warn(str(error))
-    keep = setup.config.checkpoint.keep
     held = {*saved.kept_steps, *training.uploader.get_held_steps()}
-    checkpoint.remove_old_checkpoints(folder, keep=keep, held=held, on_failure=warn)
+    checkpoint.remove_old_checkpoints(folder, keep=setup.config.checkpoint.keep, held=held, on_failure=warn)
     training.run.update_status(
         step=saved.step, seconds_by_phase=saved.seconds, num_starved_steps=setup.data.stream.num_starved
     )

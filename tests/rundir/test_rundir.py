@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from fivetune.rundir import (
     TELEMETRY,
     TRACE_FOLDER,
     RunDir,
+    lock_file,
     read_jsonl,
     read_run,
 )
@@ -171,6 +174,23 @@ def test_two_runs_in_one_directory(tmp_path):
     assert "in use by" in refusal(RunDir.create, tmp_path, overwrite=True)
     run.close()
     RunDir.resume(tmp_path).close()
+
+
+def test_the_owner_of_a_lock_may_name_itself_a_moment_later(tmp_path):
+    """The file still has the name of a killed process."""
+    with (tmp_path / ".lock").open("w") as file:
+        file.write(f"process 999999999 on {socket.gethostname()}")
+        file.flush()
+        assert lock_file(file)
+        timer = threading.Timer(0.03, lambda: (tmp_path / ".lock").write_text("process 1 on another-host"))
+        timer.start()
+        assert refusal(RunDir.create, tmp_path).startswith(f"{tmp_path}: in use by process 1 on another-host. Wait")
+        timer.join()
+        timer = threading.Timer(0.03, file.close)  # it was a reader
+        timer.start()
+        (tmp_path / ".lock").write_text(f"process 999999999 on {socket.gethostname()}")
+        RunDir.create(tmp_path).close()
+        timer.join()
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):

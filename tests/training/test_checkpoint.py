@@ -393,6 +393,18 @@ def test_a_missing_earlier_checkpoint_is_not_promised(tmp_path, setup, monkeypat
         _save(folder, setup, 2)
 
 
+@pytest.mark.parametrize(
+    "said", ["[inline_container.cc:672] . unexpected pos 1 vs 0", "basic_ios::clear: iostream error"]
+)
+def test_what_torch_says_of_a_write_that_fails_is_explained(tmp_path, setup, monkeypatch, said):
+    def fail(*_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(checkpoint.torch, "save", fail)
+    with pytest.raises(RunDirError, match=r"cannot be written: the system did not write the whole file\. It needs"):
+        _save(tmp_path / "checkpoints", setup, 1)
+
+
 def test_best_link_follows(tmp_path, setup):
     for step in (1, 2):
         path = _save(tmp_path / "checkpoints", setup, step)

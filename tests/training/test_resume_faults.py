@@ -364,6 +364,18 @@ def test_a_checkpoint_killed_between_the_renames_of_its_replacement_is_used(stop
     assert kit.weights_of(path_of(stopped, ".")) == kit.weights_of(path_of(finished, "."))
 
 
+def test_a_run_killed_after_its_last_checkpoint_is_tidied_up(finished, tmp_path):
+    """Neither `best` nor the older checkpoints had been updated."""
+    run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
+    best = (run / "best").readlink()
+    (run / "best").unlink()
+    shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "1")
+    (run / "checkpoints" / "1" / "manifest.json").unlink()
+    continue_run({**finished, "run": {**finished["run"], "dir": str(run)}})
+    assert (run / "best").readlink() == best
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["2", "4"]
+
+
 def test_another_environment_is_listed_and_warned_of():
     before = {"device": {"name": "A"}, "num_threads": 2, "versions": {"torch": "2.11"}}
     parts, warnings = resume.add_part((), before, step=0)
