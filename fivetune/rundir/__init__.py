@@ -5,8 +5,9 @@ layout.py names its files, writer.py writes them, reader.py reads them back as t
 
 from __future__ import annotations
 
-from fivetune.rundir.files import fsync_folder, lock_file, replace_file
+from fivetune.rundir.files import fsync_folder, lock_file, replace_file, write_bytes, write_json, write_text
 from fivetune.rundir.layout import (
+    CHECKSUMS,
     CONFIG,
     DATA,
     EVALS,
@@ -40,12 +41,10 @@ from fivetune.rundir.writer import (
     RunDir,
     find_conflict,
     lock_folder,
-    write_bytes,
-    write_json,
-    write_text,
 )
 
 __all__ = [
+    "CHECKSUMS",
     "CONFIG",
     "DATA",
     "EVALS",

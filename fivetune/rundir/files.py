@@ -1,16 +1,21 @@
-"""Atomic file replacement, and locks that end with their process.
+"""Whole files, replaced atomically, and locks that end with their process.
 
 In: paths and open files. Out: files that stay whole after a kill or a power cut.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
+
+from fivetune.errors import RunDirError, format_size
 
 
 @contextmanager
@@ -33,6 +38,48 @@ def replace_file(path: Path) -> Generator[IO[bytes]]:
             staging.unlink()
         raise
     fsync_folder(path.parent)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; after a power cut it has the old or the new content."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise RunDirError(
+            f"{path}: cannot be written: {error.strerror}. {_advise_on_write(path, error, len(content))}"
+        ) from None
+
+
+def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
+    """Return the advice for a failed write; for a full disk with the required and the free space."""
+    if error.errno == errno.ENAMETOOLONG:
+        return "Choose a shorter name."
+    if error.errno == errno.EISDIR:
+        return "Rename the folder of that name."
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return "Choose another run.dir."
+    try:
+        free = f", {format_size(shutil.disk_usage(path.parent).free)} are free"
+    except OSError:
+        free = ""
+    return f"Free space or choose another run.dir: {format_size(needed)} are needed{free}."
+
+
+def write_text(path: Path, text: str) -> None:
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        character = f"U+{ord(text[error.start]):04X}"
+        raise RunDirError(
+            f"{path}: cannot be written: a setting or text holds {character}, which UTF-8 cannot express. Remove it."
+        ) from None
+    write_bytes(path, content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def fsync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@
     telemetry.jsonl   one TelemetryRecord a line; telemetry-<rank>.jsonl of the other processes
     predictions/<split>-<step>.jsonl                      log.txt        the terminal's output
     checkpoints/<step>/, best -> checkpoints/<step>       model/         loads with from_pretrained
+    checksums.json   of the records above, when the run has finished
     adapter/         in peft's format, of a run with one
     report.html                                           trace/         output of `fivetune profile`
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 FORMAT_VERSION = 1
 LOCK = ".lock"
-PLAN = "plan.json"
+PLAN, CHECKSUMS = "plan.json", "checksums.json"
 OWN_SPLITS = ("subset", "eval")  # of a run's own evaluations: some of data.eval, all of it
 AVERAGE = "average"  # the split of the evaluation of averaged weights, on all of data.eval
 STEPS, EVALS, STATUS, MACHINE, DATA, CONFIG = (

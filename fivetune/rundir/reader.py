@@ -20,6 +20,7 @@ from fivetune.rundir.figures import find_chosen_eval
 from fivetune.rundir.files import lock_file
 from fivetune.rundir.finders import BatchTest, RangeTest
 from fivetune.rundir.layout import (
+    CHECKSUMS,
     CONFIG,
     DATA,
     EVALS,
@@ -33,6 +34,7 @@ from fivetune.rundir.layout import (
 )
 from fivetune.rundir.parse import name_json_type, parse_record
 from fivetune.rundir.plan import read_plan
+from fivetune.rundir.record_checksums import PREDICTION_FILES, describe_change, find_changed_records
 from fivetune.rundir.records import (
     STATES,
     DataSummary,
@@ -147,6 +149,7 @@ def read_run(folder: str | Path) -> Run:
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     trace = _read_table(TraceSummary, folder / TRACE, damage.append)
     found = _read_finders(folder, damage.append)
+    damage += find_changes(folder, known=damage)
     own = [warning.message for warning in status.warnings]
     warnings = [*own, *(text for text in damage if text not in own)]  # a resume has recorded what it met
 
@@ -165,6 +168,7 @@ def read_run(folder: str | Path) -> Run:
         predictions=PredictionFiles(
             folder / "predictions",
             sizes={f"{record.split}-{record.step}": record.num_examples for record in evals},
+            listed=read_checksums(folder),
             on_damage=add_damage,
         ),
         warnings=warnings,
@@ -174,6 +178,23 @@ def read_run(folder: str | Path) -> Run:
         plan=plan,
         found=found,
     )
+
+
+def read_checksums(folder: Path) -> JsonTable:
+    """Read the checksums of the records of a finished run; {} without any, or if they are damaged."""
+    return read_json(folder / CHECKSUMS, on_damage=lambda text: None)
+
+
+def find_changes(folder: Path, *, known: Sequence[str] = ()) -> list[str]:
+    """Find the records of a finished run that differ from their checksums; a sentence for each, and for damaged ones.
+
+    Args:
+        known: sentences about damage; files that they name are left out.
+    """
+    notes: list[str] = []
+    listed = read_json(folder / CHECKSUMS, on_damage=notes.append)
+    notes += find_changed_records(folder, listed)
+    return [text for text in notes if not any(one.startswith(text.partition(": ")[0]) for one in known)]
 
 
 def _read_finders(folder: Path, on_damage: OnDamage) -> dict[str, JsonTable]:
@@ -343,20 +364,25 @@ class PredictionFiles(Mapping[str, list[Prediction]]):
 
     Args:
         sizes: number of predictions of each evaluation, by name.
+        listed: checksums of the files, by their names in the run directory.
         on_damage: called with a sentence about each damaged or missing file when it is read.
     """
 
-    def __init__(self, folder: Path, *, sizes: Mapping[str, int], on_damage: OnDamage) -> None:
+    def __init__(
+        self, folder: Path, *, sizes: Mapping[str, int], listed: Mapping[str, JsonValue], on_damage: OnDamage
+    ) -> None:
         # Only what the folder lists is opened: the name of a split in a damaged evals.jsonl may be any text.
         self._paths = {path.stem: path for path in sorted(folder.glob("*.jsonl"))}
         self._names = tuple(dict.fromkeys((*self._paths, *sizes)))
-        self._folder, self._sizes, self._on_damage = folder, sizes, on_damage
+        self._folder, self._sizes, self._listed, self._on_damage = folder, sizes, listed, on_damage
         self._records: dict[str, list[Prediction]] = {}
 
     def __getitem__(self, name: str) -> list[Prediction]:
         if name not in self._records:
             if name in self._paths:
                 records, damage = _read_predictions(self._paths[name], self._sizes.get(name))
+                file = PREDICTION_FILES.replace("*", name)
+                damage = damage or describe_change(self._folder.parent, file, self._listed)
             else:
                 path, num = self._folder / f"{name}.jsonl", self._sizes[name]
                 records, damage = [], f"{path}: missing: the evaluation made {num:,} predictions. Restore the file."

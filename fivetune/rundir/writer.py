@@ -5,14 +5,12 @@ In: records and tables. Out: files that stay whole after a kill or a power cut.
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +18,12 @@ from typing import IO, Any
 
 import psutil
 
-from fivetune.errors import RunDirError, format_size
+from fivetune.errors import RunDirError
 from fivetune.redaction import redact_json
 from fivetune.rundir.config_file import find_config_change, stamp_config
-from fivetune.rundir.files import lock_file, replace_file
+from fivetune.rundir.files import lock_file, replace_file, write_json, write_text
 from fivetune.rundir.layout import (
+    CHECKSUMS,
     CONFIG,
     DATA,
     EVALS,
@@ -40,6 +39,8 @@ from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.reader import (
     describe_missing_steps,
+    find_changes,
+    read_checksums,
     read_data,
     read_evals,
     read_json,
@@ -49,53 +50,12 @@ from fivetune.rundir.reader import (
     read_steps,
     refuse_foreign,
 )
+from fivetune.rundir.record_checksums import compute_record_checksum, compute_record_checksums
 from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
 PROBE = ".probe"
 LOCK_TRIES = 20
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically; after a power cut it has the old or the new content."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise RunDirError(
-            f"{path}: cannot be written: {error.strerror}. {_advise_on_write(path, error, len(content))}"
-        ) from None
-
-
-def _advise_on_write(path: Path, error: OSError, needed: int) -> str:
-    """Return the advice for a failed write; for a full disk with the required and the free space."""
-    if error.errno == errno.ENAMETOOLONG:
-        return "Choose a shorter name."
-    if error.errno == errno.EISDIR:
-        return "Rename the folder of that name."
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return "Choose another run.dir."
-    try:
-        free = f", {format_size(shutil.disk_usage(path.parent).free)} are free"
-    except OSError:
-        free = ""
-    return f"Free space or choose another run.dir: {format_size(needed)} are needed{free}."
-
-
-def write_text(path: Path, text: str) -> None:
-    try:
-        content = text.encode()
-    except UnicodeEncodeError as error:
-        character = f"U+{ord(text[error.start]):04X}"
-        raise RunDirError(
-            f"{path}: cannot be written: a setting or text holds {character}, which UTF-8 cannot express. Remove it."
-        ) from None
-    write_bytes(path, content)
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -185,6 +145,7 @@ class RunDir:
             read(path, on_damage=run.damage.append)
         if changed := find_config_change(path):
             run.damage.append(changed)
+        run.damage += find_changes(path, known=run.damage)
         for message in run.damage:
             run.add_warning(message)
         return run
@@ -206,7 +167,7 @@ class RunDir:
 
     def write(self, name: str, content: Any) -> None:
         """Write a whole file of the run as JSON; secrets are hidden."""
-        self.refuse_moved()
+        self._begin_change()
         write_json(self.path / name, redact_json(content))
 
     def write_config(self, text: str) -> None:
@@ -215,7 +176,7 @@ class RunDir:
         Args:
             text: the settings with secrets hidden (`RunConfig.as_redacted_yaml`).
         """
-        self.refuse_moved()
+        self._begin_change()
         write_text(self.path / CONFIG, stamp_config(text))
 
     def append(self, name: str, record: JsonTable) -> None:
@@ -229,6 +190,7 @@ class RunDir:
 
         Returns sentences on damaged lines and values, on missing steps, and on the loss of all steps.
         """
+        self._begin_change()
         notes: list[str] = []
         read_steps(self.path, on_damage=notes.append)
         read_evals(self.path, is_growing=False, on_damage=notes.append)
@@ -253,11 +215,31 @@ class RunDir:
             path.parent.mkdir(exist_ok=True)
             with replace_file(path) as file:
                 file.writelines(format_json_line(line).encode() for line in lines)
+        if listed := read_checksums(self.path):  # an evaluation of a finished run
+            with _translate_disk_errors(path):
+                checksum = compute_record_checksum(path)
+            write_json(self.path / CHECKSUMS, {**listed, f"{path.parent.name}/{path.name}": checksum})
         return path
+
+    def write_checksums(self, warn: Callable[[str], object]) -> None:
+        """Write the checksums of the records of a finished run; `warn` gets a sentence if the disk refuses them."""
+        try:
+            self.refuse_moved()
+            with _translate_disk_errors(self.path / CHECKSUMS):
+                checksums = compute_record_checksums(self.path)
+            write_json(self.path / CHECKSUMS, checksums)
+        except RunDirError as error:
+            warn(f"{error} Changes of the run's records will not be noticed.")
+
+    def _begin_change(self) -> None:
+        """Remove the checksums of a run that goes on: they are of its records as they were."""
+        self.refuse_moved()
+        with _translate_disk_errors(self.path / CHECKSUMS):
+            (self.path / CHECKSUMS).unlink(missing_ok=True)
 
     def update_status(self, **changes: Any) -> None:
         """Update status.json."""
-        self.refuse_moved()
+        self._begin_change()
         self._status = {**self._status, **changes, "warnings": [asdict(warning) for warning in self.warnings]}
         write_json(self.path / STATUS, redact_json(self._status))
 
@@ -356,6 +338,9 @@ class NullRunDir(RunDir):
         for _ in lines:
             pass
         return self.path
+
+    def write_checksums(self, warn: Callable[[str], object]) -> None:
+        """No-op: only rank 0 writes."""
 
     def update_status(self, **changes: Any) -> None:
         self._status = {**self._status, **changes}

@@ -166,6 +166,7 @@ def _train(
             ):
                 start = partial(_prepare, resume=resume, preflight=preflight, command=command)
                 _train_and_export(start(config, run, progress, stop, world, sampler), url)
+            run.write_checksums(progress.warn)
         except BaseException:
             if not resume and not run.get_status_value("begun", False):
                 run.discard()  # refused before it began: the corrected command can use the folder

@@ -24,7 +24,7 @@ from threading import Condition, Event, Thread
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError
 from fivetune.model.save import replace_folder
-from fivetune.rundir import CONFIG, DATA, EVALS, LOG, MACHINE, STATUS, STEPS, find_conflict, lock_folder
+from fivetune.rundir import CHECKSUMS, CONFIG, DATA, EVALS, LOG, MACHINE, STATUS, STEPS, find_conflict, lock_folder
 from fivetune.rundir.checksums import MANIFEST, describe_difference
 from fivetune.rundir.layout import PLAN, TELEMETRY_FILES
 from fivetune.rundir.storage import (
@@ -152,6 +152,7 @@ def _fetch_records(url: str, folder: Path) -> None:
     names = list_objects(join_location(url, PREDICTIONS))
     if outside := [name for name in names if not is_file_name(name)]:
         raise RunDirError(f"{join_location(url, PREDICTIONS)}: {outside[0]!r} is not the name of a file. Delete it.")
+    (folder / CHECKSUMS).unlink(missing_ok=True)  # of the older records here
     for name in (*RECORDS, *(f"{PREDICTIONS}/{name}" for name in names)):
         with suppress(MissingObjectError):
             fetch_file(join_location(url, name), folder / name)

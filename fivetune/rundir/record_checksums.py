@@ -1,0 +1,69 @@
+"""Checksums of the records of a finished run, which show a changed digit in a file that still reads well.
+
+    checksums.json    {"steps.jsonl": {"size": 1234, "crc32": 9876}, "predictions/eval-30.jsonl": {...}, ...}
+
+In: a run directory. Out: the checksums of its records, or a sentence for each file that differs from them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fivetune.rundir.layout import CHECKSUMS, DATA, EVALS, MACHINE, PLAN, STATUS, STEPS, TELEMETRY_FILES
+from fivetune.types import JsonTable, JsonValue
+
+PREDICTION_FILES = "predictions/*.jsonl"
+RECORDS = (STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES, PREDICTION_FILES)  # config.yaml has its own
+GROWING = (EVALS, TELEMETRY_FILES)  # after the end of the run too; what was there stays
+BLOCK = 2**20
+
+
+def compute_record_checksums(folder: Path) -> JsonTable:
+    """Compute the checksum of each record file of a run directory, by name. Raises OSError."""
+    paths = sorted(path for pattern in RECORDS for path in folder.glob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): compute_record_checksum(path) for path in paths}
+
+
+def compute_record_checksum(path: Path, size: int | None = None) -> JsonTable:
+    """Compute the CRC-32 of the first `size` bytes of a file, by default of all, and the size. Raises OSError."""
+    size = path.stat().st_size if size is None else size
+    rest, value = size, 0
+    with path.open("rb") as file:
+        while block := file.read(min(rest, BLOCK)):
+            rest, value = rest - len(block), zlib.crc32(block, value)
+    return {"size": size - rest, "crc32": value}
+
+
+def find_changed_records(folder: Path, listed: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Yield a sentence for each record file, predictions excepted, that is missing or differs from its checksum.
+
+    Args:
+        listed: the checksums of the run, by name.
+    """
+    patterns = [pattern for pattern in RECORDS if pattern != PREDICTION_FILES]
+    for name in listed:
+        is_record = "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+        if is_record and (change := describe_change(folder, name, listed)):
+            yield change
+
+
+def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) -> str:
+    """Describe that a record file is missing or differs from its checksum; "" if not, or if it has none."""
+    path, expected = folder / name, listed.get(name)
+    if expected is None:
+        return ""
+    if not isinstance(expected, dict) or not isinstance(size := expected.get("size"), int):
+        return f"{folder / CHECKSUMS}: damaged: of {name!r} it has no checksum."
+    is_growing = any(fnmatch(name, pattern) for pattern in GROWING)
+    try:
+        found = compute_record_checksum(path, size if is_growing else None)
+    except FileNotFoundError:
+        return f"{path}: missing: the run wrote {size:,} bytes. Restore the file."
+    except OSError:
+        return ""  # who reads the records reports it
+    if found == expected:
+        return ""
+    return f"{path}: differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."

@@ -1,0 +1,93 @@
+"""Checksums of the records of a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivetune.rundir import CHECKSUMS, EVALS, STEPS, TELEMETRY, RunDir, read_run
+from tests.fake_run import fake_run, write_run
+
+CHANGED = "differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    """A finished run with checksums and without damage."""
+    folder = write_run(tmp_path / "run", fake_run())
+    run = RunDir.resume(folder)
+    run.append(TELEMETRY, {"seconds": 1790000000.5, "host": "a", "rank": 0})
+    run.write_checksums(pytest.fail)
+    run.close()
+    assert read_run(folder).damage == []
+    return folder
+
+
+def change_digit(path: Path) -> None:
+    """Replace the last digit of a file by another."""
+    content = path.read_bytes()
+    at = max(content.rfind(str(digit).encode()) for digit in range(10))
+    path.write_bytes(content[:at] + (b"1" if content[at : at + 1] != b"1" else b"2") + content[at + 1 :])
+
+
+@pytest.mark.parametrize("name", ["status.json", "machine.json", "data.json", "plan.json", STEPS, EVALS, TELEMETRY])
+def test_a_changed_digit_is_named_by_reader_and_resume(finished, name):
+    change_digit(finished / name)
+    assert read_run(finished).damage == [f"{finished / name}: {CHANGED}"]
+    run = RunDir.resume(finished)
+    run.close()
+    assert run.damage == [f"{finished / name}: {CHANGED}"]
+
+
+def test_a_changed_prediction_is_named_when_it_is_read(finished):
+    path = finished / "predictions" / "eval-300.jsonl"
+    change_digit(path)
+    run = read_run(finished)
+    assert run.damage == []
+    assert run.predictions["eval-300"]
+    assert run.damage == [f"{path}: {CHANGED}"]
+
+
+def test_lost_records_are_named_once(finished):
+    (finished / "data.json").unlink()
+    (finished / STEPS).unlink()
+    data, steps = sorted(read_run(finished).damage)
+    assert data == f"{finished / 'data.json'}: missing: the run wrote 2,967 bytes. Restore the file."
+    assert steps.startswith(f"{finished / STEPS}: 300 of 300 steps are missing")
+
+
+def test_a_later_evaluation_is_no_change(finished):
+    run = RunDir.resume(finished, repair=False)
+    run.write_predictions("eval", 300, iter([{"id": "q1", "text": "a"}]))
+    run.append(EVALS, {"step": 300, "split": "other", "num_examples": 1, "scores": {"f1": 1.0}})
+    run.close()
+    found = read_run(finished)
+    assert found.predictions["eval-300"] is not None
+    assert not [text for text in found.damage if CHANGED in text]
+
+
+def test_a_run_that_goes_on_has_no_checksums_until_it_has_finished(finished):
+    run = RunDir.resume(finished)
+    run.update_status(step=300)
+    run.close()
+    assert not (finished / CHECKSUMS).exists()
+
+
+def test_damaged_checksums_are_named(finished):
+    (finished / CHECKSUMS).write_text("{")
+    assert [text.partition(": ")[2][:9] for text in read_run(finished).damage] == ["damaged: "]
+    (finished / CHECKSUMS).write_text('{"../config.yaml": {"size": 1, "crc32": 2}, "steps.jsonl": 7}')
+    assert read_run(finished).damage == [f"{finished / CHECKSUMS}: damaged: of 'steps.jsonl' it has no checksum."]
+
+
+def test_checksums_that_cannot_be_written_are_a_warning(finished):
+    told: list[str] = []
+    (finished / CHECKSUMS).unlink()
+    (finished / CHECKSUMS).mkdir()
+    run = RunDir.resume(finished)
+    run.write_checksums(told.append)
+    run.close()
+    (text,) = told
+    assert text.startswith(f"{finished / CHECKSUMS}: cannot be written: Is a directory.")
+    assert text.endswith("Changes of the run's records will not be noticed.")
