@@ -34,6 +34,13 @@ from reliability.workload import (
 PLACES = ("loss", "gradient", "activations")
 VARIANTS = ("adamw", "adafactor", "accumulation", "ddp")
 FOR_EVER = 10**9
+OVERFLOWING_FAMILIES: dict[str, dict[str, Any]] = {
+    **{name: {"family": name} for name in FAMILIES},
+    "longt5": {
+        "model_type": "longt5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+        "encoder_attention_type": "local", "local_radius": 8, "global_block_size": 4,
+    },
+}  # fmt: skip
 OVERFLOWING = 3e5  # times the feed-forward weights of a tiny model: its outputs pass 65,504
 NUM_SCALES = 16  # that a GradScaler tries, from 65,536 to 2
 NEVER_FIRED = 99  # exit code of a process whose fault found no place
@@ -183,6 +190,7 @@ def spoil_trainer(value: float, first: int, last: int) -> None:
 def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Models whose feed-forward outputs pass the largest number of fp16, trained in fp16, as large T5s do; and now and
     then gradients that overflow at every loss scale."""
+    families = cycle(random.sample(sorted(OVERFLOWING_FAMILIES), len(OVERFLOWING_FAMILIES)))
     for number in count():
         if number % 4 == 1:
             step, share = random.randint(1, NUM_STEPS - NUM_SCALES), random.random()
@@ -198,7 +206,7 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
             yield Trial(f"{number} gradients from step {step}", run_out_of_scales)
             continue
-        family, seed = list(FAMILIES)[number % len(FAMILIES)], random.randrange(1000)
+        family, seed = next(families), random.randrange(1000)
         scale = OVERFLOWING * random.choice((1, 3, 10))
 
         def run(folder: Path, family: str = family, seed: int = seed, scale: float = scale) -> None:
@@ -223,11 +231,12 @@ def make_overflowing_model(folder: str, tokenizer: str, family: str, seed: int, 
     """A model whose feed-forward outputs are `scale` times as large."""
     from safetensors.torch import load_file, save_file
 
-    made = make_model(Path(folder), Path(tokenizer), family=family, seed=seed)
+    made = make_model(Path(folder), Path(tokenizer), seed=seed, **OVERFLOWING_FAMILIES[family])
     weights = load_file(made / "model.safetensors")
-    for name, weight in weights.items():
-        if name.endswith("DenseReluDense.wo.weight"):
-            weight.mul_(scale)
+    outputs = [weight for name, weight in weights.items() if name.endswith("DenseReluDense.wo.weight")]
+    assert outputs, f"no feed-forward layer in {list(weights)}"
+    for weight in outputs:
+        weight.mul_(scale)
     save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -235,6 +244,6 @@ ROWS = [
     Row("R12", "NaN or infinity in losses, a gradient, activations, on one of two ranks; once or for ever",
         "exit code 5, the step and the place are named; no weight on the disk is not finite; "
         "resumed without the fault: identical weights", put_bad_values, 6, 60, put_bad_values_in_peer),
-    Row("R13", "feed-forward outputs beyond fp16's 65,504; gradients that overflow at every loss scale",
+    Row("R13", "feed-forward outputs beyond fp16's 65,504 in T5, T5 v1.1, mT5, umT5, LongT5; gradients that overflow at every loss scale",
         "refused, or found within 10 steps (gradients: 17) with the advice to use bf16 or fp32", overflow_fp16, 2, 20),
 ]  # fmt: skip

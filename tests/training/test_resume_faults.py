@@ -36,6 +36,7 @@ def stopped(finished, tmp_path) -> dict:
     run = Path(shutil.copytree(finished["run"]["dir"], tmp_path / "run", symlinks=True))
     shutil.rmtree(run / "checkpoints" / "4")
     shutil.rmtree(run / "model")
+    (run / "checksums.json").unlink()  # of a finished run
     return {**finished, "run": {**finished["run"], "dir": str(run)}}
 
 
