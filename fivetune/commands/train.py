@@ -145,7 +145,7 @@ def _write_report(folder: str) -> Path:
     except InterruptedRunError:
         raise
     except Exception as error:
-        reason = str(error) or type(error).__name__  # a MemoryError has no message
+        reason = str(error).rstrip(".") or type(error).__name__  # a MemoryError has no message
         raise IncompleteError(f"{folder}: the report failed: {reason}; {advice}") from error
 
 

@@ -234,8 +234,10 @@ class RunDir:
     def _begin_change(self) -> None:
         """Remove the checksums of a run that goes on: they are of its records as they were."""
         self.refuse_moved()
-        with _translate_disk_errors(self.path / CHECKSUMS):
-            (self.path / CHECKSUMS).unlink(missing_ok=True)
+        path = self.path / CHECKSUMS
+        if path.exists():
+            with _translate_disk_errors(path):
+                path.unlink()
 
     def update_status(self, **changes: Any) -> None:
         """Update status.json."""

@@ -182,7 +182,7 @@ def _build_write_error(target: Path, error: Exception, num_bytes: int) -> RunDir
     folder = target.parent
     kept = "Earlier checkpoints are whole." if list_steps(folder) else "There is no earlier checkpoint."
     return RunDirError(
-        f"{target}: the checkpoint cannot be written: {_get_first_line(error)}. "
+        f"{target}: the checkpoint cannot be written: {_get_first_line(error).rstrip('.')}. "
         f"{_describe_space(folder, num_bytes)} {kept}"
     )
 

@@ -179,7 +179,7 @@ def measure_difference(found: Any, whole: Any) -> float:
 
 
 def write_gradients(recipe: str, rows: Sequence[int], cuts: Sequence[int], file: str) -> None:
-    """Write the gradients that the optimizer gets for these rows, by size of the micro-batches and name of the weight."""
+    """Write the gradients that the optimizer gets for these rows, by size of micro-batches and name of the weight."""
     import numpy as np
 
     from fivetune.config import load_config
@@ -239,6 +239,5 @@ ROWS = [
         run_out_of_memory, 4, 40, run_peer_out_of_memory),
     Row("R15", "a step of 12 examples cut into 1, 3 or 12 micro-batches, on 1 and 2 ranks",
         "the gradient of each weight within 1e-5 of its own norm; Trainer: the norm over all weights, on one rank",
-        cut_step,
-        2, 24, cut_peer_step),
+        cut_step, 2, 24, cut_peer_step),
 ]  # fmt: skip
