@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -64,10 +65,7 @@ def main(words: list[str] | None = None) -> int:
             raise
         reason = getattr(error, "strerror", None) or "memory ran out"
         place = getattr(error, "filename", None) or words[0]
-        print(
-            f"fivetune: {name_invisible(redact_secrets(str(place)))[:200]}: {reason}. --traceback shows where.",
-            file=sys.stderr,
-        )
+        _print_error(f"{name_invisible(redact_secrets(str(place)))[:200]}: {reason}. --traceback shows where.")
         return 4
     except Exception as error:
         if show_traceback:
@@ -85,7 +83,8 @@ def _print_error(text: str) -> None:
     text = f"fivetune: {text}"
     if sys.stderr.isatty():
         text = wrap_message(text, min(shutil.get_terminal_size().columns, MAX_COLUMNS))
-    print(text, file=sys.stderr)
+    with suppress(OSError):  # of a file on a full disk: the exit code tells it
+        print(text, file=sys.stderr)
 
 
 def wrap_message(text: str, width: int) -> str:

@@ -88,7 +88,7 @@ class Progress:
             self._panel.add_line(text)
         elif not self._quiet:
             shown = wrap_text(text) if self.is_terminal and "\n" not in text else text
-            self._console.print(shown, style=style, markup=False)
+            self._print(shown, style)
 
     def warn(self, text: str) -> None:
         """Write a warning to the log file and to the terminal, also when quiet."""
@@ -97,7 +97,17 @@ class Progress:
         if self._panel:
             self._panel.add_line(text, is_important=True)
         else:
-            self._console.print(text, style="yellow", markup=False)
+            self._print(text, "yellow")
+
+    def _print(self, text: str, style: str) -> None:
+        """Print to standard error; where it is a file on a full disk, the run goes on with its log alone."""
+        try:
+            self._console.print(text, style=style, markup=False)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._console.quiet = True
+            self._write_log(f"warning: standard error: cannot be written: {error.strerror}. The run continues.")
 
     def _write_log(self, text: str) -> None:
         if self._log is None:

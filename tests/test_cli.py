@@ -319,3 +319,8 @@ def test_what_the_system_refuses_is_an_environment_error(monkeypatch, capsys, er
 def test_words_that_are_not_utf8_are_refused(capsys):
     assert cli.main(["train", "quickstart", "--run.dir", "runs/\udce5"]) == 2
     assert capsys.readouterr().err.startswith(r"fivetune: 'runs/\udce5': is not UTF-8")
+
+
+def test_an_error_that_cannot_be_printed_has_its_code():
+    words = f"{sys.executable} -m fivetune report /nowhere 2> /dev/full"
+    assert subprocess.run(words, shell=True, check=False).returncode == RunDirError.exit_code

@@ -196,7 +196,7 @@ def _count_bytes(tree: object) -> int:
 def _describe_space(folder: Path, needed: int) -> str:
     """What to do about a failed write, by the needed and the free disk space."""
     try:
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(folder if folder.exists() else folder.parent).free  # before the first checkpoint
     except OSError:
         return "Free disk space."
     advice = (

@@ -1,21 +1,32 @@
-"""Disks that are full: from a file operation on, by the size of a file, by the size of the file system."""
+"""Disks that are full: from a file operation on, by the size of a file or of the file system, for one file alone."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 
 from reliability.campaign import Row, Trial
-from reliability.faults import train_on_a_full_disk, train_with_small_files
+from reliability.faults import train, train_on_a_full_disk, train_with_small_files
 from reliability.rows.kills import FEW_STEPS, count_file_operations
 from reliability.warm import WarmProcess, check_no_trace
 from reliability.workload import Workload, check_weights, read_weights, resume, start_training
+
+LOG, TELEMETRY, TERMINAL = "log.txt", "telemetry.jsonl", "the terminal's output"
+NEEDED = ("steps.jsonl", "evals.jsonl")
+OUTPUTS = (LOG, TELEMETRY, TERMINAL, *NEEDED)
+TOLD = {LOG: "log.txt: cannot be written", TELEMETRY: "telemetry: a record is lost", TERMINAL: "standard error"}
+SIZED = ("the checkpoint cannot be written", ".json: cannot be written", "report.html: cannot be written")
+SPACE = re.compile(r"\d [KMGT]?i?B(,| are needed,) .*\d [KMGT]?i?B are free")
 
 
 def fill_at_each_operation(workload: Workload, random: random.Random) -> Iterator[Trial]:
@@ -87,12 +98,70 @@ def explain_absence() -> str:
             return "no right to mount a file system"
 
 
+def fill_for_each_file(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Of an undisturbed run, what is appended to one file, or printed, meets a full disk: /dev/full."""
+    for name in random.sample(OUTPUTS, len(OUTPUTS)):
+
+        def run(folder: Path, name: str = name) -> None:
+            recipe, run = workload.write_recipe(folder, **FEW_STEPS), folder / "run"
+            with WarmProcess(train_with_full_file, str(recipe), name) as process:
+                done = process.wait()
+            check_no_trace(done.stderr)
+            if name in NEEDED:
+                assert done.returncode == 4, f"exit code {done.returncode}: {done.stderr[-600:]}"
+                assert f"{run / name}: cannot be written: {os.strerror(errno.ENOSPC)}" in done.stderr, done.stderr[
+                    -600:
+                ]
+                check_resumed(workload, recipe, run)
+                return
+            assert done.returncode == 0, f"the run ended with exit code {done.returncode}: {done.stderr[-600:]}"
+            check_weights(read_weights(run), workload.run_undisturbed(**FEW_STEPS).weights)
+            told, place = (run / LOG).read_text() if name == TERMINAL else done.stderr, TOLD[name]
+            assert place in told and os.strerror(errno.ENOSPC) in told, f"{place} is not named: {told[-600:]}"
+
+        yield Trial(name, run)
+
+
+def train_with_full_file(recipe: str, name: str) -> int:
+    """Run `fivetune train RECIPE`; what is appended to the file `name` of the run goes to /dev/full."""
+    from fivetune import progress
+    from fivetune.rundir import lines
+
+    if name == TERMINAL:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        return main_without_preflight(recipe)
+    whole = lines.open_for_append
+
+    def open_for_append(path: Path) -> FileIO:
+        return FullFile("/dev/full", "r+b") if path.name == name else whole(path)
+
+    lines.open_for_append = progress.open_for_append = open_for_append
+    return train(recipe)
+
+
+def main_without_preflight(recipe: str) -> int:
+    """Run `fivetune train RECIPE` with all that it prints."""
+    from fivetune.cli import main
+
+    return main(["train", recipe, "--no-preflight"])
+
+
+class FullFile(FileIO):
+    """/dev/full, which cannot be cut, as an empty file."""
+
+    def truncate(self, size: int | None = None) -> int:
+        return 0
+
+
 def check_told(done: CompletedProcess[str]) -> None:
     """The run ended well without the file, or says what could not be written, in a line and without a trace."""
     check_no_trace(done.stderr)
     assert done.returncode in (0, 4, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
     words = ("No space left", "File too large", "did not write the whole file")
     assert any(word in done.stderr for word in words), f"the full disk is not named: {done.stderr[-600:]}"
+    for line in done.stderr.splitlines():
+        is_sized = "No space left" in line and any(file in line for file in SIZED)
+        assert not is_sized or SPACE.search(line), f"needed and free space are not told: {line[-600:]}"
 
 
 def check_resumed(workload: Workload, recipe: Path, run: Path) -> None:
@@ -111,8 +180,12 @@ def _call(*words: str) -> None:
 
 ROWS = [
     Row("R7a", "a file system of 0.5 to 3 checkpoints, which later grows",
-        "the message names the full disk; resumes to identical weights, nothing half-written is left",
+        "the message names the full disk, of a checkpoint, a table and the report also needed and free space; "
+        "resumes to identical weights, nothing half-written is left",
         shrink_file_system, 4, 20, explain_absence=explain_absence),
-    Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 6),
-    Row("R7c", "no file may become larger than a limit", "as R7a", limit_files, 3, 40),
+    Row("R7b", "the disk is full from a file operation on", "as R7a", fill_at_each_operation, 5),
+    Row("R7c", "no file may become larger than a limit", "as R7a, without sizes", limit_files, 2, 40),
+    Row("R7d", "the disk is full for one file alone: log, telemetry, the terminal's output, steps, evaluations",
+        "log, telemetry and terminal: told, the run ends well with identical weights; steps and evaluations: "
+        "exit code 4 with the file, and with space it resumes to identical weights", fill_for_each_file, 2),
 ]  # fmt: skip

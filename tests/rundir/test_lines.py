@@ -6,6 +6,9 @@ import errno
 import json
 import math
 import os
+import re
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,20 @@ def test_quiet_prints_warnings_only_and_silent_prints_nothing(tmp_path, capfd):
 def test_a_value_that_json_does_not_have_is_not_written(value):
     with pytest.raises(ValueError, match="JSON"):
         format_json_line({"loss": value})
+
+
+def test_a_terminal_on_a_full_disk_ends_no_run(tmp_path, monkeypatch):
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        progress = Progress(tmp_path / "log.txt")
+        progress.log("hello")
+        progress.warn("again")
+        progress.close()
+        with suppress(OSError):
+            full.close()  # a text that it could not write is still in its buffer
+    log = (tmp_path / "log.txt").read_text()
+    assert re.sub(r"\d\d:\d\d:\d\d ", "", log).splitlines() == [
+        "hello",
+        "warning: standard error: cannot be written: No space left on device. The run continues.",
+        "warning: again",
+    ]
