@@ -121,10 +121,7 @@ def read_run(folder: str | Path) -> Run:
 
     A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
 
-    Args:
-        folder: the run directory.
-
-    Returns the Run. Raises RunDirError for any other folder.
+    Raises RunDirError for a folder that is no run directory.
 
     >>> read_run("runs/tickets")
     Run('tickets', finished, step 40 of 40)
@@ -147,8 +144,7 @@ def read_run(folder: str | Path) -> Run:
     if status.state == "finished" and (missing := describe_missing_steps([one.step for one in steps], status.step)):
         damage.append(f"{folder / STEPS}: {missing}")
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
-    trace = _read_table(TraceSummary, folder / TRACE, damage.append)
-    found = _read_finders(folder, damage.append)
+    trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
     damage += find_changes(folder, known=damage)
     own = [warning.message for warning in status.warnings]
     warnings = [*own, *(text for text in damage if text not in own)]  # a resume has recorded what it met

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import random
+import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -17,6 +19,7 @@ from reliability.faults import CLOCKS, die_before_renaming_to, train_with_wrong_
 from reliability.warm import WarmProcess, check_success, run_command
 from reliability.workload import NUM_STEPS, Workload, check_weights, read_weights
 
+NEVER_FIRED = 99  # exit code of a process whose clock did not go wrong
 OFTEN: dict[str, Any] = {"telemetry__every_seconds": 0.2}
 
 
@@ -24,10 +27,11 @@ def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Train until half of the steps with each wrong clock in turn, date the checkpoints backwards, resume, report."""
     for number in count():
         kind = list(CLOCKS)[number % len(CLOCKS)]
-        after = random.uniform(0, 2)
+        share = random.uniform(0, 0.25)  # of the time of a whole run: half of its steps take twice as long
 
-        def run(folder: Path, kind: str = kind, after: float = after) -> None:
+        def run(folder: Path, kind: str = kind, share: float = share) -> None:
             whole = workload.run_undisturbed(**OFTEN)
+            after = share * whole.ended
             recipe, run = workload.write_recipe(folder, **OFTEN), folder / "run"
             half = f"checkpoints/{NUM_STEPS // 2}"
             with WarmProcess(train_half_with_wrong_clock, str(recipe), kind, after, half) as process:
@@ -35,7 +39,7 @@ def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
             assert done.returncode == 137, f"exit code {done.returncode}: {done.stderr[-600:]}"
             for age, path in enumerate(sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))):
                 os.utime(path, (1e9 - 86_400 * age, 1e9 - 86_400 * age))
-            with WarmProcess(train_with_wrong_clock, str(recipe), kind, after, "--resume") as process:
+            with WarmProcess(resume_with_wrong_clock, str(recipe), kind, after) as process:
                 done = process.wait()
             check_success(done)
             check_weights(read_weights(run), whole.weights)
@@ -46,17 +50,34 @@ def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 told = run_command(*words)
                 check_success(told)
 
-        yield Trial(f"{number} {kind} after {after:.2f} s", run)
+        yield Trial(f"{number} {kind} after {share:.4f} of the run", run)
 
 
 def train_half_with_wrong_clock(recipe: str, kind: str, after: float, half: str) -> int:
-    """Train with a wrong clock, and end before the checkpoint `half`."""
+    """Train with a wrong clock, and end before the checkpoint `half`, with NEVER_FIRED if the clock is right."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.rename" and os.fspath(args[1]).endswith(half) and is_clock_right():
+            os._exit(NEVER_FIRED)
+
+    sys.addaudithook(hook)  # before that which ends the process
     die_before_renaming_to(half)
     return train_with_wrong_clock(recipe, kind, after)
 
 
+def resume_with_wrong_clock(recipe: str, kind: str, after: float) -> int:
+    """Resume with a wrong clock, to its end."""
+    code = train_with_wrong_clock(recipe, kind, after, "--resume")
+    return NEVER_FIRED if is_clock_right() else code
+
+
+def is_clock_right() -> bool:
+    """Whether Python's wall clock shows what the system's does."""
+    return abs(time.time() - time.clock_gettime(time.CLOCK_REALTIME)) < 0.001
+
+
 def check_durations(run: Path) -> None:
-    """All durations in the records are finite and not negative; each step is recorded once, in order."""
+    """All durations and rates in the records are finite and not negative; each step is recorded once, in order."""
     found = read_run(run)
     assert [one.step for one in found.steps] == list(range(1, NUM_STEPS + 1)), "steps are not recorded once, in order"
     for name in ("steps.jsonl", "evals.jsonl", "status.json"):
@@ -64,6 +85,13 @@ def check_durations(run: Path) -> None:
         for line in lines:
             for key, value in iter_durations(json.loads(line)):
                 assert math.isfinite(value) and 0 <= value < 600, f"{name}: {key} is {value}"
+    for line in (run / "telemetry.jsonl").read_text().splitlines():
+        sample = json.loads(line)
+        assert math.isfinite(sample.pop("seconds"))  # the wall clock, whatever it shows
+        rates = {key: value for key, value in sample.items() if isinstance(value, int | float)}
+        assert len(rates) > 5, f"telemetry has {sorted(rates)} alone"
+        bad = {key: value for key, value in rates.items() if not (math.isfinite(value) and value >= 0)}
+        assert not bad, f"telemetry.jsonl: {bad}"
 
 
 def iter_durations(table: dict[str, Any], key: str = "") -> Iterator[tuple[str, float]]:
@@ -78,6 +106,7 @@ def iter_durations(table: dict[str, Any], key: str = "") -> Iterator[tuple[str, 
 
 ROWS = [
     Row("R19", "the wall clock jumps by a day, stops or runs backwards; checkpoints are dated in reverse",
-        "resumes from the newest step to identical weights; no duration is negative; report and diagnosis are made",
+        "resumes from the newest step to identical weights; no duration and no rate of telemetry is negative; "
+        "report and diagnosis are made",
         break_clock, 4, 24),
 ]  # fmt: skip
