@@ -129,6 +129,7 @@ def fail_at_a_write(workload: Workload, random: random.Random) -> Iterator[Trial
                         process.kill_tree()
                     done = process.wait()
                 check_no_trace(done.stderr)
+                assert begun.is_set(), f"the bucket was never written for the {first}th time"
                 if done.returncode >= 0:
                     assert done.returncode in (0, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
                     assert read_weights(folder / "run") == whole.weights, "the fault changed the weights"
