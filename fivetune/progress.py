@@ -100,7 +100,7 @@ class Progress:
             self._print(text, "yellow")
 
     def _print(self, text: str, style: str) -> None:
-        """Print to standard error; where it is a file on a full disk, the run goes on with its log alone."""
+        """Print to standard error; where it is a file on a full disk, later lines are in the log alone."""
         try:
             self._console.print(text, style=style, markup=False)
         except BrokenPipeError:

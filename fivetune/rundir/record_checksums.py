@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-from fivetune.rundir.layout import CHECKSUMS, DATA, EVALS, MACHINE, PLAN, STATUS, STEPS, TELEMETRY_FILES
+from fivetune.rundir.layout import CHECKSUMS, CONFIG, DATA, EVALS, MACHINE, PLAN, STATUS, STEPS, TELEMETRY_FILES
 from fivetune.types import JsonTable, JsonValue
 
 PREDICTION_FILES = "predictions/*.jsonl"
-RECORDS = (STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES, PREDICTION_FILES)  # config.yaml has its own
+RECORDS = (CONFIG, STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES, PREDICTION_FILES)
 GROWING = (EVALS, TELEMETRY_FILES)  # after the end of the run too; what was there stays
 BLOCK = 2**20
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fivetune.rundir import CHECKSUMS, EVALS, STEPS, TELEMETRY, RunDir, read_run
+from fivetune.rundir.config_file import find_config_change, stamp_config
 from tests.fake_run import fake_run, write_run
 
 CHANGED = "differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."
@@ -55,6 +56,13 @@ def test_lost_records_are_named_once(finished):
     data, steps = sorted(read_run(finished).damage)
     assert data == f"{finished / 'data.json'}: missing: the run wrote 2,967 bytes. Restore the file."
     assert steps.startswith(f"{finished / STEPS}: 300 of 300 steps are missing")
+
+
+def test_the_settings_of_another_run_are_named(finished):
+    path = finished / "config.yaml"
+    path.write_text(stamp_config(path.read_text().replace("seed: 0", "seed: 1")))
+    assert read_run(finished).damage == [f"{path}: {CHANGED}"]
+    assert find_config_change(finished) == f"{path}: {CHANGED}"
 
 
 def test_a_later_evaluation_is_no_change(finished):
