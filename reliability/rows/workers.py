@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -21,11 +22,12 @@ from reliability.workload import Workload, check_weights, read_weights, start_tr
 PATIENCE = 3.0  # seconds of a hung worker in trials; 60 in the program
 LATENCY = 60.0  # seconds from a fault that ends the command to its end
 NUM_RECORDS, PLACE = 3_000, 2_345  # of three blocks, the record of the last that fails or takes long
+BLOCK = r"a process that converts records ([0-9,]+) to ([0-9,]+)"
 FAULTS = {  # what the task does at one record, exit code, what is said
-    "killed": ("sleep 2", 4, "ended (exit code -9)"),
-    "stopped": ("sleep 2", 4, f"did nothing for {PATIENCE:g} s, and was ended"),
-    "failing": ("fail 0", 3, f"train.jsonl:{PLACE}: task fragile fails on this record: KeyError: 'colour' ("),
-    "slow": (f"compute {2 * PATIENCE}", 0, ""),
+    "killed": ("sleep 2", 4, rf"{BLOCK} of train ended \(exit code -9\)\."),
+    "stopped": ("sleep 2", 4, rf"{BLOCK} of train did nothing for {PATIENCE:g} s, and was ended\."),
+    "failing": ("fail 0", 3, rf"/train\.jsonl:{PLACE}: task fragile fails on this record: KeyError: 'colour' \("),
+    "slow": (f"compute {2 * PATIENCE}", 0, "^$"),
 }
 PLUGIN = f'''"""Text to text; one record makes it fail, wait, or compute for long."""
 
@@ -75,7 +77,11 @@ def disturb_workers(workload: Workload, random: random.Random) -> Iterator[Trial
                 done = process.wait()
             seconds = time.monotonic() - start
             check_no_trace(done.stderr)
-            assert (done.returncode, said in done.stderr) == (code, True), f"{done.returncode}: {done.stderr[-600:]}"
+            found = re.search(said, done.stderr.strip())
+            assert done.returncode == code and found, f"{done.returncode}: {done.stderr[-600:]}"
+            if fault in ("killed", "stopped"):
+                first, last = (int(number.replace(",", "")) for number in found.groups())
+                assert 1 <= first <= last <= NUM_RECORDS, f"records {first} to {last} of {NUM_RECORDS}"
             assert not code or seconds < LATENCY, f"the command ended {seconds:.0f} s after the fault"
             _, alive = psutil.wait_procs(workers, timeout=2)
             assert not alive, f"left behind: {alive}"
@@ -131,6 +137,7 @@ def wait_for_workers(process: WarmProcess) -> list[psutil.Process]:
 
 ROWS = [
     Row("R18", "a process that converts records is killed, stopped for ever, slow, or its task fails",
-        "told with the records within 60 s (slow: no difference); nothing left behind; the same command then runs",
+        "told within 60 s with the numbers of its records and their data set (a task that fails: file and line; "
+        "slow: nothing is told); nothing left behind; the same command then gives identical weights",
         disturb_workers, 4, 32),
 ]  # fmt: skip
