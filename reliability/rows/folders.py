@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,16 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from reliability.campaign import Row, Trial
-from reliability.faults import train_on_a_full_disk
+from reliability.faults import train, train_on_a_full_disk
 from reliability.rows.damage import STEPS, copy_run
 from reliability.rows.disk import check_resumed, explain_absence, mount_in_memory
 from reliability.rows.kills import FEW_STEPS, count_file_operations
 from reliability.warm import WarmProcess, check_no_trace, run_command
 from reliability.workload import TRAIN_WORDS, Workload
 
-MOST_SECONDS = 10.0
+MOST_SECONDS = 5.0
+NOBODY = 65_534  # a user without rights
 SIZE = 64 * 2**20
-READ_ONLY, TOO_LONG = "Read-only file system", "File name too long"
+READ_ONLY, TOO_LONG, NO_RIGHT = "Read-only file system", "File name too long", "Permission denied"
 Place = Callable[[Path], Path]  # makes what is in the way in a folder, returns the run.dir of the trial
 
 
@@ -58,15 +61,27 @@ def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
         def run(folder: Path, make: Place = make, said: str = said) -> None:
             place = make(folder)
             before = sorted(path.name for path in folder.iterdir())
-            recipe = workload.write_recipe(make_folder(folder / "recipe"), **STEPS)
+            recipe = write_recipe_without_model(workload, make_folder(folder / "recipe"))
             refuse("train", str(recipe), "--run.dir", str(place), *TRAIN_WORDS, said=said)
             left = sorted(path.name for path in folder.iterdir() if path.name != "recipe")
             assert left == before, f"left behind: {left}"
 
         yield Trial(name, run)
 
+    def train_as_nobody(folder: Path) -> None:
+        recipe = write_recipe_without_model(workload, folder)
+        folder.chmod(0o755)
+        start = time.monotonic()
+        with WarmProcess(train_as, NOBODY, str(recipe)) as process:
+            done = process.wait()
+        check_soon(done, NO_RIGHT, time.monotonic() - start)
+        assert not (folder / "run").exists(), "a run directory is left"
+
+    if os.geteuid() == 0:
+        yield Trial("a folder of another user", train_as_nobody)
+
     def train_read_only(folder: Path) -> None:
-        recipe = workload.write_recipe(folder, **STEPS)
+        recipe = write_recipe_without_model(workload, folder)
         with mount_read_only(folder / "disk"):
             refuse("train", str(recipe), "--run.dir", str(folder / "disk" / "run"), *TRAIN_WORDS, said=READ_ONLY)
 
@@ -116,9 +131,30 @@ def refuse(*words: str, said: str) -> None:
     """The command refuses in a few seconds, in one line."""
     start = time.monotonic()
     done = run_command(*words)
-    seconds = time.monotonic() - start
+    check_soon(done, said, time.monotonic() - start)
+
+
+def write_recipe_without_model(workload: Workload, folder: Path) -> Path:
+    """A recipe whose model is a folder without weights: what loads the model before it refuses the folder says so."""
+    model = folder / "model"
+    shutil.copytree(workload.model, model)
+    (model / "model.safetensors").write_bytes(b"none")
+    return workload.write_recipe(folder, **STEPS, model__path=str(model))
+
+
+def train_as(user: int, recipe: str) -> int:
+    """Run `fivetune train RECIPE` as another user."""
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+    return train(recipe)
+
+
+def check_soon(done: subprocess.CompletedProcess[str], said: str, seconds: float) -> None:
+    """The command refused, in one line, and soon."""
     check_refused(done, said)
     assert done.returncode, "exit code 0"
+    assert done.stderr.count("\n") == 1, f"not one line: {done.stderr[-600:]}"
     assert seconds < MOST_SECONDS, f"the command took {seconds:.1f} s"
 
 
@@ -140,7 +176,8 @@ def mount_read_only(folder: Path, run: Path | None = None) -> Iterator[None]:
 
 
 ROWS = [
-    Row("R21", "a run directory that cannot be made or written: read-only from the start or later, names that are none",
-        "refused with the reason in 10 s, nothing left; read-only later: told, and with the right back it resumes",
-        refuse_places, 14, 20),
+    Row("R21", "a run directory that cannot be made or written: read-only from the start or later, of another user, "
+        "names that are none",
+        "refused with the reason in one line and 5 s, before the model loads, nothing left; read-only later: told, and "
+        "with the right back it resumes", refuse_places, 15, 21),
 ]  # fmt: skip

@@ -157,34 +157,61 @@ def train_with_bad_values(
 
 
 def put_bad_values_in_peer(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """The same in the Trainer's loss: its weights are to stay finite, or its exit code to tell."""
+    """The same in the Trainer, of one process: its weights are to stay finite, or its exit code to tell."""
     for number in count():
-        variant = list(peer_variants)[number % len(peer_variants)]
+        variant, place = list(peer_variants)[number % len(peer_variants)], PLACES[number // 2 % len(PLACES)]
         value, step = random.choice((math.nan, math.inf)), random.randint(1, NUM_STEPS)
         last = step if random.random() < 0.5 else FOR_EVER
+        kept = "once" if last == step else "for ever"
 
-        def run(folder: Path, variant: str = variant, value: float = value, step: int = step, last: int = last) -> None:
-            prepare = partial(spoil_trainer, value, step, last)
+        def run(
+            folder: Path, variant: str = variant, fault: tuple[Any, ...] = (place, value, step, last, random.random())
+        ) -> None:
+            prepare = partial(spoil_trainer, str(folder / "fired"), *fault)
             words = (str(folder), str(workload.model), peer_variants[variant], prepare)
             with WarmProcess(train_peer, *words) as process:
                 done = process.wait()
+            assert (folder / "fired").exists(), f"no value was spoilt: {done.stderr[-300:]}"
             if done.returncode == 0:
                 check_finite(folder / "run")
 
-        yield Trial(f"{number} {value} {'once' if last == step else 'for ever'} in {variant} from step {step}", run)
+        yield Trial(f"{number} {value} {kept} in the {place} of {variant} from step {step}", run)
 
 
-def spoil_trainer(value: float, first: int, last: int) -> None:
-    """Multiply the Trainer's losses of steps `first` to `last` by `value`."""
+def spoil_trainer(fired: str, place: str, value: float, first: int, last: int, share: float) -> None:
+    """Replace a value of the Trainer's steps `first` to `last`, as in `train_with_bad_values`; then make `fired`."""
+    import torch
+    from torch import Tensor
+    from transformers.models.t5.modeling_t5 import T5LayerFF
     from transformers.trainer import Trainer
 
-    compute = Trainer.compute_loss
+    whole = {"loss": Trainer.compute_loss, "activations": T5LayerFF.forward}
+    state = {"active": False, "hooked": False}
 
-    def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
-        loss: Any = compute(self, *args, **named)
-        return loss * value if first <= self.state.global_step + 1 <= last else loss
+    def spoil(values: Tensor) -> Tensor:
+        if not state["active"]:
+            return values
+        Path(fired).touch()
+        spoilt = values.clone()
+        spoilt.view(-1)[0] = value
+        return spoilt
+
+    def compute_loss(self: Any, model: Any, *args: Any, **named: Any) -> Any:
+        state["active"] = first <= self.state.global_step + 1 <= last
+        if place == "gradient" and not state["hooked"]:
+            weights = [weight for weight in model.parameters() if weight.requires_grad]
+            weights[int(share * len(weights))].register_hook(spoil)
+            state["hooked"] = True
+        loss: Any = whole["loss"](self, model, *args, **named)
+        # A constant in its place would have no gradient.
+        return loss * spoil(torch.ones(1))[0] if place == "loss" else loss
+
+    def forward(*args: Any, **named: Any) -> Any:
+        return spoil(whole["activations"](*args, **named))
 
     Trainer.compute_loss = compute_loss
+    if place == "activations":
+        T5LayerFF.forward = forward
 
 
 def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
@@ -214,7 +241,7 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
             with WarmProcess(make_overflowing_model, *places, family, seed, scale) as process:
                 made = process.wait()
             check_success(made)
-            options = {"model__path": str(folder / "model"), "train__precision": "fp16"}
+            options: dict[str, Any] = {"model__path": str(folder / "model"), "train__precision": "fp16"}
             with WarmProcess(train, str(workload.write_recipe(folder, **options))) as process:
                 done = process.wait()
             assert done.returncode in (2, 5), f"exit code {done.returncode}: {done.stderr[-600:]}"

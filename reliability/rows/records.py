@@ -324,5 +324,6 @@ ROWS = [
     Row("R16", "random records as JSONL, CSV, TSV, SQuAD JSON, Parquet; two thirds of the files damaged",
         "read = kept + rejected, each with file, place and reason; the same result twice", fuzz_records, 1000, 10_000),
     Row("R17", "45 files as people damage them; for a release also a line of 2 GiB in three formats",
-        "the expected message with file and place; at most 256 MiB of memory", read_bad_files, len(BAD_FILES)),
+        "the expected message with file and place; of the lines of 2 GiB in at most 256 MiB more memory",
+        read_bad_files, len(BAD_FILES)),
 ]  # fmt: skip
