@@ -80,7 +80,7 @@ def redact_settings(value: Any, name: str = "") -> Any:
     """Replace tokens, passwords in URLs and the values of settings named like a secret in a table of settings.
 
     A run reads these settings back, so labels, templates and columns (`task`, `data.columns`) are unchanged, and no
-    text is searched for `name: value`.
+    text but the title of the report is searched for `name: value`.
 
     Args:
         value: settings, nested or by dotted names.
@@ -97,6 +97,8 @@ def redact_settings(value: Any, name: str = "") -> Any:
         return [redact_settings(item, name) for item in value]
     if not isinstance(value, str):
         return value
+    if name == "report.title":
+        return redact_secrets(value)
     return HIDDEN if value and is_secret_name(name) else hide_tokens(value)
 
 

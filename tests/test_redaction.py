@@ -14,7 +14,7 @@ from fivetune.config import load_config
 from fivetune.errors import DataError
 from fivetune.publish.card import CardRequest, build_model_card
 from fivetune.publish.usage import Place
-from fivetune.redaction import is_secret_name, redact_json, redact_secrets
+from fivetune.redaction import is_secret_name, redact_json, redact_secrets, redact_settings
 from fivetune.report import write_report
 from fivetune.rundir.records import Run
 from fivetune.training import train
@@ -160,3 +160,9 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, model_folder, capsys):
     assert TOKEN not in printed
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["report"]["title"] == "mine (hidden)"
     assert "mine (hidden)" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_title_of_a_report_is_searched_for_secrets():
+    """Other settings are read back as they are."""
+    table = {"report": {"title": "with password=horse"}, "data": {"train": "password=horse.json"}}
+    assert redact_settings(table) == {**table, "report": {"title": "with password=(hidden)"}}

@@ -16,6 +16,7 @@ import yaml
 from fivetune.config.aliases import is_known, needs_no_value, translate_argument
 from fivetune.config.recipes import find_shipped_recipe, list_recipe_names
 from fivetune.errors import ConfigError, suggest_names
+from fivetune.redaction import name_invisible
 from fivetune.types import JsonTable, JsonValue
 
 PLUGIN_SECTIONS = {"task": "tasks", "optimizer": "optimizers", "schedule": "schedules", "strategy": "strategies"}
@@ -157,7 +158,10 @@ def as_yaml(table: Mapping[str, object]) -> str:
     >>> as_yaml({"lr": 1e-05, "answer": "no", "revision": "1e3"})
     "lr: 1.0e-05\\nanswer: 'no'\\nrevision: '1e3'\\n"
     """
-    return yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    if name_invisible(text) != text:  # a terminal would obey them
+        text = yaml.dump(table, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
+    return text
 
 
 def format_value(value: object) -> str:

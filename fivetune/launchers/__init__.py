@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from fivetune import plugins
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, suggest_names
 from fivetune.plugins import Options
+from fivetune.redaction import redact_secrets
 
 __all__ = ["JobPlan", "JobRun", "Launcher", "SubmissionError"]
 
@@ -75,6 +76,12 @@ class JobPlan:
                 raise ConfigError(
                     f"run.dir: {text!r}: has a character that cannot be printed, such as a line break. A job's files "
                     "hold this name. Choose another."
+                )
+        for words in (shlex.join(run.settings) for run in self.runs):
+            if (hidden := redact_secrets(words)) != words:
+                raise ConfigError(
+                    f"{hidden}: holds a password or token, which the job's file would show. Move the setting into the "
+                    "recipe, or the secret into a variable of the nodes' environment."
                 )
 
     @property

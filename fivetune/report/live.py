@@ -23,6 +23,7 @@ from rich.text import Text
 
 from fivetune import rundir
 from fivetune.errors import FiveTuneError
+from fivetune.redaction import name_invisible
 from fivetune.report.page.wording import (
     UNKNOWN,
     format_count,
@@ -310,14 +311,16 @@ def _format_run_lines(view: View, width: int, *, folded: bool = True) -> list[Te
             f"{100 * view.step // view.num_steps} %",
         )
     style = STYLES.get(view.state, "red")
-    name = Text(view.name, style="bold")
+    name = Text(name_invisible(view.name), style="bold")
     name.truncate(min(max(width - 52, 8), MAX_NAME), overflow="ellipsis", pad=True)
     lines = [Text.assemble(name, " ", (f"{view.state:<11}", style), f"{steps:>17}{done:>6}{end:>17}", no_wrap=True)]
     if view.losses or view.score is not None:
         lines.append(_format_figures(view, width))
     failed = view.state not in ("finished", *ACTIVE)
     if reason := view.why if failed else view.verdict:
-        lines.append(Text(f"  {reason}", style=style if failed else "yellow", no_wrap=folded, overflow="ellipsis"))
+        shown = Text(f"  {name_invisible(reason)}", style=style if failed else "yellow")
+        shown.no_wrap, shown.overflow = folded, "ellipsis"
+        lines.append(shown)
     return lines
 
 

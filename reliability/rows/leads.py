@@ -170,7 +170,7 @@ def name_in_bucket(folder: Path, outside: Path, workload: Workload) -> list[str]
     shutil.rmtree(folder / "run")
     (folder / "cache").rename(folder / "cache-of-the-first")
     name = f"../../../../{outside.parent.name}/evil"
-    for checkpoint in (place / "checkpoints").iterdir():
+    for checkpoint in [path for path in (place / "checkpoints").iterdir() if (path / MANIFEST).exists()]:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
         manifest["files"][name] = manifest["files"]["state.pt"]
         (checkpoint / MANIFEST).write_text(json.dumps(manifest))

@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 import csv
+import html
+import io
 import json
 import random
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import yaml
 
+from fivetune.report.page.render import render_html
+from fivetune.report.search import build_search_page
+from fivetune.types import Search
+from fivetune.types import Trial as SearchTrial
 from reliability.campaign import Row, Trial
 from reliability.payloads import HARMLESS, PAYLOADS, find_foreign, find_hidden
 from reliability.requests import start_server
 from reliability.rows.kills import FEW_STEPS
-from reliability.warm import check_no_trace, check_success, run_command
+from reliability.warm import WarmProcess, check_no_trace, check_success, run_command
 from reliability.workload import OnceEach, Workload
 
-TEXTS_PER_TRIAL = 25
+TEXTS_PER_RUN = 25
+NAMES = "runs"  # a folder of runs, of which each has a text as its name
+LAUNCHERS = {
+    "slurm": (),
+    "kubernetes": ("--image", "i", "--volume", "v"),
+    "skypilot": ("--image", "i", "--bucket", "s3://b"),
+}
 Pages = dict[str, str]
 
 
 def show_hostile_texts(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Write 25 payloads at a time into every text of a run, and show the run in every way."""
-    usual = OnceEach[Pages]()
+    """A trial for each payload; 25 of them share a run that has them in every text, and all ways to show it."""
+    usual, shown = OnceEach[Pages](), OnceEach[dict[str, list[str]]]()
+    order = random.sample(PAYLOADS, len(PAYLOADS))
 
     def show_harmless() -> Pages:
-        return show_texts(workload, workload.make_folder("harmless"), HARMLESS[:TEXTS_PER_TRIAL])
+        return show_texts(workload, workload.make_folder("harmless"), HARMLESS[:TEXTS_PER_RUN])
 
-    order = random.sample(PAYLOADS, len(PAYLOADS))
-    for first in range(0, len(order), TEXTS_PER_TRIAL):
+    def judge(first: int) -> dict[str, list[str]]:
+        """What is wrong, by the place that shows it."""
+        texts = order[first : first + TEXTS_PER_RUN]
+        try:
+            harmless = usual.get("harmless", show_harmless)
+            pages = show_texts(workload, workload.make_folder(f"hostile-{first}"), texts)
+        except Exception as error:  # nothing was shown
+            return {"set-up": [f"{type(error).__name__}: {error}"]}
+        wrong = {name: found for name in pages if (found := judge_page(name, pages[name], harmless[name]))}
+        for name in ("report", "comparison", "inspection", "search"):
+            absent = [text for text in texts if find_mark(text) not in html.unescape(pages[name])]
+            wrong |= {f"{name} lacks": absent} if absent else {}
+        return wrong
 
-        def run(folder: Path, texts: Sequence[str] = tuple(order[first : first + TEXTS_PER_TRIAL])) -> None:
-            pages, harmless = show_texts(workload, folder, texts), usual.get("harmless", show_harmless)
-            wrong = {name: found for name in pages if (found := judge_page(name, pages[name], harmless[name]))}
-            assert not wrong, f"{wrong}"
+    for number, text in enumerate(order):
 
-        yield Trial(f"payloads {first + 1} to {first + TEXTS_PER_TRIAL}", run)
+        def run(folder: Path, first: int = number - number % TEXTS_PER_RUN) -> None:
+            wrong = shown.get(str(first), lambda: judge(first))
+            assert not wrong, f"with payloads {first + 1} to {first + TEXTS_PER_RUN}: {wrong}"
+
+        yield Trial(f"{number + 1}: {text!r}", run)
+
+
+def find_mark(text: str) -> str:
+    """The longest part of a text that every page shows as it is."""
+    return max(re.findall(r"[\w.:=-]+", text, re.ASCII), key=len)[:30]
 
 
 def judge_page(name: str, page: str, harmless: str) -> list[str]:
@@ -54,32 +88,130 @@ def judge_page(name: str, page: str, harmless: str) -> list[str]:
 
 
 def show_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Pages:
-    """Report, comparison, card, table, terminal and server's pages of a run that has these texts everywhere."""
+    """Pages, card, table, terminal, jobs and answers of a run that has these texts everywhere."""
     run = plant_texts(workload, folder, texts)
     pages = {"report": _read_after(run_command("report", str(run)), run / "report.html")}
-    compared = folder / "comparison.html"
-    done = run_command("compare", str(run), str(workload.run_undisturbed(**FEW_STEPS).run), "--output", str(compared))
-    pages["comparison"] = _read_after(done, compared)
-    pages["card"] = _read_after(run_command("card", str(run)), run / "model" / "README.md")
+    compared, inspected = folder / "comparison.html", folder / "inspection.html"
+    named = sorted((folder / NAMES).iterdir())
+    files = [str(path) for path in sorted((folder / "data").iterdir())]
     shown = [
-        done,
+        run_command("compare", *map(str, named), "--output", str(compared)),
+        run_command("inspect", *files, "--task", "squad_v2", "--html", str(inspected)),
+        run_command("watch", str(folder / NAMES), "--once"),
         run_command("diagnose", str(run)),
         run_command("predict", str(run), "--input", str(folder / "dev.json")),
+        run_command("check", str(folder / "hostile.yaml")),
     ]
-    shown += [
-        run_command("train", str(folder / "recipe.yaml"), f"--report.{_make_word(text)}", text) for text in texts[:3]
-    ]
-    shown += [run_command("evaluate", str(folder / _make_name(text))) for text in texts[:3]]
+    pages |= {"comparison": _read_after(shown[0], compared), "inspection": _read_after(shown[1], inspected)}
+    pages["card"] = _read_after(run_command("card", str(run)), run / "model" / "README.md")
+    pages["search"] = render_search(texts)
+    shown.append(show_each(folder, texts))
     for number, one in enumerate(shown):
         pages[f"terminal {number}"] = one.stdout + one.stderr
         check_no_trace(one.stderr)
+        assert "damaged" not in one.stderr, one.stderr[-600:]
     check_table(run, folder, texts)
-    pages |= read_served_pages(run)
+    check_jobs(folder, texts)
+    pages |= read_served_pages(run, texts)
     return pages
 
 
+def render_search(texts: Sequence[str]) -> str:
+    """The page of a study whose name, settings, reasons and runs are these texts."""
+    trials = [
+        SearchTrial(number, "failed" if number % 2 else "finished", {"model.path": text, "optimizer.lr": number / 1e3},
+                    None if number % 2 else float(number), ((1, 1.0), (2, float(number))), 1.0, text, text)
+        for number, text in enumerate(texts)
+    ]  # fmt: skip
+    found = Search(" ".join(texts), "f1", True, tuple(trials), trials[0], {"model.path": 0.5, "optimizer.lr": 0.5})
+    return render_html(build_search_page(found))
+
+
+def show_each(folder: Path, texts: Sequence[str]) -> CompletedProcess[str]:
+    """Each text as the name of a setting, of a missing run, and as a title that is printed: errors and settings."""
+    recipe = str(folder / "recipe.yaml")
+    plan = [
+        one
+        for text in _without_nul(texts)
+        for one in (
+            (2, ["train", recipe, f"--report.{_make_word(text)}", text]),
+            (4, ["evaluate", str(folder / "missing" / _make_name(text))]),
+            (0, ["config", recipe, f"--report.title={text}"]),
+        )
+    ]
+    with WarmProcess(call_each, json.dumps(plan)) as process:
+        done = process.wait()
+    check_success(done)
+    return done
+
+
+def call_each(plan: str) -> int:
+    """Run commands one after the other; 1 at the first that has another exit code."""
+    from fivetune.cli import main
+
+    for code, words in json.loads(plan):
+        found = main(words)
+        if found != code:
+            print(f"exit code {found}, not {code}: {words!r}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def check_jobs(folder: Path, texts: Sequence[str]) -> None:
+    """The job of a run with such a name is refused, or has the name as one word of its script."""
+    names = [_make_name(text) for text in _without_nul(texts)]
+    for kind, options in LAUNCHERS.items():
+        target = folder / f"{kind}.json"
+        launch = ["launch", str(folder / "recipe.yaml"), "--dry-run", "--on", kind, *options]
+        launch += ["--mount", str(folder)] if kind == "kubernetes" else []
+        plan = [[*launch, f"--run.dir=runs/{name}"] for name in names]
+        with WarmProcess(record_each, str(target), json.dumps(plan)) as process:
+            done = process.wait()
+        check_success(done)
+        for name, (code, job) in zip(names, json.loads(target.read_text()), strict=True):
+            assert code in (0, 2), f"{kind}: exit code {code} of {name!r}: {done.stderr[-300:]}"
+            if code == 0:
+                check_job(job, name, is_script=kind == "slurm")
+
+
+def record_each(target: str, plan: str) -> None:
+    """Write exit code and output of each command."""
+    from fivetune.cli import main
+
+    found: list[tuple[int, str]] = []
+    for words in json.loads(plan):
+        with redirect_stdout(io.StringIO()) as printed:
+            code = main(words)
+        found.append((code, printed.getvalue()))
+    Path(target).write_text(json.dumps(found))
+
+
+def check_job(job: str, name: str, *, is_script: bool) -> None:
+    """Wherever a script has the name, it is one word, or a part of one."""
+    scripts = [job] if is_script else [text for one in yaml.safe_load_all(job) for text in iter_texts(one)]
+    lines = [line for script in scripts for line in script.splitlines() if not line.startswith("#")]
+    for line in lines:
+        if name in line and (is_script or "fivetune" in line):
+            words = shlex.shlex(line, posix=True, punctuation_chars=True)
+            words.whitespace_split = True
+            assert any(name in word for word in words), f"{name!r} is not quoted: {line}"
+    for script in scripts:
+        if "fivetune" in script:
+            done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+            assert done.returncode == 0, f"{name!r}: {done.stderr}"
+
+
+def iter_texts(value: Any) -> Iterator[str]:
+    """All texts of a value of YAML."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from iter_texts(one)
+
+
 def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
-    """A finished run with these texts as questions, predictions, names, settings, warnings and reasons."""
+    """A finished run with these texts as questions, predictions, settings, warnings and reasons; one named by each."""
     run = folder / _make_name(texts[0])
     shutil.copytree(workload.run_undisturbed(**FEW_STEPS).run, run, symlinks=True)
     (run / "model" / "README.md").unlink()
@@ -92,6 +224,10 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
         for number, text in enumerate(_without_nul(texts))
     ]
     (folder / "dev.json").write_text(json.dumps({"data": [{"title": joined, "paragraphs": paragraphs}]}))
+    (folder / "data").mkdir()
+    for text, paragraph in zip(texts, paragraphs, strict=True):
+        table = {"data": [{"title": text, "paragraphs": [paragraph]}]}
+        (folder / "data" / f"{_make_name(text)}.json").write_text(json.dumps(table))
     lines = [json.loads(line) for line in (run / "predictions" / "eval-2.jsonl").read_text().splitlines()]
     planted = [
         {
@@ -118,7 +254,7 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
 
     _change(run / "data.json", change_data)
     _change(run / "machine.json", change_machine)
-    _change(run / "status.json", lambda table: table.update(why=joined, warnings=list(texts)))
+    _change(run / "status.json", lambda table: table.update(why=joined, warnings=_make_warnings(texts)))
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["report"]["title"] = joined
     config["model"]["path"] = joined
@@ -126,7 +262,33 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
     (run / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
     with (run / "log.txt").open("a") as file:
         file.write(joined)
+    plant_names(workload, folder, texts)
     return run
+
+
+def plant_names(workload: Workload, folder: Path, texts: Sequence[str]) -> None:
+    """Runs that are named by these texts and differ in a setting, and a recipe that has them."""
+    recipe = workload.write_recipe(folder, **FEW_STEPS, run__dir=str(folder / "checked"))
+    table = yaml.safe_load(recipe.read_text())
+    table["report"] = {"title": " ".join(texts)}
+    table["data"]["train"] = [str(path) for path in sorted((folder / "data").iterdir())]
+    (folder / "hostile.yaml").write_text(yaml.safe_dump(table, allow_unicode=True))
+    for number, text in enumerate(texts):
+        run = folder / NAMES / _make_name(text)
+        shutil.copytree(workload.run_undisturbed(**FEW_STEPS).run, run, symlinks=True, ignore=_ignore_weights)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["optimizer"]["lr"] = (number + 1) / 1000
+        config["report"]["title"] = text
+        (run / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
+        _change(run / "status.json", lambda table, text=text: table.update(why=text, warnings=_make_warnings([text])))
+
+
+def _make_warnings(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"message": text, "kind": ""} for text in texts]
+
+
+def _ignore_weights(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name in ("checkpoints", "model", "best")]
 
 
 def check_table(run: Path, folder: Path, texts: Sequence[str]) -> None:
@@ -145,10 +307,19 @@ def check_table(run: Path, folder: Path, texts: Sequence[str]) -> None:
     assert found == rows, "the cells of the table are not those of the input"
 
 
-def read_served_pages(run: Path) -> Pages:
-    """The pages of the server, and its answers, which are JSON."""
+def read_served_pages(run: Path, texts: Sequence[str]) -> Pages:
+    """The pages of the server; its answers about these texts are JSON, which no browser takes for a page."""
     with start_server(run) as (_, port):
         pages: Pages = {}
+        for text in texts:
+            body = json.dumps({"id": text, "question": text, "context": text}).encode()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert answer.headers["Content-Type"] == "application/json"
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert json.loads(answer.read())["id"] == text
         for path in ("/", "/docs", "/demo.json", "/openapi.json", "/v1/models", "/metrics"):
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
                 kind, text = answer.headers["Content-Type"], answer.read().decode()
@@ -192,7 +363,9 @@ def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 ROWS = [
-    Row("R24", "25 of 200 payloads as question, context, answer, prediction, name, setting, warning, file and error",
-        "report, comparison, card and the server's pages have no foreign element, handler or address, the terminal no "
-        "control character; a table gives each cell back", show_hostile_texts, 2, 8),
+    Row("R24", "a payload (of 200) as question, context, answer, prediction, name of a run, a file, a setting and a "
+        "job, setting, warning, reason and error; 25 share a run",
+        "report, comparison, inspection, search, card and server pages have it, and no foreign element, handler or "
+        "address; the terminal has no control character, a job's script has it as one word or is refused, the server "
+        "answers JSON, a table gives each cell back", show_hostile_texts, 25, 200),
 ]  # fmt: skip

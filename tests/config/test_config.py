@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import Seq2SeqTrainingArguments
@@ -23,7 +24,7 @@ from fivetune.config.aliases import (
     NoEquivalentError,
     is_known,
 )
-from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, parse_overrides, parse_value
+from fivetune.config.layers import EXCLUSIVE, PLUGIN_SECTIONS, as_yaml, parse_overrides, parse_value
 from fivetune.config.paths import find_typed_path
 from fivetune.config.recipes import find_recipe, list_recipe_names
 from fivetune.errors import ConfigError
@@ -701,3 +702,9 @@ def test_errors_of_flags_name_the_flag(tmp_path, flags, message):
         recipe = recipe.replace("model: {", "model: {unfreeze: {shared: 5}, ")
     found = refusal(tmp_path, recipe, flags)
     assert found.startswith(message) and "\n" not in found
+
+
+def test_characters_that_a_terminal_obeys_are_escaped_in_yaml():
+    table = {"title": "a\u202eb\u2069\x1b[2J", "other": "é"}
+    text = as_yaml(table)
+    assert not set(text) & set("\u202e\u2069\x1b") and yaml.safe_load(text) == table

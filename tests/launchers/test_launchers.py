@@ -193,6 +193,7 @@ def test_a_sweep_fetches_each_of_its_models_and_data_once(capsys, fake_sbatch, m
         (["--nodes", "1", "--launch.nnodes", "2"], "--nodes 1: contradicts --launch.nnodes 2. Give one of them."),
         (["--launch.nnodes", "x"], "--launch.nnodes x: give a whole number, 1 or more."),
         (["--nodes", "2", "--strategy.name", "single"], "launch.nnodes 2 times launch.nproc 1 needs a strategy for"),
+        (["--model.revision", "hf_" + "a" * 30], "--model.revision (hidden): holds a password or token, which the job"),
         (
             ["--run.dir", '"runs/a\\nb"'],
             "run.dir: 'a\\nb': has a character that cannot be printed, such as a line break.",

@@ -54,6 +54,12 @@ def a_run(
     return folder
 
 
+def test_a_name_and_a_reason_move_no_terminal(tmp_path):
+    a_run(tmp_path / "a\x1b[2J\u202eb", state="failed", why="lost\x1b[31m")
+    text = shown(tmp_path)
+    assert "a[U+001B][2J[U+202E]b" in text and "lost[U+001B][31m" in text and not set(text) & {"\x1b", "\u202e"}
+
+
 def test_a_finished_run_in_a_frame(tmp_path):
     a_run(tmp_path / "one")
     text = shown(tmp_path)
