@@ -188,7 +188,7 @@ def record_each(target: str, plan: str) -> None:
 
 def check_job(job: str, name: str, *, is_script: bool) -> None:
     """Wherever a script has the name, it is one word, or a part of one."""
-    scripts = [job] if is_script else [text for one in yaml.safe_load_all(job) for text in iter_texts(one)]
+    scripts = [job] if is_script else [text for one in job.split("\n---\n") for text in iter_texts(yaml.safe_load(one))]
     lines = [line for script in scripts for line in script.splitlines() if not line.startswith("#")]
     for line in lines:
         if name in line and (is_script or "fivetune" in line):
