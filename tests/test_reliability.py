@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from fivetune.rundir import lock_file
+from fivetune.rundir.checksums import write_checksums
 from reliability import __main__ as command
 from reliability import batch, campaign
 from reliability.campaign import Campaign, Row, Trial
 from reliability.mutants import MUTANTS
 from reliability.page import END, START, write_table
-from reliability.rows import network
+from reliability.rows import kills, network
 from reliability.warm import WarmProcess
+from reliability.workload import check_resumed_from, find_newest_step
 
 RAN: list[str] = []
 
@@ -306,3 +311,57 @@ def test_every_mutant_changes_one_place_and_names_tests_that_are_there(mutant):
     source = (campaign.ROOT / "fivetune" / mutant.file).read_text(encoding="utf-8")
     assert source.count(mutant.old) == 1, f"{mutant.file} has another text now: mend the mutant"
     assert all((campaign.ROOT / file).is_file() for file in mutant.tests)
+
+
+@pytest.mark.parametrize(
+    ("work", "num"),
+    [("shutil.rmtree('a')", 4), ("os.symlink('nothing', 'b')", 1), ("os.rename('a/x', 'a/y')", 1), ("open('a/x')", 0)],
+)
+def test_operations_are_counted_also_below_an_open_folder(tmp_path, work, num):
+    """Removing a tree of two files and a folder: bare names beside open folders; a link counts by its own place."""
+    (tmp_path / "run" / "a" / "b").mkdir(parents=True)
+    for name in ("a/x", "a/b/x"):
+        (tmp_path / "run" / name).touch()
+    watch = "from reliability.faults import watch_file_operations as watch; watch('.', print)"
+    code = f"import os, shutil; {watch}; {work}"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path / "run",
+        env={**os.environ, "PYTHONPATH": str(campaign.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr, len(done.stdout.split())) == (0, "", num)
+
+
+def test_the_newest_whole_checkpoint_is_found_and_a_resume_must_begin_there(tmp_path):
+    """One that was being replaced has another name; one without a manifest is no checkpoint."""
+    for name in ("2", ".7.old", "9"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert find_newest_step(tmp_path) == 0
+    for name in ("2", ".7.old"):
+        write_checksums(tmp_path / "checkpoints" / name)
+    assert find_newest_step(tmp_path) == 7
+    (tmp_path / "machine.json").write_text(json.dumps({"parts": [{"step": 0, "started": "", "device": "cpu"}]}))
+    with pytest.raises(AssertionError, match="went on from step 0, and its newest whole checkpoint was that of step 7"):
+        check_resumed_from(tmp_path, 7)
+
+
+def test_a_kill_that_misses_is_drawn_again_and_what_was_there_is_put_back(tmp_path, monkeypatch):
+    """The first two processes have written and ended; the third is hit."""
+    place, ended, start = tmp_path / "run", iter([False, False, True]), cast("Any", lambda: None)
+    place.mkdir()
+
+    def kill_after(process: str, seconds: float) -> bool:
+        assert not (place / "written").exists()
+        (place / "written").touch()
+        return next(ended)
+
+    monkeypatch.setattr(kills, "kill_after", kill_after)
+    kills.kill_during(start, place, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"] and (place / "written").exists()
+    ended = iter([False] * kills.NUM_DRAWS)
+    (place / "written").unlink()
+    with pytest.raises(AssertionError, match=r"^no kill hit; the last one was after "):
+        kills.kill_during(start, place, 1.0)

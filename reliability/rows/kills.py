@@ -237,7 +237,7 @@ def kill_during(start: Callable[[], WarmProcess], place: Path, seconds: float) -
         if kill_after(start(), seconds):
             break
         seconds *= 0.6
-        shutil.rmtree(place)
+        shutil.rmtree(place, ignore_errors=True)
         if before.exists():
             shutil.copytree(before, place, symlinks=True)
     else:
