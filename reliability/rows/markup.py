@@ -59,8 +59,8 @@ def show_hostile_texts(workload: Workload, random: random.Random) -> Iterator[Tr
         except Exception as error:  # nothing was shown
             return {"set-up": [f"{type(error).__name__}: {error}"]}
         wrong = {name: found for name in pages if (found := judge_page(name, pages[name], harmless[name]))}
-        for name in ("report", "comparison", "inspection", "search"):
-            absent = [text for text in texts if find_mark(text) not in html.unescape(pages[name])]
+        for name, change in (("report", str), ("search", str), ("comparison", _make_name), ("inspection", _make_name)):
+            absent = [text for text in texts if find_mark(change(text)) not in html.unescape(pages[name])]
             wrong |= {f"{name} lacks": absent} if absent else {}
         return wrong
 
@@ -344,7 +344,7 @@ def _without_nul(texts: Sequence[str]) -> list[str]:
 
 def _make_name(text: str) -> str:
     """The text as the name of a file."""
-    return re.sub("[/\0]", "_", text)[:80] or "x"
+    return re.sub("[/\0]", "_", text)[:160] or "x"
 
 
 def _make_word(text: str) -> str:
