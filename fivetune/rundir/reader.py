@@ -121,7 +121,10 @@ def read_run(folder: str | Path) -> Run:
 
     A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
 
-    Raises RunDirError for a folder that is no run directory.
+    Args:
+        folder: the run directory.
+
+    Returns the Run. Raises RunDirError for any other folder.
 
     >>> read_run("runs/tickets")
     Run('tickets', finished, step 40 of 40)

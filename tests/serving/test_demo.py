@@ -17,6 +17,7 @@ from browser import Tab, browser, open_tab
 from serving_kit import FIELDS, RECORDS, Server, Slow, serving
 
 from fivetune.plugins import list_plugins, load_plugin
+from fivetune.rundir.layout import CHECKSUMS
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.serving.demo import find_examples, render_demo
 from fivetune.serving.schema import DemoExample, RunFacts, list_fields
@@ -108,6 +109,7 @@ def test_examples_are_of_the_best_evaluation(trained: LoadedRun, tmp_path: Path)
     for number, line in enumerate(lines):
         line["scores"] = dict.fromkeys(line["scores"], float(number % 3 == 0))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (trained.folder / CHECKSUMS).unlink()  # by which a changed file is told
     warned: list[str] = []
     found = find_examples(trained, fields, num=3, on_warning=warned.append)
     assert [one.is_right for one in found] == [True] * 3 + [False] * 3 and not warned
