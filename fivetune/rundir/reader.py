@@ -149,8 +149,7 @@ def read_run(folder: str | Path) -> Run:
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
     damage += find_changes(folder, known=damage)
-    own = [warning.message for warning in status.warnings]
-    warnings = [*own, *(text for text in damage if text not in own)]  # a resume has recorded what it met
+    warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
 
     def add_damage(text: str) -> None:
         damage.append(text)
