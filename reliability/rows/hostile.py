@@ -15,11 +15,14 @@ from typing import Any
 import yaml
 
 from fivetune.rundir.checksums import MANIFEST, write_checksums
+from fivetune.rundir.layout import CHECKSUMS
 from reliability.campaign import Row, Trial
 from reliability.rows.damage import copy_run
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import check_no_trace, check_success, run_command
 from reliability.workload import TRAIN_WORDS, Workload
+
+LAST = f"checkpoints/{FEW_STEPS['train__num_steps']}"
 
 Plant = Callable[[Path, Path, Workload], list[str]]  # (empty folder, canary, workload) -> words of the command
 
@@ -120,7 +123,7 @@ def plant_in_checkpoint(name: str, make: Callable[[Path], bytes]) -> Plant:
 
     def plant(folder: Path, canary: Path, workload: Workload) -> list[str]:
         run = copy_finished_run(workload, folder)
-        checkpoint = run / "checkpoints" / "2"
+        checkpoint = run / LAST
         (checkpoint / name).write_bytes(make(canary))
         seal(checkpoint)
         return ["train", str(run), "--resume", *TRAIN_WORDS, "--train.num_steps", "3"]
@@ -142,11 +145,12 @@ def plant_in_run(name: str, make: Callable[[Path], bytes], *words: str) -> Plant
 
 
 def copy_finished_run(workload: Workload, folder: Path) -> Path:
-    """A copy of a finished run of few steps whose settings name the copy."""
+    """A copy of a finished run of few steps whose settings name the copy, and that tells no changed records."""
     run = copy_run(workload.run_undisturbed(**FEW_STEPS).run, folder)
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["run"]["dir"] = str(run)
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / CHECKSUMS).unlink()
     return run
 
 
@@ -251,10 +255,10 @@ PLANTS: dict[str, Plant] = {
 NAMED = {  # what the refusal names where it is not the file of a plant's name
     "pickle as a shard": "/pytorch_model.bin:",
     "code for an unknown model": "model_type 'evil'",
-    "optimizer state of a checkpoint": "/checkpoints/2/state.pt:",
-    "random states of a checkpoint": "/checkpoints/2/state.pt:",
-    "pickle as a checkpoint's state": "/checkpoints/2/state.pt:",
-    "weights of a checkpoint": "/checkpoints/2/model.safetensors:",
+    "optimizer state of a checkpoint": f"/{LAST}/state.pt:",
+    "random states of a checkpoint": f"/{LAST}/state.pt:",
+    "pickle as a checkpoint's state": f"/{LAST}/state.pt:",
+    "weights of a checkpoint": f"/{LAST}/model.safetensors:",
     "weights of a run": "/run/model/model.safetensors:",
     "settings of a run": "/run/config.yaml:1:",
     "data set with a script": "evil.py",
