@@ -350,18 +350,21 @@ def test_the_newest_whole_checkpoint_is_found_and_a_resume_must_begin_there(tmp_
 
 def test_a_kill_that_misses_is_drawn_again_and_what_was_there_is_put_back(tmp_path, monkeypatch):
     """The first two processes have written and ended; the third is hit."""
-    place, ended, start = tmp_path / "run", iter([False, False, True]), cast("Any", lambda: None)
+    place, ended, start = tmp_path / "run", iter([0.5, 0.4, None]), cast("Any", lambda: None)
+    times: list[float] = []
     place.mkdir()
 
-    def kill_after(process: str, seconds: float) -> bool:
+    def kill_after(process: str, seconds: float) -> float | None:
         assert not (place / "written").exists()
         (place / "written").touch()
+        times.append(seconds)
         return next(ended)
 
     monkeypatch.setattr(kills, "kill_after", kill_after)
     kills.kill_during(start, place, 1.0)
     assert [path.name for path in tmp_path.iterdir()] == ["run"] and (place / "written").exists()
-    ended = iter([False] * kills.NUM_DRAWS)
+    assert times == pytest.approx([1.0, 0.3, 0.24])  # earlier than the end of the one that was missed
+    ended = iter([0.5] * kills.NUM_DRAWS)
     (place / "written").unlink()
     with pytest.raises(AssertionError, match=r"^no kill hit; the last one was after "):
         kills.kill_during(start, place, 1.0)

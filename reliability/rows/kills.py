@@ -228,15 +228,17 @@ def start_both(start: Callable[[], WarmProcess], pause: float) -> tuple[dict[int
 def kill_during(start: Callable[[], WarmProcess], place: Path, seconds: float) -> None:
     """SIGKILL a process that writes `place`, and its ranks, after a time.
 
-    Where it had ended by then, `place` is put back, and another one is killed earlier.
+    Where it ended before, `place` is put back, and another one is killed earlier than that: `seconds` may come from a
+    time at which the machine was slower.
     """
     before = place.with_name(f"{place.name}-before")
     if place.exists():
         shutil.copytree(place, before, symlinks=True)
     for _ in range(NUM_DRAWS):
-        if kill_after(start(), seconds):
+        ended_after = kill_after(start(), seconds)
+        if ended_after is None:
             break
-        seconds *= 0.6
+        seconds = 0.6 * ended_after
         shutil.rmtree(place, ignore_errors=True)
         if before.exists():
             shutil.copytree(before, place, symlinks=True)
@@ -245,12 +247,15 @@ def kill_during(start: Callable[[], WarmProcess], place: Path, seconds: float) -
     shutil.rmtree(before, ignore_errors=True)
 
 
-def kill_after(process: WarmProcess, seconds: float) -> bool:
-    """SIGKILL the process and its ranks after a time. Returns whether it was still running."""
+def kill_after(process: WarmProcess, seconds: float) -> float | None:
+    """SIGKILL the process and its ranks after a time. Returns None, or after how many seconds it had ended before."""
+    begun = time.monotonic()
     with process:
-        time.sleep(seconds)
+        while process.code is None and time.monotonic() - begun < seconds:
+            time.sleep(0.005)
+        ended_after = time.monotonic() - begun
         process.kill_tree()
-        return process.wait().returncode == -signal.SIGKILL
+        return None if process.wait().returncode == -signal.SIGKILL else ended_after
 
 
 def check_little_lost(run: Path) -> None:
