@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
@@ -17,7 +18,7 @@ from typing import Any
 from fivetune.rundir import read_run
 from reliability.campaign import ROOT, Row, Trial
 from reliability.warm import WarmProcess, check_success
-from reliability.workload import VARIANTS, Workload, check_weights, make_model, read_weights, resume
+from reliability.workload import NUM_STEPS, VARIANTS, Workload, check_weights, make_model, read_weights, resume
 
 ALONE = [name for name, options in VARIANTS.items() if "launch" not in options]
 WIDE_LOCK = Lock()
@@ -83,7 +84,7 @@ def change_threads(workload: Workload, random: random.Random) -> Iterator[Trial]
     for number, variant in enumerate(cycle(random.sample(ALONE, len(ALONE)))):
 
         def run(folder: Path, variant: str = variant) -> None:
-            alone, both, again = run_with_threads(workload, folder, variant, (1, 2, 2))
+            alone, both, again = run_wide(workload, folder, variant, [{"train__num_threads": num} for num in (1, 2, 2)])
             assert read_weights(both) == read_weights(again), "two runs of two threads differ"
             for off, bound in zip(measure_difference(both, alone), OTHER_THREADS, strict=True):
                 assert off <= bound, f"losses of another number of threads are off by {off:.1e}"
@@ -91,19 +92,19 @@ def change_threads(workload: Workload, random: random.Random) -> Iterator[Trial]
         yield Trial(f"{number} {variant}", run)
 
 
-def run_with_threads(workload: Workload, folder: Path, variant: str, numbers: Sequence[int]) -> list[Path]:
-    """Runs of a model that is wide enough for its products to be shared by threads."""
+def run_wide(workload: Workload, folder: Path, variant: str, settings: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Runs with these settings of a model that is wide enough for its products to be shared by threads."""
     model = workload.folder / "wide-t5"
     with WIDE_LOCK:
         if not model.exists():
             with WarmProcess(make_wide_model, str(model), str(workload.folder / "tokenizer")) as process:
                 check_success(process.wait())
     runs: list[Path] = []
-    for number, threads in enumerate(numbers):
+    for number, overrides in enumerate(settings):
         place = folder / str(number)
         place.mkdir()
         # auto measures whether bf16 is faster, and a busy machine may decide otherwise than a quiet one
-        options = {"train__num_threads": threads, "train__precision": "fp32", "model__path": str(model)}
+        options = {"train__precision": "fp32", "model__path": str(model), **overrides}
         resume(workload.write_recipe(place, variant, **options), place / "run")
         runs.append(place / "run")
     return runs
@@ -130,20 +131,29 @@ ROWS = [
 
 
 def main() -> None:
-    """Print what the bounds are measured by: python -m reliability.rows.determinism."""
+    """Print what the bounds are measured by."""
+    parser = argparse.ArgumentParser(prog="python -m reliability.rows.determinism", description=main.__doc__)
+    parser.add_argument("--device", default="cpu", help="beside one thread of the CPU: cuda (default: two threads)")
+    device = parser.parse_args().device
+    alone: dict[str, Any] = {"train__num_threads": 1}
+    other, settings = "2 threads", {"train__num_threads": 2}
+    if device != "cpu":  # devices draw other random numbers
+        alone = {**alone, "model__dropout": 0.0}
+        other, settings = device, {"model__dropout": 0.0, "device": device}
     with tempfile.TemporaryDirectory() as place:
         workload = Workload(Path(place, "workload"))
-        print(f"{'run':14} {'1, 1 threads':>14} {'2, 2 threads':>14} {'2 beside 1: 2 steps':>20} {'30 steps':>10}")
+        print(f"{'':14} {'each twice':^24} {f'{other} beside 1 thread':>30}")
+        print(f"{'run':14} {'1 thread':>12}{other:>12} {'first 2 steps':>18} {f'all {NUM_STEPS}':>11}")
         for variant in ALONE:
             folder = Path(place, variant)
             folder.mkdir()
-            one, one_again, two, two_again = run_with_threads(workload, folder, variant, (1, 1, 2, 2))
+            one, one_again, two, two_again = run_wide(workload, folder, variant, [alone, alone, settings, settings])
             same = [
                 "identical" if read_weights(a) == read_weights(b) else "differ"
                 for a, b in ((one, one_again), (two, two_again))
             ]
             first, last = measure_difference(two, one)
-            print(f"{variant:14} {same[0]:>14} {same[1]:>14} {first:20.1e} {last:10.1e}", flush=True)
+            print(f"{variant:14} {same[0]:>12}{same[1]:>12} {first:18.1e} {last:11.1e}", flush=True)
 
 
 if __name__ == "__main__":
