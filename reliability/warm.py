@@ -149,6 +149,8 @@ def _run(
     folder: str,
 ) -> None:
     os.setsid()  # a terminal's Ctrl-C is for the campaign, not for its trials
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has the campaign ignore it, and FiveTune respects that
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as a shell's & does
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)

@@ -301,6 +301,22 @@ raise SystemExit(10 * before + count_packets())
         assert 0 < process.wait().returncode < 10
 
 
+@pytest.mark.parametrize("signum", ["SIGHUP", "SIGINT"])
+def test_a_trial_takes_signals_that_the_campaign_ignores(signum):
+    """nohup has it ignore SIGHUP, a shell's & SIGINT; a trial would end well, and its signal would show nothing."""
+    code = f"""
+import signal
+from reliability import warm
+signal.signal(signal.{signum}, signal.SIG_IGN)
+warm.SERVER.set_forkserver_preload([])
+with warm.WarmProcess(signal.raise_signal, signal.{signum}) as process:
+    raise SystemExit(process.wait().returncode != 0)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(campaign.ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
 def test_every_row_has_a_name_of_its_own():
     names = [row.name for row in command.list_rows()]
     assert len(names) == len(set(names)) and "R1" in names
@@ -309,7 +325,7 @@ def test_every_row_has_a_name_of_its_own():
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_changes_one_place_and_names_tests_that_are_there(mutant):
     source = (campaign.ROOT / "fivetune" / mutant.file).read_text(encoding="utf-8")
-    assert source.count(mutant.old) == 1, f"{mutant.file} has another text now: mend the mutant"
+    assert source.count(mutant.old) == 1, f"{mutant.file} has another text now: fix the mutant"
     assert all((campaign.ROOT / file).is_file() for file in mutant.tests)
 
 
