@@ -19,8 +19,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adafactor": {"optim": "adafactor"},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
 }
+STEPS_TO_STOP = 500
 STOPPED: dict[str, dict[str, Any]] = {  # that save when a signal comes; they do so three seconds later
-    f"{name}, stopped": {**options, "enable_jit_checkpoint": True, "max_steps": 200, "save_steps": 200}
+    f"{name}, stopped": {
+        **options,
+        "enable_jit_checkpoint": True,
+        "max_steps": STEPS_TO_STOP,
+        "save_steps": STEPS_TO_STOP,
+    }
     for name, options in VARIANTS.items()
 }
 

@@ -13,9 +13,11 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -34,6 +36,8 @@ PRELOADED = [
     "transformers.trainer_seq2seq",  # of the peer
 ]
 END_SECONDS = 30.0  # within which a killed process must be gone
+# Each start of a process reads the exit codes of those that have ended, and another thread's read of one gets 255 then.
+EXIT_CODES = threading.RLock()
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(PRELOADED)
 
@@ -46,7 +50,8 @@ class WarmProcess:
         self._files = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
         places = [str(file) for file in self._files]
         self._process = SERVER.Process(target=_run, args=(work, args, places, dict(environ), str(Path.cwd())))
-        self._process.start()
+        with EXIT_CODES:
+            self._process.start()
         self.name = " ".join(map(str, args))
         self.pid = self._process.pid or 0
 
@@ -55,14 +60,16 @@ class WarmProcess:
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
-        self._process.join()
-        self._process.close()
+        wait_for_any([self._process.sentinel])
+        with EXIT_CODES:
+            self._process.close()
         self._folder.cleanup()
 
     @property
     def code(self) -> int | None:
         """Exit code; None while it runs, -n if signal n ended it."""
-        return self._process.exitcode
+        with EXIT_CODES:
+            return self._process.exitcode
 
     def send_signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
@@ -94,11 +101,12 @@ class WarmProcess:
 
     def wait(self, seconds: float = 300) -> CompletedProcess[str]:
         """Wait until it ends. Raises TimeoutError after `seconds`."""
-        self._process.join(seconds)
-        if self.code is None:
+        wait_for_any([self._process.sentinel], seconds)
+        code = self.code
+        if code is None:
             raise TimeoutError(f"{self.name} still runs after {seconds:g} s")
         stdout, stderr = (file.read_text(encoding="utf-8") if file.exists() else "" for file in self._files)
-        return CompletedProcess(self.name, self.code, stdout, stderr)
+        return CompletedProcess(self.name, code, stdout, stderr)
 
 
 def adopt_orphans() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -299,6 +300,22 @@ raise SystemExit(10 * before + count_packets())
 """
     with WarmProcess(exec, attempt) as process:
         assert 0 < process.wait().returncode < 10
+
+
+def test_processes_of_several_threads_keep_their_exit_codes():
+    """Python reads the exit codes of all ended processes whenever one starts: of two reads one gets 255."""
+
+    def run_some(number: int) -> set[int]:
+        codes: set[int] = set()
+        for _ in range(20):
+            with WarmProcess(int, str(number)) as process:
+                while process.code is None:
+                    pass
+                codes.add(process.wait().returncode)
+        return codes
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(run_some, range(6))) == [{number} for number in range(6)]
 
 
 @pytest.mark.parametrize("signum", ["SIGHUP", "SIGINT"])
