@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
 LOCK = "lock"  # marks a folder of answers
+FINISHED = ".finished"  # the output there until it is whole: what a killed command leaves of it goes with the folder
 TIMEOUT_MINUTES = 120.0  # that a rank waits for the others, whose share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
@@ -138,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         print(escape_invisible(counts.describe().replace(f"{temporary}/", "")), file=sys.stderr)
         predicted = Predicted(rows, counts, found, trained.config.data.columns)
-        _write(target, args.format, predicted, as_array=args.json)
+        _write(target, folder, args.format, predicted, as_array=args.json)
         if target and args.json:
             print_json(_build_counts(counts, args.output, trained.step))
     return 0
@@ -350,7 +351,7 @@ def _build_counts(counts: PredictionCounts, path: str, step: int) -> dict[str, A
     }
 
 
-def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
+def _write(target: Path | None, folder: Path, format: str | None, predicted: Predicted, *, as_array: bool) -> None:
     """Write the predictions to a file, whole or not at all, or to standard output."""
     from fivetune.errors import FiveTuneEnvironmentError
     from fivetune.evaluation.output import (
@@ -359,12 +360,14 @@ def _write(target: Path | None, format: str | None, predicted: Predicted, *, as_
         choose_format,
         write_predictions,
     )
-    from fivetune.rundir import replace_file
+    from fivetune.rundir import fsync_folder, replace_file
 
     if target:
         try:
-            with replace_file(target) as file:
+            with replace_file(folder / FINISHED) as file:
                 write_predictions(file, format or choose_format(target), predicted)
+            (folder / FINISHED).replace(target)
+            fsync_folder(target.parent)
         except OSError as error:
             raise FiveTuneEnvironmentError(
                 f"{target}: cannot be written: {error.strerror}. Choose another --output."

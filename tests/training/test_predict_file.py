@@ -12,6 +12,7 @@ import time
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import kit
 import pytest
@@ -81,6 +82,21 @@ def test_a_stopped_prediction_goes_on_where_it_was(
     assert "5 of 12 records are answered already in " in capsys.readouterr().err
     assert [(one["id"], one["prediction"]) for one in found] == [(one["id"], one["prediction"]) for one in expected]
     assert not (tmp_path / "out.jsonl.partial").exists()
+
+
+def test_a_half_written_output_lies_in_the_folder_that_the_next_command_removes(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_written: list[list[str]] = []
+
+    def look_and_write(*args: Any) -> None:
+        half_written.append([path.name for path in tmp_path.iterdir()])
+        write(*args)
+
+    write = output.write_predictions
+    monkeypatch.setattr(output, "write_predictions", look_and_write)
+    assert len(predict(run, tmp_path / "out.jsonl")) == 12
+    assert half_written == [["out.jsonl.partial"]] and [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_a_finished_output_is_replaced_only_on_demand(
