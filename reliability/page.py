@@ -47,7 +47,7 @@ def make_table(result: dict[str, Any]) -> str:
         "",
         f"{'Release' if result['release'] else 'Per-change'} numbers, commit {result['code']}, seed {result['seed']}; "
         f"{machine['processor']}, {machine['num_cores']} cores, {machine['system']}, Python {machine['python']}, "
-        f"{versions}. Begun {result['begun']}; {result['seconds'] / 60:.0f} minutes with {result['num_jobs']} trials "
-        f"at a time{earlier}.",
+        f"{versions}. Begun {result['begun']}; {result['seconds'] / 60:.0f} min with {result['num_jobs']} trials "
+        f"at a time{earlier}. FiveTune's trials took {sum(row['seconds'] for row in result['rows']) / 3600:.1f} hours.",
     ]
     return "\n".join(lines) + "\n"
