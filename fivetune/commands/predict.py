@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 TAKES_SETTINGS = True
 STDIN = STDOUT = "-"
 LOCK = "lock"  # marks a folder of answers
-FINISHED = ".finished"  # the output there until it is whole: what a killed command leaves of it goes with the folder
 TIMEOUT_MINUTES = 120.0  # that a rank waits for the others, whose share of the questions may be slower
 OWN_SOURCE: dict[str, str] = dict.fromkeys(
     ("data.eval", "data.max_eval_examples", "data.cache_dir"), "predict answers all records of --input"
@@ -360,14 +359,13 @@ def _write(target: Path | None, folder: Path, format: str | None, predicted: Pre
         choose_format,
         write_predictions,
     )
-    from fivetune.rundir import fsync_folder, replace_file
+    from fivetune.rundir import replace_file
 
     if target:
         try:
-            with replace_file(folder / FINISHED) as file:
+            # What a killed command leaves of the output goes with the folder of its answers.
+            with replace_file(target, staging_folder=folder) as file:
                 write_predictions(file, format or choose_format(target), predicted)
-            (folder / FINISHED).replace(target)
-            fsync_folder(target.parent)
         except OSError as error:
             raise FiveTuneEnvironmentError(
                 f"{target}: cannot be written: {error.strerror}. Choose another --output."

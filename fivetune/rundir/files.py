@@ -19,14 +19,18 @@ from fivetune.errors import RunDirError, format_size
 
 
 @contextmanager
-def replace_file(path: Path) -> Generator[IO[bytes]]:
+def replace_file(path: Path, *, staging_folder: Path | None = None) -> Generator[IO[bytes]]:
     """Open a temporary file that is renamed to `path` when the block ends, and removed if the block raises.
 
     The content is synced to disk before the rename, so that a power cut leaves the old file or the new one. Raises
     OSError.
+
+    Args:
+        staging_folder: holds the temporary file, which a killed process leaves there; on the file system of `path`.
+            Default: the folder of `path`.
     """
     # Processes of several nodes or containers that share the folder may have the same number.
-    staging = path.with_name(f".{path.name}.{uuid4().hex[:8]}.{os.getpid()}.tmp")
+    staging = (staging_folder or path.parent) / f".{path.name}.{uuid4().hex[:8]}.{os.getpid()}.tmp"
     try:
         with staging.open("wb") as file:
             yield file

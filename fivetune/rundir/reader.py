@@ -148,7 +148,8 @@ def read_run(folder: str | Path) -> Run:
         damage.append(f"{folder / STEPS}: {missing}")
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
-    damage += find_changes(folder, known=damage)
+    listed = read_checksums(folder, on_damage=damage.append)
+    damage += find_changes(folder, listed, known=damage)
     warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
 
     def add_damage(text: str) -> None:
@@ -166,7 +167,7 @@ def read_run(folder: str | Path) -> Run:
         predictions=PredictionFiles(
             folder / "predictions",
             sizes={f"{record.split}-{record.step}": record.num_examples for record in evals},
-            listed=read_checksums(folder),
+            listed=listed,
             on_damage=add_damage,
         ),
         warnings=warnings,
@@ -178,21 +179,20 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
-def read_checksums(folder: Path) -> JsonTable:
+def read_checksums(folder: Path, *, on_damage: OnDamage = lambda text: None) -> JsonTable:
     """Read the checksums of the records of a finished run; {} without any, or if they are damaged."""
-    return read_json(folder / CHECKSUMS, on_damage=lambda text: None)
+    return read_json(folder / CHECKSUMS, on_damage=on_damage)
 
 
-def find_changes(folder: Path, *, known: Sequence[str] = ()) -> list[str]:
-    """Find the records of a finished run that differ from their checksums; a sentence for each, and for damaged ones.
+def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequence[str]) -> list[str]:
+    """Find the records of a finished run that differ from their checksums; a sentence for each.
 
     Args:
+        listed: the checksums (`read_checksums`).
         known: sentences about damage; files that they name are left out.
     """
-    notes: list[str] = []
-    listed = read_json(folder / CHECKSUMS, on_damage=notes.append)
-    notes += find_changed_records(folder, listed)
-    return [text for text in notes if not any(one.startswith(text.partition(": ")[0]) for one in known)]
+    changes = find_changed_records(folder, listed)
+    return [text for text in changes if not any(one.startswith(text.partition(": ")[0]) for one in known)]
 
 
 def _read_finders(folder: Path, on_damage: OnDamage) -> dict[str, JsonTable]:

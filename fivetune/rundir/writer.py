@@ -145,7 +145,8 @@ class RunDir:
             read(path, on_damage=run.damage.append)
         if changed := find_config_change(path):
             run.damage.append(changed)
-        run.damage += find_changes(path, known=run.damage)
+        listed = read_checksums(path, on_damage=run.damage.append)
+        run.damage += find_changes(path, listed, known=run.damage)
         for message in run.damage:
             run.add_warning(message)
         return run
