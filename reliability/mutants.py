@@ -194,7 +194,7 @@ FILES = [
     Mutant("a file is renamed before it is on the disk", "rundir/files.py",
            "            file.flush()\n            os.fsync(file.fileno())\n", "", DURABLE_TESTS, "order"),
     Mutant("a file is written in place", "rundir/files.py",
-           '    staging = path.with_name(f".{path.name}.{uuid4().hex[:8]}.{os.getpid()}.tmp")\n',
+           '    staging = (staging_folder or path.parent) / f".{path.name}.{uuid4().hex[:8]}.{os.getpid()}.tmp"\n',
            "    staging = path\n", RUNDIR_TESTS, "whole_or_not"),
     Mutant("the weights of a checkpoint are not on the disk", "rundir/checksums.py",
            "        os.fsync(file.fileno())\n", "        pass\n", DURABLE_TESTS, "order"),

@@ -120,11 +120,7 @@ def read_run(folder: str | Path) -> Run:
     """Read a run directory. Damage of files other than config.yaml is listed in `damage` and `warnings` of the run.
 
     A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
-
-    Args:
-        folder: the run directory.
-
-    Returns the Run. Raises RunDirError for any other folder.
+    Raises RunDirError for any other folder.
 
     >>> read_run("runs/tickets")
     Run('tickets', finished, step 40 of 40)
