@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return
         for part, way in hub.spoils.items():
-            if part in path and way == "never" and self.command == "GET":
+            if part in path and way == "never" and self.command != "HEAD":
                 hub.closed.wait()
                 self.close_connection = True
                 return

@@ -19,11 +19,13 @@ FAILED_SECONDS = 60.0
 _failed: dict[str, tuple[float, Exception]] = {}  # name -> when the hub has failed, and how
 
 
-def get_most_seconds() -> float:
-    """Seconds that a request waits: HF_HUB_DOWNLOAD_TIMEOUT where it is set, else MOST_SECONDS."""
+def get_most_seconds(default: float | None = None) -> float:
+    """Seconds that a request waits: HF_HUB_DOWNLOAD_TIMEOUT where it is set, else `default`, else MOST_SECONDS."""
     from huggingface_hub import constants
 
-    return constants.HF_HUB_DOWNLOAD_TIMEOUT if "HF_HUB_DOWNLOAD_TIMEOUT" in os.environ else MOST_SECONDS
+    if "HF_HUB_DOWNLOAD_TIMEOUT" in os.environ:
+        return constants.HF_HUB_DOWNLOAD_TIMEOUT
+    return MOST_SECONDS if default is None else default
 
 
 def describe_limit(error: Exception) -> str:
@@ -38,11 +40,9 @@ def describe_limit(error: Exception) -> str:
 
 
 @contextmanager
-def restrict_waits() -> Generator[None]:
-    """Let no request wait longer than `get_most_seconds`: the libraries wait up to 100 s, six times, or without end."""
+def restrict_waits(seconds: float) -> Generator[None]:
+    """Let no request wait longer than this many seconds: the libraries wait up to 100 s, six times, or without end."""
     from huggingface_hub.utils import get_session
-
-    seconds = get_most_seconds()
 
     def shorten(request: Any) -> None:
         limits = request.extensions.get("timeout", {})

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
-from fivetune.data.hub import describe_limit, query_hub, restrict_waits
+from fivetune.data.hub import describe_limit, get_most_seconds, query_hub, restrict_waits
 from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -275,7 +275,7 @@ def load_hub_dataset(source: str) -> Any:
     datasets = _import_datasets(source)
     failure: Exception | None = None
     try:
-        with restrict_waits():
+        with restrict_waits(get_most_seconds()):
             failure = query_hub(name)
             with _read_cache_only(datasets.config, needed=failure is not None):
                 return datasets.load_dataset(name, config or None, split=split or "train")

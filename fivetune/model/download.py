@@ -40,7 +40,7 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     fetch = partial(
         snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_most_seconds()
     )
-    with restrict_waits():
+    with restrict_waits(get_most_seconds()):
         try:
             info = HfApi().model_info(name, revision=revision, files_metadata=True)
         except HFValidationError:

@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fivetune.data.hub import get_most_seconds, restrict_waits
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError
 from fivetune.publish.files import RepoFile
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
 PUBLIC_HUB = "https://huggingface.co"
-AGAIN = "Nothing was published. The same command again is safe: files that have arrived are not sent twice."
+MOST_SECONDS = 60.0  # for an answer: a commit may take the hub a while
+SAFE = "The same command again is safe: files that have arrived are not sent twice."
+AGAIN = f"Nothing was published. {SAFE}"
 MAX_REASON_CHARS = 300
 
 
@@ -71,7 +74,8 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
     Args:
         private: create it as private; an existing public one is refused.
 
-    Raises FiveTuneEnvironmentError if the hub refuses or cannot be reached. Nothing of a failed upload is visible.
+    Raises FiveTuneEnvironmentError if the hub refuses, cannot be reached, or does not answer for MOST_SECONDS (or
+    HF_HUB_DOWNLOAD_TIMEOUT). A failed upload shows nothing; one whose commit was not answered, all or nothing.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import (
@@ -81,15 +85,18 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
 
     api = HfApi(endpoint=get_endpoint(), token=token)
     doing = "creating the repository"
+    seconds = get_most_seconds(MOST_SECONDS)
+    operations = [
+        CommitOperationAdd(file.name, file.content if isinstance(file.content, bytes) else str(file.content))
+        for file in files
+    ]
     try:
-        api.create_repo(repo, private=private or None, exist_ok=True)
-        _refuse_public(api, repo, private=private)
-        doing = "uploading"
-        operations = [
-            CommitOperationAdd(file.name, file.content if isinstance(file.content, bytes) else str(file.content))
-            for file in files
-        ]
-        with _suppress_bars():
+        with restrict_waits(seconds), _suppress_bars():
+            api.create_repo(repo, private=private or None, exist_ok=True)
+            _refuse_public(api, repo, private=private)
+            doing = "uploading"
+            api.preupload_lfs_files(repo, operations)
+            doing = "committing"
             api.create_commit(repo, operations, commit_message=message)
     except OfflineModeIsEnabled:
         raise FiveTuneEnvironmentError(
@@ -100,9 +107,11 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
         if refusal := _find_refusal(error):
             raise _explain_refusal(refusal, repo, doing) from None
+        # A commit whose answer is lost may have been made.
+        again = f"See {get_endpoint()}/{repo}: it may be published. {SAFE}" if doing == "committing" else AGAIN
         raise FiveTuneEnvironmentError(
-            f"{repo}: {get_endpoint()} cannot be reached or the connection was lost while {doing} "
-            f"({type(error).__name__}: {_shorten(str(error), token)}). {AGAIN}"
+            f"{repo}: {get_endpoint()} cannot be reached, did not answer for {seconds:g} seconds, or the connection "
+            f"was lost while {doing} ({type(error).__name__}: {_shorten(str(error), token)}). {again}"
         ) from None
 
 

@@ -26,7 +26,7 @@ MODEL, DATA, PUSHED = "org/tiny-t5", "org/things", "org/pushed"
 OFFLINE = ("HF_HOME", "HF_HUB_OFFLINE")
 LIMIT = ("5 seconds", "6 times", "HF_HUB_DOWNLOAD_TIMEOUT")
 NO_FILES = ("name local files", "HF_HUB_OFFLINE")
-CHANGE, RELEASE = 14, 40  # trials
+CHANGE, RELEASE = 14, 41  # trials
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ DATA_FAULTS = {
     "refused": Fault(NO_FILES, address="refused"),
 }
 PUSH_FAULTS = {
-    "500 at the commit": Fault(("500 while uploading",), 500, part="/commit/"),
+    "500 at the commit": Fault(("500 while committing",), 500, part="/commit/"),
+    "no answer": Fault(("did not answer for 2 seconds",), way="never", part="/"),
     "429 at the weights": Fault(("(429)",), 429, part="/objects/batch"),
     "429 at the repository": Fault(("(429)",), 429, part="/repos/create"),
     "refused": Fault(("cannot be reached",), address="refused"),
@@ -158,13 +159,15 @@ def make_push_trial(workload: Workload, name: str, fault: Fault) -> Trial:
         shutil.copytree(workload.run_undisturbed(**STEPS).run, source, symlinks=True)
         before = read_files(source)
         with running_hub() as hub:
-            done = use_hub(("push", str(source), PUSHED), fault.begin(hub), folder / "home")
+            words, home = ("push", str(source), PUSHED), folder / "home"
+            done = use_hub(words, fault.begin(hub), home, HF_HUB_DOWNLOAD_TIMEOUT="2")
             check_told(done, fault)
             assert "Nothing was published" in done.stderr, done.stderr[-600:]
             assert not hub.files.get(PUSHED), f"published: {sorted(hub.files[PUSHED])}"
             assert read_files(source) == before, "the run has changed"
             hub.fails.clear()
-            done = use_hub(("push", str(source), PUSHED), hub.address, folder / "home")
+            hub.spoils.clear()
+            done = use_hub(words, hub.address, home)
             check_success(done)
             assert hub.files[PUSHED]["model.safetensors"] == before[Path("model/model.safetensors")]
 
@@ -207,9 +210,9 @@ def train_from_hub(
     return use_hub(("train", str(recipe), *TRAIN_WORDS), address, home)
 
 
-def use_hub(words: tuple[str, ...], address: str, home: Path) -> CompletedProcess[str]:
+def use_hub(words: tuple[str, ...], address: str, home: Path, **environ: str) -> CompletedProcess[str]:
     """Run `fivetune WORDS` with the hub at an address."""
-    return run_with_hub(call_command, words, address, home)
+    return run_with_hub(call_command, words, address, home, **environ)
 
 
 def fetch_model(address: str, home: Path) -> None:
@@ -218,8 +221,10 @@ def fetch_model(address: str, home: Path) -> None:
     check_success(done)
 
 
-def run_with_hub(work: Callable[..., int], words: tuple[str, ...], address: str, home: Path) -> CompletedProcess[str]:
-    environ = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_TOKEN": FakeHub().token}
+def run_with_hub(
+    work: Callable[..., int], words: tuple[str, ...], address: str, home: Path, **more: str
+) -> CompletedProcess[str]:
+    environ = {**os.environ, **more, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_TOKEN": FakeHub().token}
     environ["HF_HUB_DISABLE_XET"] = "1"  # the hub of these trials has no storage of that kind
     environ.pop("HF_HUB_OFFLINE", None)
     with WarmProcess(work, *words, environ=environ) as process:

@@ -77,7 +77,7 @@ def test_a_dry_run_sends_nothing(run, hub, monkeypatch, capsys):
         ({"repos/create": 404}, "finds no me, or the token does not see it (404)"),
         ({"commit": 403}, "must not write to me (403)"),
         ({"preupload": 429}, "takes no more requests now (429)"),
-        ({"commit": 500}, "answers with 500 while uploading: refused"),
+        ({"commit": 500}, "answers with 500 while committing: refused"),
     ],
 )
 def test_a_refusal_of_the_hub_says_what_to_do(run, hub, capsys, fails, words):
@@ -92,12 +92,26 @@ def test_a_refusal_of_the_hub_says_what_to_do(run, hub, capsys, fails, words):
 def test_an_interrupted_upload_is_repeated_without_sending_the_weights_again(run, hub, capsys):
     hub.cuts = ["/commit/"] * 9
     assert push(run) == 4
-    assert "connection was lost while uploading" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "connection was lost while committing" in error
+    assert f"See {hub.address}/me/t5-squad: it may be published. The same command" in error
     assert hub.objects and not hub.files["me/t5-squad"]
     hub.cuts, hub.requests = [], []
     assert push(run) == 0
     assert "model.safetensors" in hub.files["me/t5-squad"]
     assert not [line for line in hub.requests if line.startswith("PUT")]
+
+
+@pytest.mark.parametrize(
+    ("part", "doing"),
+    [("repos/create", "creating the repository"), ("objects/batch", "uploading"), ("commit/", "committing")],
+)
+def test_a_hub_that_never_answers_is_left(run, hub, monkeypatch, capsys, part, doing):
+    monkeypatch.setattr("fivetune.publish.hub.MOST_SECONDS", 0.2)
+    hub.spoils[part] = "never"
+    assert push(run) == 4
+    assert f"did not answer for 0.2 seconds, or the connection was lost while {doing}" in capsys.readouterr().err
+    assert not hub.files.get("me/t5-squad")
 
 
 def test_without_a_network_nothing_is_lost(run, hub, monkeypatch, capsys):

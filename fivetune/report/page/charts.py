@@ -36,8 +36,9 @@ def escape_label(text: str) -> str:
 
 def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[str, Any]:
     """Build the shared layout: no frame, faint horizontal grid, legend above the plot, axis titles with units."""
-    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "ticks": "", "linecolor": GRID}
+    axis = {"gridcolor": GRID, "zeroline": False, "ticks": "", "linecolor": GRID}
     font = {"size": 12, "color": MUTED}
+    title = {"font": font, "standoff": 8}
     base: dict[str, Any] = {
         "height": height,
         "autosize": True,
@@ -49,8 +50,9 @@ def build_layout(x: str, y: str, *, height: int = HEIGHT, **more: Any) -> dict[s
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": GRID, "font": {"color": INK, "size": 12}},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12, "color": INK}},
         "showlegend": True,
-        "xaxis": {**axis, "title": {"text": x, "font": font, "standoff": 8}, "showgrid": False, "showline": True},
-        "yaxis": {**axis, "showline": False, "title": {"text": y, "font": font, "standoff": 8}},
+        # A width that follows the ticks of x changes these ticks: some charts never settle.
+        "xaxis": {**axis, "automargin": "height", "title": {**title, "text": x}, "showgrid": False, "showline": True},
+        "yaxis": {**axis, "automargin": True, "title": {**title, "text": y}, "showline": False},
     }
     for axis_name in ("xaxis", "yaxis"):
         base[axis_name] |= more.pop(axis_name, {})
@@ -491,7 +493,7 @@ def build_confusion_chart(confusion: ConfusionMatrix, names: Sequence[str], capt
         height=150 + 34 * len(names),
         showlegend=False,
         hovermode="closest",
-        xaxis=axis,
+        xaxis={**axis, "automargin": True},
         yaxis={**axis, "autorange": "reversed", "ticksuffix": "  "},
     )
     return Chart(caption, (cells,), look)
