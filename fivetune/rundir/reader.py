@@ -120,7 +120,11 @@ def read_run(folder: str | Path) -> Run:
     """Read a run directory. Damage of files other than config.yaml is listed in `damage` and `warnings` of the run.
 
     A file of predictions is read on access, once; then a sentence about its damage or loss is added to both lists.
-    Raises RunDirError for any other folder.
+
+    Args:
+        folder: the run directory.
+
+    Returns the Run. Raises RunDirError for any other folder.
 
     >>> read_run("runs/tickets")
     Run('tickets', finished, step 40 of 40)
@@ -144,8 +148,7 @@ def read_run(folder: str | Path) -> Run:
         damage.append(f"{folder / STEPS}: {missing}")
     telemetry, plan = read_telemetry(folder, on_damage=damage.append), read_plan(folder, on_damage=damage.append)
     trace, found = _read_table(TraceSummary, folder / TRACE, damage.append), _read_finders(folder, damage.append)
-    listed = read_checksums(folder, on_damage=damage.append)
-    damage += find_changes(folder, listed, known=damage)
+    damage += find_changes(folder, listed := read_checksums(folder, on_damage=damage.append), known=damage)
     warnings = [*dict.fromkeys([*(one.message for one in status.warnings), *damage])]  # a resume recorded what it met
 
     def add_damage(text: str) -> None:
