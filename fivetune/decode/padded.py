@@ -18,7 +18,7 @@ from fivetune.decode.steps import Rank, RowCompactor
 from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.model.family import compute_output_scale
 from fivetune.model.forward import compute_logits
-from fivetune.model.virtual_tokens import build_prefix_cache
+from fivetune.model.virtual_tokens import build_cache_argument, build_prefix_cache
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -114,8 +114,8 @@ class PaddedDecoder:
             attention_mask=torch.ones_like(ids) if cache is None else None,  # a pad id may be a token of the answer
             encoder_hidden_states=encoded,
             encoder_attention_mask=mask,
-            past_key_values=cache,
             use_cache=cache is not None,
+            **build_cache_argument(cache),
         )
         return output.last_hidden_state * self._scale
 

@@ -15,7 +15,7 @@ from fivetune.data.batch import IGNORE_INDEX, PaddedBatch
 from fivetune.model.family import compute_output_scale, get_logit_cap
 from fivetune.model.objective import PLAIN, Objective, compute_token_losses
 from fivetune.model.span_head import compute_span_losses
-from fivetune.model.virtual_tokens import add_prompt, build_prefix_cache
+from fivetune.model.virtual_tokens import add_prompt, build_cache_argument, build_prefix_cache
 
 if TYPE_CHECKING:
     from fivetune.model.modules import T5Model
@@ -47,8 +47,8 @@ def compute_padded_losses(
         attention_mask=batch.attention_mask,
         encoder_outputs=encoder_outputs,
         decoder_input_ids=shift_right(batch.labels, start_id=config.decoder_start_token_id, pad_id=config.pad_token_id),
-        past_key_values=build_prefix_cache(model, len(batch.labels)),
         use_cache=False,
+        **build_cache_argument(build_prefix_cache(model, len(batch.labels))),
     )
     return compute_token_losses(output.logits.float(), batch.labels, objective)
 

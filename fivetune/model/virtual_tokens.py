@@ -137,3 +137,13 @@ def build_prefix_cache(model: T5Model, num_rows: int) -> Any:
         first = 4 * layer % len(values)
         own.update(values[first], values[first + 1], layer)
     return EncoderDecoderCache(own, DynamicCache())
+
+
+def build_cache_argument(cache: Any) -> dict[str, Any]:
+    """The keyword argument that gives a decoder of transformers its cache; {} for None. Release 5.24 renamed it."""
+    if cache is None:
+        return {}
+    from transformers import __version__
+
+    is_renamed = tuple(map(int, __version__.split(".")[:2])) >= (5, 24)
+    return {"cache" if is_renamed else "past_key_values": cache}

@@ -7,12 +7,14 @@ import os
 import shutil
 import signal
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import kit
 import pytest
 import torch
+from packaging.version import Version
 from ranks import start_ranks
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GenerationConfig, T5ForConditionalGeneration
@@ -40,9 +42,15 @@ def load_by_peft(base: Path, run: Path) -> Any:
         return peft.PeftModel.from_pretrained(T5ForConditionalGeneration.from_pretrained(base), run / "adapter").eval()
 
 
+def is_prefix_lost_by_peft() -> bool:
+    return Version(version("transformers")) >= Version("5.24") and Version(version("peft")) <= Version("0.21.2")
+
+
 @pytest.mark.parametrize("name", ["lora", "prompt", "prefix"])
 def test_a_run_writes_what_predicts_as_peft_does(tmp_path, model_folder, name):
     """Greedy and beam search with the adapter equal `generate` of peft's model."""
+    if name == "prefix" and is_prefix_lost_by_peft():
+        pytest.skip("peft up to 0.21.2 gives transformers from 5.24 on an empty cache in place of the prefix")
     options: dict[str, Any] = {
         "eval": {"num_beams": 2, "max_new_tokens": 5, "suppress_sentinels": False, "every_steps": 6}
     }

@@ -107,6 +107,8 @@ def test_only_the_adapter_is_trained_and_the_base_stays(trained, model_folder):
     assert len(kept) > 10 and all(torch.equal(found[name], base[name]) for name in kept)
 
 
+# peft 0.21.2 gives the prefix by the name of transformers before 5.24.
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 def test_a_saved_model_or_adapter_computes_the_same(trained, model_folder, tmp_path):
     options, loaded = trained
     expected = compute_padded_losses(loaded.model.eval(), BATCH).detach()
