@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         tempfile.TemporaryDirectory(prefix="fivetune-predict-") as temporary,
         _connect(world) as world,
         world.report_errors_once(),
-        _keep_answers(target) if target else nullcontext(Path(temporary)) as folder,
+        _keep_answers(target, is_first=world.is_first) if target else nullcontext(Path(temporary)) as folder,
     ):
         world.barrier()  # rank 0 has the folder
         progress = Progress(silent=not world.is_first)
@@ -182,27 +182,28 @@ def _connect(world: World) -> Generator[World]:
 
 
 @contextmanager
-def _keep_answers(target: Path) -> Generator[Path]:
+def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
     """Create the folder of the answers beside the output; it stays if the block ends early and has answered some.
+
+    Args:
+        is_first: whether this rank creates and removes the folder.
 
     Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
     """
-    from fivetune.distributed.world import World
     from fivetune.evaluation.answer_log import PATTERN
     from fivetune.training.signals import interrupt_on_signals
 
     folder = target.with_name(f"{target.name}.partial")
     message = f"stopped by {{name}}; the answers so far are kept in {folder}. Run the same command again to go on"
-    is_first = World.from_environment().is_first
-    with _lock_answers(folder) if is_first else nullcontext(), interrupt_on_signals(message):
+    is_whole = False
+    with _lock_answers(folder) if is_first else nullcontext():
         try:
-            yield folder
-        except BaseException:
-            if is_first and not any(folder.rglob(PATTERN)):
-                shutil.rmtree(folder)
-            raise
-        if is_first:
-            shutil.rmtree(folder)
+            with interrupt_on_signals(message):
+                yield folder
+            is_whole = True
+        finally:  # outside the block above: nothing that happens here changes what the command has done
+            if is_first and (is_whole or not any(folder.rglob(PATTERN))):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

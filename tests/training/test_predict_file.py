@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 import fivetune
 from fivetune.cli import main
+from fivetune.commands.predict import _keep_answers as keep_answers
 from fivetune.errors import DataError
 from fivetune.evaluation import answer_log, output
 from fivetune.evaluation.answer_log import AnswerLog, AnswerWriter
@@ -97,6 +99,30 @@ def test_a_half_written_output_lies_in_the_folder_that_the_next_command_removes(
     monkeypatch.setattr(output, "write_predictions", look_and_write)
     assert len(predict(run, tmp_path / "out.jsonl")) == 12
     assert half_written == [["out.jsonl.partial"]] and [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.mark.parametrize("error", [None, DataError("no record can be answered")])
+def test_the_removal_of_the_answers_changes_no_result(
+    error: DataError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal in it said that the answers are kept, though the output was whole; a failure of it hid the real one."""
+    handlers: list[object] = []
+
+    def fail(folder: Path, ignore_errors: bool = False) -> None:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        if not ignore_errors:
+            raise OSError(f"{folder}: busy")
+
+    monkeypatch.setattr("shutil.rmtree", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(DataError, match="no record can") if error else nullcontext(),
+        keep_answers(tmp_path / "out.csv", is_first=True),
+    ):
+        assert signal.getsignal(signal.SIGTERM) is not before
+        if error:
+            raise error
+    assert handlers == [before]
 
 
 def test_a_finished_output_is_replaced_only_on_demand(
