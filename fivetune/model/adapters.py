@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from fivetune.distributed.sharding import iter_held
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, ModelError
 from fivetune.model import virtual_tokens
 from fivetune.model.freeze import select_names
-from fivetune.model.save import apply_umask, replace_folder
+from fivetune.model.save import write_folder
 from fivetune.model.saved_adapter import (
     BASE,
     CONFIG,
@@ -321,14 +320,17 @@ def select_own_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     return (pair for pair in iter_held(model) if attached is None or pair[0] in attached.names)
 
 
-def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors as peft does."""
+def save_adapter(model: nn.Module, folder: Path, *, run_id: str | None = None) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as peft does, and checksums of all files.
+
+    Args:
+        run_id: id of the run that trained it, for manifest.json.
+
+    Raises FiveTuneEnvironmentError if a write fails.
+    """
     attached = find_adapter(model)
     assert attached is not None
-    staging = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        staging.mkdir(parents=True)
+    with write_folder(folder, "adapter", run_id=run_id) as staging:
         weights = {
             _name_in_file(name): weight.detach().cpu().contiguous() for name, weight in select_own_weights(model)
         }
@@ -341,14 +343,6 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
         for name in table.keys() & {"target_modules", "feedforward_modules"}:  # sets, in the order of a hash
             table[name] = sorted(table[name] or ())
         (staging / CONFIG).write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        apply_umask(staging)
-        replace_folder(staging, folder)
-    except OSError as error:
-        raise FiveTuneEnvironmentError(
-            f"{folder}: the adapter cannot be written: {error}. Free disk space, then resume."
-        ) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _name_in_file(name: str) -> str:

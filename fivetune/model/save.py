@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,9 +55,7 @@ def save_model(
 
     Raises FiveTuneEnvironmentError if a write fails.
     """
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with write_folder(folder, "model", run_id=run_id) as staging:
         with suppress_output():
             _save_config(model, staging)
             weights = model.named_parameters() if weights is None else weights
@@ -67,12 +66,29 @@ def save_model(
             _write_generation_config(model, generation, staging)
         if card:
             (staging / "README.md").write_text(card, encoding="utf-8")
+
+
+@contextmanager
+def write_folder(folder: Path, what: str, *, run_id: str | None) -> Generator[Path]:
+    """Yield an empty folder that gets checksums and its final name when the block ends, and is removed if it raises.
+
+    Args:
+        what: the noun for its content, for the message.
+        run_id: id of the run that it belongs to, for manifest.json.
+
+    Raises FiveTuneEnvironmentError if a write fails, also one of the block.
+    """
+    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
         write_checksums(staging, run_id=run_id)
         apply_umask(staging)
         replace_folder(staging, folder)
     except (OSError, RunDirError, SafetensorError) as error:
         raise FiveTuneEnvironmentError(
-            f"{folder}: the model cannot be written: {error}. Free disk space, then resume."
+            f"{folder}: the {what} cannot be written: {error}. Free disk space, then resume."
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)

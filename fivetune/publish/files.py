@@ -19,7 +19,7 @@ from fivetune.config.layers import as_yaml
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, RunDirError
 from fivetune.publish.card import shorten_paths
 from fivetune.redaction import hide_tokens
-from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage
+from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage, verify_checksums
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.records import MachineRecord, RunStatus
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 REPORT = "report.html"
 ADAPTER = "adapter"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "base.json", MANIFEST, CARD)
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "base.json")
 BASE_KEYS = {"adapter_config.json": "base_model_name_or_path", "base.json": "name"}  # as model.path had it
 VOCABULARIES = re.compile(r"(^|/)(tokenizer\.json|vocab\.\w+|[\w.-]*vocabulary\.\w+|[\w.-]*\.(model|safetensors|bin))$")
 """Weights and vocabularies, in which a piece may look like a token of a service."""
@@ -125,9 +125,10 @@ def _list_model_files(model: Path) -> Iterator[RepoFile]:
 def _list_adapter_files(folder: Path, base: str | None) -> Iterator[RepoFile]:
     if not (folder / ADAPTER_FILES[0]).is_file():
         raise RunDirError(f"{folder}: holds no adapter. Leave out --adapter: the model itself is published.")
-    _refuse_other_files(folder, set(ADAPTER_FILES))
-    for name in ADAPTER_FILES:
-        if name != CARD and (folder / name).is_file():
+    verify_checksums(folder, advice="Copy its files again, or export them again with --resume.")
+    _refuse_other_files(folder, {*ADAPTER_FILES, MANIFEST, CARD})
+    for name in ADAPTER_FILES:  # without the checksums: two of the files are published with another text
+        if (folder / name).is_file():
             yield make_file(name, _replace_base(folder / name, base))
 
 

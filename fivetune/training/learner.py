@@ -148,7 +148,7 @@ class Learner:
         if self.world.is_first:
             save_model(self.model, tokenizer, folder, weights=weights, **options)
             if find_adapter(self.model):
-                save_adapter(self.model, folder.with_name(FOLDER))
+                save_adapter(self.model, folder.with_name(FOLDER), run_id=options.get("run_id"))
         for _ in weights:
             pass
 

@@ -10,6 +10,7 @@ from typing import Any
 import kit
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
@@ -18,7 +19,7 @@ import fivetune.nano
 from fivetune import plugins
 from fivetune.adapters import AdapterOptions, VirtualTokenOptions
 from fivetune.data.batch import PaddedBatch
-from fivetune.errors import ConfigError
+from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.model.adapters import (
     attach_adapter,
     attach_exported,
@@ -32,6 +33,7 @@ from fivetune.model.load import count_parameters, describe_parameters, load_mode
 from fivetune.model.save import save_model
 from fivetune.model.saved_adapter import read_base, refuse_other_base
 from fivetune.model.tokenizer import suppress_output
+from fivetune.rundir.checksums import find_damage, read_owner
 from fivetune.training.setup import load_configured_model
 from reliability.warm import WarmProcess
 
@@ -131,6 +133,20 @@ def test_a_saved_model_or_adapter_computes_the_same(trained, model_folder, tmp_p
     assert torch.equal(compute_padded_losses(again.model.eval(), BATCH), expected)  # qlora: beside 4 bits again
     save_adapter(again.model, tmp_path / "third")
     assert [read_base(tmp_path / name).bits for name in ("adapter", "third")] == [options.base_bits] * 2
+
+
+def test_a_saved_adapter_has_checksums_and_an_earlier_one_stays_on_a_full_disk(model_folder, tmp_path, monkeypatch):
+    model, folder = attach(model_folder, build_options("lora", r=2)).model, tmp_path / "adapter"
+    save_adapter(model, folder, run_id="a1")
+    assert find_damage(folder) is None and read_owner(folder) == "a1"
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("fivetune.model.adapters.save_file", refuse)
+    with pytest.raises(FiveTuneEnvironmentError, match=r"adapter: the adapter cannot be written: .*Free disk space"):
+        save_adapter(model, folder)
+    assert find_damage(folder) is None and list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_new_adapter_leaves_the_model_as_it_is(model_folder):
