@@ -180,11 +180,11 @@ def parse_item(
 def apply_task(task: Task, record: RawRecord, *, labelled: bool = True) -> ConversionResult:
     """Convert a record. An exception of the task, which may be the user's own, becomes a RecordError with its line.
 
-    Raises DataError as `to_text` does.
+    Raises DataError as `to_text` does, MemoryError: it is no fault of the record, which must not be skipped for it.
     """
     try:
         return task.to_text(record, labelled=labelled)
-    except FiveTuneError:
+    except (FiveTuneError, MemoryError):
         raise
     except Exception as error:
         line = traceback.extract_tb(error.__traceback__)[-1]

@@ -170,6 +170,8 @@ def main() -> None:
             answer = "data", str(error)
         except FiveTuneError as error:
             answer = "environment", str(error)
+        except MemoryError:  # the process ends, which its parent reports with advice
+            sys.exit(1)
         except Exception:
             answer = "fault", traceback.format_exc()
         _write_frame(sink, pickle.dumps(answer))

@@ -213,17 +213,30 @@ def test_a_process_that_converts_and_does_nothing_is_ended(source, tokenizer, tm
         load_or_build_store(source, tokenizer, cache=tmp_path / "cache", num_processes=2)
 
 
+def load_failing_task(name: str, error: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A task of the user's that raises an error for every record."""
+    (folder / "tasks").mkdir()
+    own = "from fivetune.tasks.jsonl import JSONL\n\n\nclass Own(JSONL):\n    def to_text(self, record, **options):\n"
+    (folder / "tasks" / f"{name}.py").write_text(f'"""Mine."""\n\n{own}        raise {error}\n')
+    monkeypatch.setenv("FIVETUNE_PLUGINS", str(folder))
+    monkeypatch.setattr(tasks, "__path__", list(tasks.__path__))
+    return tasks.load_task(name, {})
+
+
+@pytest.mark.parametrize(
+    ("num", "error", "words"), [(1, MemoryError, "^$"), (2, FiveTuneEnvironmentError, "exit code 1.*memory may be too")]
+)
+def test_memory_that_runs_out_in_a_task_skips_no_record(source, tokenizer, tmp_path, monkeypatch, num, error, words):
+    task = load_failing_task("hungry", "MemoryError", tmp_path, monkeypatch)
+    failing = replace(source, task=task, on_bad_record="skip")
+    with pytest.raises(error, match=words):
+        load_or_build_store(failing, tokenizer, cache=tmp_path / "cache", num_processes=num)
+
+
 @pytest.mark.parametrize("num", [1, 2])
 def test_a_task_that_fails_names_the_record_and_its_own_line(source, tokenizer, tmp_path, monkeypatch, num):
     """It was an internal error, from a worker with a traceback in the message."""
-    (tmp_path / "tasks").mkdir()
-    own = (
-        "from fivetune.tasks.jsonl import JSONL\n\n\nclass Fragile(JSONL):\n    def to_text(self, record, **options):\n"
-    )
-    (tmp_path / "tasks" / "fragile.py").write_text(f'"""Mine."""\n\n{own}        raise KeyError("colour")\n')
-    monkeypatch.setenv("FIVETUNE_PLUGINS", str(tmp_path))
-    monkeypatch.setattr(tasks, "__path__", list(tasks.__path__))
-    failing = replace(source, task=tasks.load_task("fragile", {}))
+    failing = replace(source, task=load_failing_task("fragile", 'KeyError("colour")', tmp_path, monkeypatch))
     said = rf"^{source.paths[0]}:1: task fragile fails on this record: KeyError: 'colour' \(.*fragile.py:8\)\. Correct"
     with pytest.raises(DataError, match=said):
         load_or_build_store(failing, tokenizer, cache=tmp_path / "cache", num_processes=num)
