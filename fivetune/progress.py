@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fivetune.notebook import Panel, is_notebook
 from fivetune.redaction import name_invisible, redact_secrets
-from fivetune.rundir.lines import open_for_append
+from fivetune.rundir.lines import append_line, open_for_append
 from fivetune.rundir.records import EvalRecord, StepRecord
 
 MAX_COLUMNS = 80  # of a line in a terminal, and of a line of a step or an evaluation anywhere
@@ -113,7 +113,7 @@ class Progress:
         if self._log is None:
             return
         try:
-            self._log.write(f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
+            append_line(self._log, f"{time.strftime('%H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
         except OSError as error:
             self._give_up_log(error)
 

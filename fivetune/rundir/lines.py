@@ -38,6 +38,18 @@ def open_for_append(path: Path) -> FileIO:
     return FileIO(handle, "a+b")
 
 
+def append_line(file: FileIO, line: bytes) -> None:
+    """Append a line, whole or not at all. Raises OSError, also if the disk takes only a part of it."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
+
+
 class JsonlFile:
     """An append-only JSONL file; a partial last line of a killed process is truncated before the first append."""
 
@@ -51,14 +63,7 @@ class JsonlFile:
         if self._file is None:
             self._file = open_for_append(self._path)
             truncate_partial_line(self._file)
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            with suppress(OSError):
-                self._file.truncate(end)
-            raise
+        append_line(self._file, line)
 
     def close(self) -> None:
         if self._file is not None:

@@ -17,22 +17,25 @@ from fivetune.rundir import TELEMETRY, read_jsonl
 from fivetune.rundir.lines import JsonlFile, format_json_line, open_for_append
 
 
+class AlmostFull:
+    """A file on a disk that takes three bytes of a line; then it is full."""
+
+    def __init__(self, file):
+        self._file = file
+
+    def write(self, line):
+        return self._file.write(line[:3])
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
 def test_a_full_disk_costs_records_but_tears_no_line(tmp_path):
     path = tmp_path / TELEMETRY
     lines = JsonlFile(path)
     lines.append({"seconds": 1})
-    write, file = lines._file.write, lines._file
-
-    class Full:
-        """Takes three bytes of a line; then the disk is full."""
-
-        def write(self, line):
-            return write(line[:3])
-
-        def __getattr__(self, name):
-            return getattr(file, name)
-
-    lines._file = Full()
+    file = lines._file
+    lines._file = AlmostFull(file)
     with pytest.raises(OSError) as error:
         lines.append({"seconds": 2})
     assert error.value.errno == errno.ENOSPC
@@ -98,22 +101,14 @@ def test_a_log_that_cannot_be_written_does_not_end_a_run(tmp_path, capfd, kind):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_full_disk_costs_the_log_but_not_the_run(tmp_path, capfd):
+def test_a_full_disk_costs_the_log_but_neither_the_run_nor_a_whole_line(tmp_path, capfd):
     progress = Progress(tmp_path / "log.txt")
-
-    class Full:
-        def write(self, text):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        def close(self):
-            pass
-
-    assert progress._log is not None
-    progress._log.close()
-    progress._log = Full()  # type: ignore[assignment]
+    progress.log("zero")
+    progress._log = AlmostFull(progress._log)
     progress.log("one")
     progress.log("two")
     assert capfd.readouterr().err.count("cannot be written: No space left on device") == 1
+    assert re.fullmatch(r"[\d:]{8} zero\n", (tmp_path / "log.txt").read_text())
 
 
 def test_quiet_prints_warnings_only_and_silent_prints_nothing(tmp_path, capfd):
