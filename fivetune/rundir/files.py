@@ -86,6 +86,12 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def fsync_file(path: Path) -> None:
+    """Make the content of a file durable that a library has written."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename inside a folder durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
-from fivetune.rundir.files import replace_file
+from fivetune.rundir.files import fsync_file, fsync_folder, replace_file
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ def put_file(source: Path, location: str) -> None:
 
 
 def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | None] = lambda path: None) -> None:
-    """Copy a file to a local path, which is renamed into place when it is complete; by one process at a time.
+    """Copy a file to a local path, where it is whole or absent, also after a power cut; by one process at a time.
 
     Args:
         check: describes what is wrong with the copy, None if it is whole. A wrong copy is fetched once more.
@@ -183,7 +183,9 @@ def fetch_file(location: str, target: Path, *, check: Callable[[Path], str | Non
             else:
                 staging.write_bytes(get_object(location))
             if not (wrong := check(staging)):
+                fsync_file(staging)
                 staging.replace(target)
+                fsync_folder(target.parent)
                 return
             if is_last:
                 raise DamagedObjectError(f"{location}: {wrong}.")

@@ -387,7 +387,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
         seconds=sum(state.seconds.values()),
         best=asdict(state.best) if state.best else None,
     )
-    uploader.upload_status()
+    uploader.upload_status(warn)
     world.barrier()
 
 

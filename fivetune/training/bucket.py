@@ -26,6 +26,7 @@ from fivetune.errors import RunDirError
 from fivetune.model.save import replace_folder
 from fivetune.rundir import CHECKSUMS, CONFIG, DATA, EVALS, LOG, MACHINE, STATUS, STEPS, find_conflict, lock_folder
 from fivetune.rundir.checksums import MANIFEST, describe_difference
+from fivetune.rundir.files import replace_file
 from fivetune.rundir.layout import PLAN, TELEMETRY_FILES
 from fivetune.rundir.storage import (
     WRITE_TEST,
@@ -177,7 +178,8 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
     staging = target.with_name(f".staging-fetched-{target.name}")
     for name, checksum in files.items():
         fetch_file(join_location(place, name), staging / name, check=partial(describe_difference, listed=checksum))
-    (staging / MANIFEST).write_bytes(content)
+    with replace_file(staging / MANIFEST) as file:
+        file.write(content)
     for left in staging.iterdir():  # of an earlier, interrupted resume
         if left.name not in (*files, MANIFEST):
             left.unlink()
@@ -306,11 +308,13 @@ class Uploader:
             put_file(path, join_location(self.url, ADAPTER, path.name))
         self._upload_records([LOG, *(path.name for path in self._folder.glob(TELEMETRY_FILES))])
 
-    def upload_status(self) -> None:
+    def upload_status(self, warn: Callable[[str], None]) -> None:
         """Upload status.json of a run that has ended; without it, the copy is of a run that has not."""
         if self.url and self._world.is_first:
-            with suppress(StorageError, OSError):
+            try:
                 put_object(join_location(self.url, STATUS), (self._folder / STATUS).read_bytes())
+            except (StorageError, OSError) as error:
+                warn(f"{error} The copy is that of a run that has not ended; copy {self._folder / STATUS} to it.")
 
     def _run(self) -> None:
         """The thread of rank 0: upload what is wanted, until it is stopped."""

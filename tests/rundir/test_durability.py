@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fivetune.model.save import replace_folder
-from fivetune.rundir.checksums import MANIFEST, compute_crc32
+from fivetune.rundir.checksums import MANIFEST, compute_crc32, write_checksums
+from fivetune.training.bucket import _fetch_checkpoint
 from fivetune.training.checkpoint import TrainingProgress, write_checkpoint
 from fivetune.training.snapshot import Snapshot
 
@@ -47,6 +48,20 @@ def test_the_order_of_a_checkpoint(tmp_path, watch):
     assert {"flush model.safetensors", "flush state.pt", "flush state.json"} <= set(watch[:name])
     assert watch[name - 1] == f"flush {MANIFEST}"
     assert watch[name:] == [f"name {MANIFEST}", *["flush .staging-3"] * 2, "name 3", "flush checkpoints"]
+
+
+def test_the_order_of_a_fetched_checkpoint(tmp_path, watch):
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "w").write_text("1234")
+    write_checksums(tmp_path / "copy")
+    watch.clear()
+    _fetch_checkpoint(str(tmp_path / "copy"), tmp_path / "3")
+    staging = ".staging-fetched-3"
+    assert watch == [
+        *("flush .w.tmp", "name w", f"flush {staging}"),
+        *(f"flush {MANIFEST}", f"name {MANIFEST}", f"flush {staging}"),
+        *("name 3", f"flush {tmp_path.name}"),
+    ]
 
 
 def test_a_folder_is_there_until_it_is_replaced(tmp_path, monkeypatch):

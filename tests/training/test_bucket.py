@@ -432,6 +432,17 @@ def test_the_name_of_the_run_stands_in_the_url():
     assert copies.locate_copy("s3://b/runs/{run}", "runs/squad-2") == "s3://b/runs/squad-2"
 
 
+def test_a_status_that_cannot_be_uploaded_is_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "status.json").write_text("{}")
+    monkeypatch.setattr(storage.Path, "mkdir", lambda *args, **options: (_ for _ in ()).throw(OSError("no network")))
+    warnings: list[str] = []
+    copies.Uploader(str(tmp_path / "copy"), tmp_path).upload_status(warnings.append)
+    assert len(warnings) == 1 and warnings[0].endswith(
+        f"The copy is that of a run that has not ended; copy {tmp_path}/status.json to it."
+    )
+    assert warnings[0].startswith(f"{tmp_path}/copy/status.json: cannot be written after 3 attempts")
+
+
 def test_names_that_lead_elsewhere_are_refused(tmp_path):
     place, folder = tmp_path / "copy" / "3", tmp_path / "run"
     (place / "sub").mkdir(parents=True)
