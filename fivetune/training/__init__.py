@@ -359,13 +359,14 @@ def _train_and_export(training: Training, url: str | None) -> None:
         run.update_status(state="running", begun=True)
         training.sampler.start()
         try:
-            run_training_loop(training)
+            try:
+                run_training_loop(training)
+            finally:  # an error of a step does not lose the checkpoint that is being written, or that it failed
+                if failure := training.writer.take_error():
+                    warn(str(failure))
         except (InterruptedRunError, NumericError, RunDirError):  # raised by all ranks: the others are there to help
-            training.writer.wait()
             uploader.finish(training.progress.log, warn)
             raise
-        finally:
-            training.writer.wait()  # an error of a step does not lose the checkpoint that is being written
         uploader.finish(training.progress.log, warn)
         if why := describe_stop(state, setup.config.train.early_stopping, training.plan.num_steps):
             training.progress.log(why)

@@ -1,6 +1,6 @@
 """Writing in the background: one piece of work at a time, in a thread of its own while training continues.
 
-In: a function that writes a checkpoint. Out: its error, raised in the training's thread by `finish`.
+In: a function that writes a checkpoint. Out: its error, for the training's thread.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class BackgroundWriter:
         self._thread = Thread(target=run, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Wait until nothing is being written; an error is kept for `finish`."""
+    def take_error(self) -> BaseException | None:
+        """Wait until nothing is being written; returns the error of the work."""
         if self._thread is not None:
             self._thread.join()
+        error, self._thread, self._error = self._error, None, None
+        return error
 
     def finish(self) -> None:
         """Wait until nothing is being written; raises the error of the work."""
-        self.wait()
-        error, self._thread, self._error = self._error, None, None
-        if error is not None:
+        if error := self.take_error():
             raise error

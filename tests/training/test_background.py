@@ -115,3 +115,25 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_keeps_the_earlier_
     with pytest.raises(RunDirError, match=r"/3: the checkpoint cannot be written: No space .*checkpoints are whole\.$"):
         train(recipe(tmp_path, model_folder), preflight=False, quiet=True)
     assert len(calls) == 3 and checkpoint.list_steps(tmp_path / "run" / "checkpoints") == [2]
+
+
+def test_an_error_of_a_step_hides_none_of_the_checkpoint_that_is_being_written(
+    tmp_path, model_folder, monkeypatch, capfd
+):
+    def refuse(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def run(training: loop.Training, groups: Any) -> bool:
+        if training.state.step == 1:
+            raise ZeroDivisionError
+        return step(training, groups)
+
+    step = loop.run_step
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    monkeypatch.setattr(loop, "run_step", run)
+    monkeypatch.setattr(loop.time, "sleep", lambda seconds: None)
+    with pytest.raises(ZeroDivisionError):
+        train(recipe(tmp_path, model_folder, every_steps=1), preflight=False, quiet=True)
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "cannot be written: No space" in line]
+    assert len(warnings) == 2 and warnings[0].endswith("Retrying once.")
+    assert warnings[1].endswith("There is no earlier checkpoint.")
