@@ -218,7 +218,7 @@ FILES = [
     Mutant("two runs write one folder", "rundir/files.py",
            "fcntl.LOCK_SH if shared else fcntl.LOCK_EX", "fcntl.LOCK_SH", RUNDIR_TESTS, "two_runs"),
     Mutant("who has the folder of a run is not said", "rundir/writer.py",
-           '    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())\n', "",
+           '        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())\n', "",
            RUNDIR_TESTS, "two_runs"),
     Mutant("who asks whether a lock is free keeps a run from starting", "rundir/writer.py",
            "LOCK_TRIES = 20", "LOCK_TRIES = 1", RUNDIR_TESTS, "moment_later"),

@@ -122,34 +122,45 @@ class RunDir:
         Leftovers of killed processes are removed; damaged files that a resume does not need are set aside.
 
         Args:
-            repair: set aside damaged JSON files; False for a caller that does not write them again.
+            repair: set aside damaged JSON files; False for a caller that only reads these and config.yaml, and has
+                reported their damage.
         """
         path = Path(path)
         refuse_foreign(path)
         run = cls(path)
+        try:
+            run._restore(repair=repair)
+        except BaseException:  # a traceback that a notebook keeps would hold the lock
+            run.close()
+            raise
+        return run
+
+    def _restore(self, *, repair: bool) -> None:
+        """Read the state of an earlier process, see `resume`."""
+        path = self.path
         for leftover in _list_leftovers(path):
             _remove(leftover)
         for name in (LOG, *(each.name for each in path.glob(TELEMETRY_FILES))):
-            run._set_aside_irregular(name)
+            self._set_aside_irregular(name)
         for name in (STATUS, MACHINE, DATA) if repair else ():
             try:
                 read_json(path / name)
             except RunDirError as error:
-                run._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
-        run._status = _drop_invalid(read_json(path / STATUS, on_damage=lambda text: None))
-        if run._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
-            run._status |= {"state": "interrupted", "why": "killed"}
-        run.warnings = _parse_warnings(run._status)
-        run.damage += run.set_aside.values()
-        for read in (read_status, read_machine, read_data) if repair else ():
-            read(path, on_damage=run.damage.append)
+                self._set_aside(name, str(error).removeprefix(f"{path / name}").partition(". ")[0])
+        self._status = _drop_invalid(read_json(path / STATUS, on_damage=lambda text: None))
+        if self._status.get("state") in ("preparing", "running"):  # this process has the lock: the run's own is gone
+            self._status |= {"state": "interrupted", "why": "killed"}
+        self.warnings = _parse_warnings(self._status)
+        self.damage += self.set_aside.values()
+        found = self.damage if repair else []
+        for read in (read_status, read_machine, read_data):
+            read(path, on_damage=found.append)
         if changed := find_config_change(path):
-            run.damage.append(changed)
-        listed = read_checksums(path, on_damage=run.damage.append)
-        run.damage += find_changes(path, listed, known=run.damage)
-        for message in run.damage:
-            run.add_warning(message)
-        return run
+            found.append(changed)
+        listed = read_checksums(path, on_damage=self.damage.append)
+        self.damage += find_changes(path, listed, known=[*self.damage, *found])
+        for message in self.damage:
+            self.add_warning(message)
 
     def _set_aside_irregular(self, name: str) -> None:
         """Set aside a link, folder or pipe that has the name of a file to append to."""
@@ -212,14 +223,17 @@ class RunDir:
         if path.parent.is_symlink():
             raise RunDirError(f"{path.parent}: is a link, which leads out of the run directory. Make it a folder.")
         self.refuse_moved()
+        listed, name = read_checksums(self.path), f"{path.parent.name}/{path.name}"
         with _translate_disk_errors(path):
             path.parent.mkdir(exist_ok=True)
             with replace_file(path) as file:
                 file.writelines(format_json_line(line).encode() for line in lines)
-        if listed := read_checksums(self.path):  # an evaluation of a finished run
+                if listed.pop(name, None):  # a kill before the new checksum leaves no false one
+                    write_json(self.path / CHECKSUMS, listed)
+        if listed:  # an evaluation of a finished run
             with _translate_disk_errors(path):
                 checksum = compute_record_checksum(path)
-            write_json(self.path / CHECKSUMS, {**listed, f"{path.parent.name}/{path.name}": checksum})
+            write_json(self.path / CHECKSUMS, {**listed, name: checksum})
         return path
 
     def write_checksums(self, warn: Callable[[str], object]) -> None:
@@ -369,7 +383,7 @@ def _make_folder(path: Path) -> Path:
 def _is_leftover(entry: Path) -> bool:
     """Whether an entry of a run directory is an unfinished file or folder of a killed process."""
     name = entry.name
-    if name == PROBE or name.startswith(".best.") or name == ".model.old":
+    if name == PROBE or name.startswith(".best.") or name in (".model.old", ".adapter.old"):
         return True
     if not (name.startswith(".") and name.endswith(".tmp")):
         return False
@@ -423,15 +437,16 @@ def lock_folder(path: Path) -> IO[bytes]:
     except OSError as error:
         raise RunDirError(f"{path / LOCK}: cannot be written: {error.strerror}. Choose another run.dir.") from None
     try:
-        owner = _take_lock(file)
-    except OSError as error:  # a network file system without locks
+        if owner := _take_lock(file):
+            raise RunDirError(f"{path}: in use by {owner}. Wait for it, or choose another run.dir.")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError as error:  # a network file system without locks, a full disk
         file.close()
         raise RunDirError(f"{path / LOCK}: cannot be locked: {error.strerror}. Choose another run.dir.") from None
-    if owner:
+    except BaseException:
         file.close()
-        raise RunDirError(f"{path}: in use by {owner}. Wait for it, or choose another run.dir.") from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        raise
     return file
 
 

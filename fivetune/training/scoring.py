@@ -46,6 +46,8 @@ def record_evaluation(
     name = choose_split_name(split, evaluator.store.summary["source"][0], is_own=is_own)
     run = rundir.RunDir.resume(folder, repair=False)
     try:
+        for message in run.damage:
+            on_damage(message)
         rundir.read_evals(folder, is_growing=False, on_damage=on_damage)  # the new evaluation is appended to them
         with translate_oom_errors():
             record = evaluator.run(

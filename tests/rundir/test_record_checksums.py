@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fivetune.rundir import CHECKSUMS, EVALS, STEPS, TELEMETRY, RunDir, read_run
 from fivetune.rundir.config_file import find_config_change, stamp_config
-from tests.fake_run import fake_run, write_run
+from fivetune.training.scoring import record_evaluation
+from tests.fake_run import fake_run, make_eval, write_run
 
 CHANGED = "differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."
 
@@ -73,6 +75,34 @@ def test_a_later_evaluation_is_no_change(finished):
     found = read_run(finished)
     assert found.predictions["eval-300"] is not None
     assert not [text for text in found.damage if CHANGED in text]
+
+
+def test_a_kill_while_a_finished_run_is_evaluated_leaves_no_false_checksum(finished, monkeypatch):
+    def die(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    run = RunDir.resume(finished, repair=False)
+    monkeypatch.setattr("fivetune.rundir.writer.compute_record_checksum", die)
+    with pytest.raises(KeyboardInterrupt):
+        run.write_predictions("eval", 300, iter([{"id": "q1", "text": "a"}]))
+    run.close()
+    found = read_run(finished)
+    assert found.predictions["eval-300"] is not None
+    assert not [text for text in found.damage if CHANGED in text]
+
+
+def test_an_evaluation_names_changed_records_once(finished):
+    for name in ("data.json", "plan.json", "config.yaml"):
+        change_digit(finished / name)
+    record = SimpleNamespace(as_dict=lambda: make_eval(300, {"f1": 1.0}))
+    store = SimpleNamespace(summary={"source": ["dev.json"]}, fingerprint="0")
+    evaluator = SimpleNamespace(store=store, run=lambda *args, **options: record)
+    trained = SimpleNamespace(folder=finished, build_evaluator=lambda on_progress: evaluator, threads=None)
+    trained.model, trained.step, told = None, 300, list[str]()
+    record_evaluation(
+        trained, split=None, has_own_settings=True, on_progress=print, on_damage=told.append, on_note=print
+    )
+    assert sorted(told) == [f"{finished / name}: {CHANGED}" for name in ("data.json", "plan.json")]
 
 
 def test_a_run_that_goes_on_has_no_checksums_until_it_has_finished(finished):

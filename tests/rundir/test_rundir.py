@@ -35,6 +35,7 @@ from fivetune.rundir import (
     read_jsonl,
     read_run,
 )
+from fivetune.rundir import writer as writer_module
 from fivetune.rundir.records import Prediction, Run, RunStatus, RunWarning, StepRecord
 
 
@@ -191,6 +192,42 @@ def test_the_owner_of_a_lock_may_name_itself_a_moment_later(tmp_path):
         (tmp_path / ".lock").write_text(f"process 999999999 on {socket.gethostname()}")
         RunDir.create(tmp_path).close()
         timer.join()
+
+
+def test_a_resume_that_fails_keeps_no_lock(tmp_path, monkeypatch):
+    """In a notebook the traceback, which is kept, held it: the run was in use by the notebook itself."""
+    started(tmp_path).close()
+
+    def fail(*args, **options):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_module, "find_changes", fail)
+        with pytest.raises(MemoryError) as kept:
+            RunDir.resume(tmp_path)
+    RunDir.resume(tmp_path).close()
+    assert kept.traceback
+
+
+def test_a_full_disk_while_the_lock_is_named_frees_it(tmp_path, monkeypatch):
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, content):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    opened, plain = [], writer_module.open_for_append
+    monkeypatch.setattr(
+        writer_module, "open_for_append", lambda path: [opened.append(Full(plain(path))), opened[-1]][1]
+    )
+    assert refusal(RunDir.create, tmp_path) == (
+        f"{tmp_path}/.lock: cannot be locked: No space left on device. Choose another run.dir."
+    )
+    assert opened[0].file.closed
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
