@@ -221,9 +221,12 @@ def test_a_full_disk_while_the_lock_is_named_frees_it(tmp_path, monkeypatch):
             return getattr(self.file, name)
 
     opened, plain = [], writer_module.open_for_append
-    monkeypatch.setattr(
-        writer_module, "open_for_append", lambda path: [opened.append(Full(plain(path))), opened[-1]][1]
-    )
+
+    def open_full(path):
+        opened.append(Full(plain(path)))
+        return opened[-1]
+
+    monkeypatch.setattr(writer_module, "open_for_append", open_full)
     assert refusal(RunDir.create, tmp_path) == (
         f"{tmp_path}/.lock: cannot be locked: No space left on device. Choose another run.dir."
     )
