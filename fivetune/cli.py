@@ -54,9 +54,11 @@ def main(words: list[str] | None = None) -> int:
         if not isinstance(error, ReportedByOtherRankError):
             _print_error(str(error))
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        from fivetune.launch.signals import get_signum
+
         print("fivetune: stopped.", file=sys.stderr)
-        return 130
+        return 128 + get_signum(stop)
     except BrokenPipeError:
         sys.stderr.close()
         return 141

@@ -128,11 +128,13 @@ class InterruptedRunError(FiveTuneError):
 
     Args:
         signum: number of the signal; the exit code is 128 + signum.
+        can_resume: whether `fivetune.train` continues the run; the message has the command that does.
     """
 
-    def __init__(self, message: str, *, signum: int) -> None:
+    def __init__(self, message: str, *, signum: int, can_resume: bool = False) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
+        self.can_resume = can_resume
 
 
 class ReportedByOtherRankError(FiveTuneError):

@@ -137,6 +137,7 @@ def test_traceback_shows_where_an_error_comes_from(capsys, recipe, place):
         (IncompleteError("no report."), 6, "fivetune: no report.\n"),
         (InterruptedRunError("stopped.", signum=15), 143, "fivetune: stopped.\n"),
         (KeyboardInterrupt(), 130, "fivetune: stopped.\n"),
+        (KeyboardInterrupt(15), 143, "fivetune: stopped.\n"),
         (
             ZeroDivisionError("by zero"),
             1,

@@ -191,14 +191,17 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
     Raises FiveTuneEnvironmentError if another process uses it, InterruptedRunError for a signal.
     """
     from fivetune.evaluation.answer_log import PATTERN
-    from fivetune.training.signals import interrupt_on_signals
+    from fivetune.launch.signals import report_interrupts
 
     folder = target.with_name(f"{target.name}.partial")
-    message = f"stopped by {{name}}; the answers so far are kept in {folder}. Run the same command again to go on"
     is_whole = False
     with _lock_answers(folder) if is_first else nullcontext():
         try:
-            with interrupt_on_signals(message):
+            with report_interrupts(
+                lambda name: (
+                    f"stopped by {name}; the answers so far are kept in {folder}. Run the same command again to go on"
+                )
+            ):
                 yield folder
             is_whole = True
         finally:  # outside the block above: nothing that happens here changes what the command has done

@@ -135,12 +135,12 @@ def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
 def _write_report(folder: str) -> Path:
     """Write report.html; returns its path. The model is saved by now, so an error gives the command for the report."""
     from fivetune.errors import IncompleteError, InterruptedRunError
+    from fivetune.launch.signals import report_interrupts
     from fivetune.report import write_report
-    from fivetune.training.signals import interrupt_on_signals
 
     advice = f"the model is saved in {folder}/model. Write the report with: fivetune report {folder}"
     try:
-        with interrupt_on_signals(f"stopped by {{name}} while the report was written; {advice}"):
+        with report_interrupts(lambda name: f"stopped by {name} while the report was written; {advice}"):
             return write_report(folder)
     except InterruptedRunError:
         raise

@@ -76,10 +76,10 @@ def _set_cbreak_mode() -> Iterator[None]:
     import termios
     import tty
 
-    from fivetune.launch.signals import interrupt_on_stop_signals
+    from fivetune.launch.signals import interrupt_on_all_signals
 
     before = termios.tcgetattr(sys.stdin)
-    with interrupt_on_stop_signals():
+    with interrupt_on_all_signals():
         tty.setcbreak(sys.stdin)
         try:
             yield

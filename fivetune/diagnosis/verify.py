@@ -18,7 +18,7 @@ from fivetune.config.data import NO_SPLIT
 from fivetune.diagnosis.stats import RunStats, collect_run_stats
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.launch.jobs import Job
-from fivetune.launch.signals import interrupt_on_stop_signals
+from fivetune.launch.signals import interrupt_on_all_signals
 from fivetune.rundir.figures import count_tokens, select_steady_steps
 from fivetune.rundir.records import Run
 from fivetune.types import Verdict
@@ -73,7 +73,7 @@ def verify_change(
     """
     assert verdict.gain is not None
     costs: dict[bool, list[float]] = {False: [], True: []}
-    with tempfile.TemporaryDirectory(prefix="fivetune-trial-") as scratch, interrupt_on_stop_signals():
+    with tempfile.TemporaryDirectory(prefix="fivetune-trial-") as scratch, interrupt_on_all_signals():
         for number in range(ROUNDS):
             for changed in (False, True) if number % 2 == 0 else (True, False):
                 on_progress(f"round {number + 1} of {ROUNDS}, {'with' if changed else 'without'} the change")

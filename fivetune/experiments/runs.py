@@ -13,7 +13,6 @@ Finished runs are kept, interrupted ones are resumed, failed ones start over.
 
 from __future__ import annotations
 
-import signal
 import statistics
 import time
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from fivetune import rundir
 from fivetune.config import load_config
-from fivetune.errors import InterruptedRunError, RunDirError
+from fivetune.errors import RunDirError
 from fivetune.experiments.record import (
     RunRecord,
     SweepRecord,
@@ -34,7 +33,7 @@ from fivetune.experiments.record import (
 )
 from fivetune.experiments.sweep import CorpusSection, PlannedRun, Sweep
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
-from fivetune.launch.signals import interrupt_on_stop_signals
+from fivetune.launch.signals import report_interrupts
 from fivetune.progress import Progress, format_time_span
 from fivetune.values import flatten_table
 
@@ -58,14 +57,8 @@ def run_sweep(sweep: Sweep, *, resume: bool = False, overwrite: bool = False, qu
     progress = Progress(sweep.folder / LOG, quiet=quiet)
     try:
         record = _write_inputs(sweep)
-        with interrupt_on_stop_signals():
+        with report_interrupts(lambda name: _describe_stop(sweep)):
             _run_all(sweep, record, progress)
-    except KeyboardInterrupt as stopped:
-        raise InterruptedRunError(
-            f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
-            f"Resume with: fivetune compare {sweep.path} --resume",
-            signum=next(iter(stopped.args), signal.SIGINT),
-        ) from None
     finally:
         progress.close()
         owned.close()
@@ -123,6 +116,13 @@ def _estimate_run_seconds(variant: str, known: Iterable[RunRecord]) -> float | N
     own = [seconds for name, seconds in taken if name == variant]
     some = own or [seconds for _, seconds in taken]
     return statistics.median(some) if some else None
+
+
+def _describe_stop(sweep: Sweep) -> str:
+    return (
+        f"{sweep.folder}: stopped with {_count_finished(sweep)} of {len(sweep.runs)} runs finished. "
+        f"Resume with: fivetune compare {sweep.path} --resume"
+    )
 
 
 def _count_finished(sweep: Sweep) -> int:

@@ -6,7 +6,6 @@ continues a study, and several processes can share one.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from fivetune import rundir
 from fivetune.config import RunConfig
-from fivetune.errors import ConfigError, IncompleteError, InterruptedRunError, NumericError
+from fivetune.errors import ConfigError, IncompleteError, NumericError
 from fivetune.experiments.space import build_trial_config
 from fivetune.experiments.study import Heartbeat, Study
 from fivetune.launch.jobs import PERMANENT_ERROR_CODES, Job
-from fivetune.launch.signals import interrupt_on_stop_signals
+from fivetune.launch.signals import report_interrupts
 from fivetune.report.page.render import render_html
 from fivetune.report.page.wording import format_setting
 from fivetune.report.search import build_search_page
@@ -47,17 +46,12 @@ def tune(config: RunConfig, *, folder: Path, write_line: Callable[[str], None]) 
     study = Study(config, folder)
     with study.translate_storage_errors():
         try:
-            with interrupt_on_stop_signals():
+            with report_interrupts(lambda name: f"stopped; {folder} keeps the study. Resume with the same command."):
                 while (trial := study.start_next_trial()) is not None:
                     with study.ignore_lost_trial(), Heartbeat(trial) as heartbeat:
                         _run_trial(study, trial, heartbeat)
                     write_line(_format_trial(study.build_search(), trial.number))
                     _check_failures(study.build_search(), folder)
-        except KeyboardInterrupt as stop:
-            raise InterruptedRunError(
-                f"stopped; {folder} keeps the study. Resume with the same command.",
-                signum=next(iter(stop.args), signal.SIGINT),
-            ) from None
         finally:
             found = study.build_search()
             _write_results(found, config, folder)
@@ -87,7 +81,8 @@ def _run_trial(study: Study, trial: optuna.Trial, heartbeat: Heartbeat) -> None:
     if pruned:
         why = f"pruned after evaluation {len(trial.user_attrs['curve'])}"
         trial.set_user_attr("why", why)
-        # The run's process has ended, so that nothing else writes its status.
+        # The run's process has ended, so that nothing else writes its status; it may have finished just before.
+        (run / rundir.CHECKSUMS).unlink(missing_ok=True)
         rundir.write_json(run / rundir.STATUS, {**read_json(run / rundir.STATUS), "state": "pruned", "why": why})
         study.finish(trial, seconds=seconds)
     elif job.code in (0, IncompleteError.exit_code):

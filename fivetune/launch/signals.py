@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
+from fivetune.errors import InterruptedRunError
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # a closed terminal; a scheduler's warning
 ALL_SIGNALS = (*STOP_SIGNALS, *SAVE_SIGNALS)
@@ -71,9 +73,33 @@ def _send_again(signum: int, handler: object) -> None:
         os.kill(os.getpid(), signum)
 
 
-def interrupt_on_stop_signals() -> AbstractContextManager[None]:
+def interrupt_on_all_signals() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt(signal number) inside the block for each of ALL_SIGNALS."""
     return handle_signals(ALL_SIGNALS, _raise_interrupt)
+
+
+@contextmanager
+def report_interrupts(describe: Callable[[str], str]) -> Generator[None]:
+    """Raise InterruptedRunError for each of ALL_SIGNALS inside the block.
+
+    Args:
+        describe: returns the text of the error for the signal's name.
+    """
+    try:
+        with interrupt_on_all_signals():
+            yield
+    except KeyboardInterrupt as stop:
+        signum = get_signum(stop)
+        raise InterruptedRunError(describe(signal.Signals(signum).name), signum=signum) from None
+
+
+def get_signum(stop: KeyboardInterrupt) -> int:
+    """Return the number of the signal of a KeyboardInterrupt: that of Python's own handler is SIGINT.
+
+    >>> get_signum(KeyboardInterrupt(signal.SIGTERM)), get_signum(KeyboardInterrupt())
+    (15, 2)
+    """
+    return next((int(one) for one in stop.args if isinstance(one, int)), signal.SIGINT.value)
 
 
 def _raise_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -20,13 +20,12 @@ from fivetune.config import RunConfig
 from fivetune.config.recipes import refuse_missing_run
 from fivetune.data.tables import name_tables
 from fivetune.distributed.world import (
-    ProcessGroupError,
     World,
     refuse_shared_devices,
     refuse_wrong_world_size,
 )
-from fivetune.errors import ConfigError, FiveTuneError, InterruptedRunError, NumericError, RunDirError
-from fivetune.progress import Progress, format_time_span
+from fivetune.errors import ConfigError, InterruptedRunError, NumericError, RunDirError
+from fivetune.progress import Progress
 from fivetune.rundir import (
     DATA,
     FORMAT_VERSION,
@@ -51,12 +50,12 @@ from fivetune.training.export import describe_few_evals, export_model
 from fivetune.training.learner import restore_process_settings
 from fivetune.training.loop import (
     Training,
-    format_resume_command,
     measure_phase,
     run_training_loop,
     warn_once,
 )
 from fivetune.training.machine import describe_machine, format_headline
+from fivetune.training.outcome import name_python_call, record_outcome, report_stop
 from fivetune.training.past_evals import read_past_evals
 from fivetune.training.preflight import check_before_training
 from fivetune.training.resume import (
@@ -78,7 +77,7 @@ from fivetune.training.resume import (
 from fivetune.training.saving import BackgroundWriter
 from fivetune.training.setup import Setup, set_up, with_batch_size
 from fivetune.training.shared import refuse_separate_folders
-from fivetune.training.signals import StopNowError, StopRequest
+from fivetune.training.signals import StopRequest
 from fivetune.training.snapshot import seed_everything
 from fivetune.training.sources import with_data_labels
 from fivetune.training.stopping import describe_stop
@@ -131,7 +130,7 @@ def train(
     ('finished', ['runs/tables/train-1c489e1b8bfe.jsonl'])
     """
     config, tables = _load_recipe(recipe, overrides, resume=resume)
-    with name_tables(tables), _name_python_call(config.run.dir, command):
+    with name_tables(tables), name_python_call(config.run.dir, command):
         return _train(config, resume=resume, overwrite=overwrite, preflight=preflight, quiet=quiet, command=command)
 
 
@@ -139,6 +138,11 @@ def _train(
     config: RunConfig, *, resume: bool, overwrite: bool, preflight: bool, quiet: bool, command: str | None
 ) -> TrainedRun:
     folder, world = Path(config.run.dir), World.from_environment()
+    run: RunDir | None = None
+
+    def has_begun() -> bool:
+        return resume or (run is not None and run.get_status_value("begun", False))
+
     cuda = config.device != "cpu" and torch.cuda.is_available()
     with world.report_errors_once():
         refuse_wrong_world_size(world, config.launch.num_processes, nnodes=config.launch.nnodes)
@@ -147,7 +151,13 @@ def _train(
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     stopping = StopRequest(silent=not world.is_first)
-    with restore_process_settings(), stopping as stop, connected as world, world.report_errors_once():
+    with (
+        restore_process_settings(),
+        stopping as stop,
+        connected as world,
+        world.report_errors_once(),
+        report_stop(stop, folder, has_begun),
+    ):
         if resume and not config.checkpoint.url and not world.broadcast_object(folder.is_dir()):
             raise RunDirError(f"{folder}: there is no run to resume. Leave --resume out to start it.")
         url, notes = open_copy(config.checkpoint.url, folder, world, resume=resume)
@@ -161,32 +171,20 @@ def _train(
                 refuse_changes(folder, config)
             with (
                 config.strategy.suppress_warnings(),
-                _record_outcome(run, progress, stop, world),
+                record_outcome(run, progress, stop, world),
                 _open_sampler(config, run, progress, world) as sampler,
             ):
                 start = partial(_prepare, resume=resume, preflight=preflight, command=command)
                 _train_and_export(start(config, run, progress, stop, world, sampler), url)
             run.write_checksums(progress.warn)
         except BaseException:
-            if not resume and not run.get_status_value("begun", False):
+            if not has_begun():
                 run.discard()  # refused before it began: the corrected command can use the folder
             raise
         finally:
             progress.close()
             run.close()
     return open_run(folder)
-
-
-@contextlib.contextmanager
-def _name_python_call(folder: str, command: str | None) -> Iterator[None]:
-    """Add to the error of a stopped run that no command started the call of Python that resumes it."""
-    try:
-        yield
-    except InterruptedRunError as error:
-        if command is None and "--resume" in str(error):
-            call = f"In Python: fivetune.train({folder!r}, resume=True)"
-            raise InterruptedRunError(f"{error}. {call}", signum=error.exit_code - 128) from None
-        raise
 
 
 def _load_recipe(
@@ -210,13 +208,17 @@ def _open_run_outputs(
     if not world.is_first:
         return NullRunDir(folder, world.broadcast_object({})), Progress(silent=True)
     run = RunDir.resume(folder) if resume else RunDir.create(folder, overwrite=overwrite)
-    checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
-    world.broadcast_object(run.get_status())
-    progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
-    for message in run.damage:
-        progress.warn(message)
-    for message in notes:
-        _warn(run, progress, message)
+    try:
+        checkpoint.restore_replaced_checkpoints(folder / "checkpoints")
+        world.broadcast_object(run.get_status())
+        progress = Progress(folder / LOG, log_every_steps=config.train.log_every_steps, quiet=quiet)
+        for message in run.damage:
+            progress.warn(message)
+        for message in notes:
+            _warn(run, progress, message)
+    except BaseException:
+        run.close() if resume else run.discard()
+        raise
     return run, progress
 
 
@@ -451,38 +453,3 @@ def _warn(run: RunDir, progress: Progress, message: str) -> None:
     """Print a warning and record it for status.json and the report."""
     run.add_warning(message)
     progress.warn(message)
-
-
-@contextlib.contextmanager
-def _record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: World) -> Iterator[None]:
-    """Write how the run ended to status.json, then re-raise. A refused resume keeps the previous state."""
-    started = time.monotonic()
-
-    def write_end(state: str, why: str, **facts: object) -> None:
-        if run.get_status_value("state", "preparing") in ("preparing", "running"):
-            run.update_status(state=state, why=why, **facts)
-
-    try:
-        with world.translate_disconnects():
-            yield
-    except InterruptedRunError as error:
-        write_end("interrupted", str(error))
-        raise
-    except StopNowError:
-        begun = run.get_status_value("begun", False)
-        if reason := world.find_peer_error():
-            write_end("failed", reason)
-        rest = f"Resume with: {format_resume_command(run.path)}" if begun else "Nothing was trained, nothing is kept."
-        write_end("interrupted", f"stopped by {stop.name}. {rest}")
-        raise InterruptedRunError(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0) from None
-    except KeyboardInterrupt:
-        write_end("interrupted", "stopped by a second signal; the last checkpoint is whole")
-        raise
-    except BaseException as error:
-        stop.ignore_signals()
-        why = str(error) if isinstance(error, FiveTuneError) else repr(error)
-        if isinstance(error, ProcessGroupError):
-            why = world.explain_disconnect(error)
-        write_end("failed", why, nonfinite_step=error.step if isinstance(error, NumericError) else None)
-        raise
-    progress.log(f"finished in {format_time_span(time.monotonic() - started)}")

@@ -143,7 +143,7 @@ def run_training_loop(training: Training) -> None:
                 with measure_phase(training, "checkpoint"):
                     finish_save(training)
             if stopping and (state.step < plan.num_steps or is_evaluation_due(training)):
-                raise InterruptedRunError(_format_stop_message(training), signum=stop.signum or 0)
+                raise InterruptedRunError(_format_stop_message(training), signum=stop.signum or 0, can_resume=True)
             if is_done:
                 return
             with measure_phase(training, "train"):

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from fivetune.errors import InterruptedRunError
 from fivetune.launch.signals import ALL_SIGNALS, STOP_SIGNALS, handle_signals
 
 DUPLICATE_SECONDS = 5.0
@@ -100,23 +99,3 @@ class StopRequest:
         if time.monotonic() - first > DUPLICATE_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextmanager
-def interrupt_on_signals(message: str) -> Iterator[None]:
-    """Raise InterruptedRunError for a signal inside the block.
-
-    Args:
-        message: text of the error; `{name}` in it is replaced by the signal's name.
-    """
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise StopNowError(signum)
-
-    try:
-        with handle_signals(ALL_SIGNALS, interrupt):
-            yield
-    except StopNowError as stop:
-        signum: int = stop.args[0]
-        name = signal.Signals(signum).name
-        raise InterruptedRunError(message.format(name=name), signum=signum) from None

@@ -27,7 +27,7 @@ from fivetune.experiments.study import Study, record_heartbeat
 from fivetune.launch import jobs
 from fivetune.report.page.render import render_html
 from fivetune.report.search import build_search_page
-from fivetune.rundir import EVALS, STATUS, read_status, write_json
+from fivetune.rundir import CHECKSUMS, EVALS, STATUS, read_status, write_json
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan
 from fivetune.rundir.records import EvalRecord
@@ -262,7 +262,9 @@ class FakeChild:
         return self.code_now if self.code_now is not None else (self.exit_code if self.looks > 1 else None)
 
     def stop(self) -> None:
-        self.code_now = 143
+        """It has finished just before."""
+        self.code_now = 0
+        write_json(self.run / CHECKSUMS, {STATUS: {"size": 1, "crc32": 2}})
 
     def __enter__(self) -> FakeChild:
         return self
@@ -327,6 +329,7 @@ def test_worse_trials_are_stopped_early(tmp_path, fast):
     assert found.trials[2].curve == ((1, 1.01), (2, 1.02)) and "pruned" in said[2]
     status = read_status(tmp_path / "s" / "trial-002")
     assert (status.state, status.why) == ("pruned", "pruned after evaluation 2")
+    assert not (tmp_path / "s" / "trial-002" / CHECKSUMS).exists()
     best = load_config(tmp_path / "s" / "best.yaml")
     assert best.optimizer.lr == 9e-3 and best.run.dir == "runs/x-best" and not best.search.over  # type: ignore[attr-defined]
 

@@ -23,8 +23,10 @@ from hypothesis import strategies as st
 from fivetune import rundir
 from fivetune.errors import ConfigError, InterruptedRunError, RunDirError
 from fivetune.progress import Progress
+from fivetune.rundir import lock_folder
 from fivetune.rundir.records import Run
 from fivetune.training import checkpoint, train
+from fivetune.training.outcome import name_python_call
 from reliability.warm import WarmProcess, start_command
 
 CADENCE = {"eval__every_steps": 3, "checkpoint__every_steps": 2, "model__dropout": 0.1, "eval__metric": "HasAns_exact"}
@@ -191,6 +193,31 @@ def test_stopped_while_preparing(tmp_path, model_folder, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("place", ["open_copy", "checkpoint.restore_replaced_checkpoints"])
+def test_stopped_while_the_run_is_opened(tmp_path, model_folder, monkeypatch, place):
+    """A copy in a bucket takes minutes to fetch. Then the folder is free at once, also in a notebook."""
+    table = _table(tmp_path, model_folder)
+    monkeypatch.setattr(f"fivetune.training.{place}", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(
+        InterruptedRunError, match=r"^stopped by SIGTERM. Nothing was trained, nothing is kept.$"
+    ) as kept:
+        train(table, quiet=True)
+    assert kept.value.exit_code == 128 + signal.SIGTERM and not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("device: cpu")
+    with pytest.raises(InterruptedRunError, match=r"Resume with: fivetune train .*/run --resume\. In Python: ") as kept:
+        train(table, resume=True, quiet=True)
+    lock_folder(tmp_path / "run").close()
+
+
+def test_only_a_run_that_can_be_resumed_has_a_call_of_python():
+    for can_resume in (False, True):
+        with pytest.raises(InterruptedRunError) as caught, name_python_call("runs/--resume", None):
+            raise InterruptedRunError("runs/--resume: stopped", signum=15, can_resume=can_resume)
+        assert ("fivetune.train('runs/--resume', resume=True)" in str(caught.value)) is can_resume
+        assert caught.value.exit_code == 143
+
+
 def test_stopped_while_preparing_to_resume(tmp_path, model_folder, uninterrupted, monkeypatch):
     table = _table(tmp_path, model_folder)
     train(table, preflight=False, quiet=True)

@@ -13,8 +13,8 @@ import pytest
 
 from fivetune.commands import train
 from fivetune.errors import IncompleteError, InterruptedRunError
-from fivetune.launch.signals import SAVE_SIGNALS, STOP_SIGNALS
-from fivetune.training.signals import StopNowError, StopRequest, interrupt_on_signals
+from fivetune.launch.signals import SAVE_SIGNALS, STOP_SIGNALS, report_interrupts
+from fivetune.training.signals import StopNowError, StopRequest
 
 
 def send(signum: int) -> None:
@@ -90,7 +90,7 @@ def test_nohup_stays_in_force(monkeypatch):
 def test_a_signal_during_the_report_is_reported(signum):
     before = signal.getsignal(signum)
     words = rf"^stopped by {signal.Signals(signum).name} here$"
-    with pytest.raises(InterruptedRunError, match=words) as caught, interrupt_on_signals("stopped by {name} here"):
+    with pytest.raises(InterruptedRunError, match=words) as caught, report_interrupts("stopped by {} here".format):
         try:
             send(signum)
         except Exception:  # what is interrupted cannot swallow it
@@ -122,7 +122,7 @@ def test_a_signal_in_a_finalizer_still_stops(signum, send_there, capfd):
         assert stop.signum is None
         time.sleep(5)
     assert stop.signum == signum
-    with pytest.raises(InterruptedRunError, match=f"^{stop.name}$") as caught, interrupt_on_signals("{name}"):
+    with pytest.raises(InterruptedRunError, match=f"^{stop.name}$") as caught, report_interrupts(str):
         send_there(signum)
         time.sleep(5)
     assert caught.value.exit_code == 128 + signum

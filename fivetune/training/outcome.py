@@ -1,0 +1,84 @@
+"""How a run ends: its state in status.json, and the error that its user gets.
+
+In: the blocks that open, train and close a run. Out: the same, with its outcome recorded; a signal raises
+InterruptedRunError.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fivetune.distributed.world import ProcessGroupError, World
+from fivetune.errors import FiveTuneError, InterruptedRunError, NumericError
+from fivetune.progress import Progress, format_time_span
+from fivetune.rundir import RunDir
+from fivetune.training.loop import format_resume_command
+from fivetune.training.signals import StopNowError, StopRequest
+
+
+@contextmanager
+def name_python_call(folder: str, command: str | None) -> Iterator[None]:
+    """Add to the error of a stopped run that no command started the call of Python that resumes it."""
+    try:
+        yield
+    except InterruptedRunError as error:
+        if command is None and error.can_resume:
+            call = f"In Python: fivetune.train({folder!r}, resume=True)"
+            raise InterruptedRunError(f"{error}. {call}", signum=error.exit_code - 128, can_resume=True) from None
+        raise
+
+
+@contextmanager
+def record_outcome(run: RunDir, progress: Progress, stop: StopRequest, world: World) -> Iterator[None]:
+    """Write how the run ended to status.json, then re-raise. A refused resume keeps the previous state."""
+    started = time.monotonic()
+
+    def write_end(state: str, why: str, **facts: object) -> None:
+        if run.get_status_value("state", "preparing") in ("preparing", "running"):
+            run.update_status(state=state, why=why, **facts)
+
+    try:
+        with world.translate_disconnects():
+            yield
+    except InterruptedRunError as error:
+        write_end("interrupted", str(error))
+        raise
+    except StopNowError:
+        begun = run.get_status_value("begun", False)
+        if reason := world.find_peer_error():
+            write_end("failed", reason)
+        stopped = _build_stop_error(stop, run.path, begun=begun)
+        write_end("interrupted", str(stopped))
+        raise stopped from None
+    except KeyboardInterrupt:
+        write_end("interrupted", "stopped by a second signal; the last checkpoint is whole")
+        raise
+    except BaseException as error:
+        stop.ignore_signals()
+        why = str(error) if isinstance(error, FiveTuneError) else repr(error)
+        if isinstance(error, ProcessGroupError):
+            why = world.explain_disconnect(error)
+        write_end("failed", why, nonfinite_step=error.step if isinstance(error, NumericError) else None)
+        raise
+    progress.log(f"finished in {format_time_span(time.monotonic() - started)}")
+
+
+@contextmanager
+def report_stop(stop: StopRequest, folder: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Raise InterruptedRunError for a signal while a run is opened or closed, of which nothing is recorded.
+
+    Args:
+        has_begun: whether there is a run that can be resumed.
+    """
+    try:
+        yield
+    except StopNowError:
+        raise _build_stop_error(stop, folder, begun=has_begun()) from None
+
+
+def _build_stop_error(stop: StopRequest, folder: Path, *, begun: bool) -> InterruptedRunError:
+    rest = f"Resume with: {format_resume_command(folder)}" if begun else "Nothing was trained, nothing is kept."
+    return InterruptedRunError(f"stopped by {stop.name}. {rest}", signum=stop.signum or 0, can_resume=begun)
