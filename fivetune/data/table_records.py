@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NamedTuple
 
-from fivetune.data.hub import describe_limit, get_most_seconds, query_hub, restrict_waits
+from fivetune.data.hub import DATASETS, describe_limit, get_max_wait_seconds, query_hub, restrict_waits
 from fivetune.data.source_files import (
     HEAD_BYTES,
     MAX_RECORD_BYTES,
@@ -270,15 +270,20 @@ def read_hub_records(source: str, *, columns: Mapping[str, str]) -> Iterator[Raw
 
 
 def load_hub_dataset(source: str) -> Any:
-    """Load the data set of a hub name, from the cache if the hub fails. Raises FiveTuneEnvironmentError."""
+    """Load the data set of a hub name, from the cache if the hub fails; one that was just loaded is returned again.
+
+    Raises FiveTuneEnvironmentError.
+    """
+    if (loaded := DATASETS.find(source)) is not None:
+        return loaded
     name, config, split = (*source.split(":", 2), "", "")[:3]
     datasets = _import_datasets(source)
     failure: Exception | None = None
     try:
-        with restrict_waits(get_most_seconds()):
+        with restrict_waits(get_max_wait_seconds()):
             failure = query_hub(name)
             with _read_cache_only(datasets.config, needed=failure is not None):
-                return datasets.load_dataset(name, config or None, split=split or "train")
+                loaded = datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # network, cache, unknown name, config or split: each of another type
         offline = os.environ.get("HF_HUB_OFFLINE", "not set")
         reason = failure or error
@@ -288,6 +293,8 @@ def load_hub_dataset(source: str) -> Any:
             f"{describe_limit(error)} Allowed: org/name:config:split, a local file, a folder. "
             f"Check the name; without network, load it on another machine and copy the cache, or name local files."
         ) from error
+    DATASETS.keep(source, loaded)
+    return loaded
 
 
 @contextmanager

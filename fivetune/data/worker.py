@@ -21,8 +21,8 @@ from fivetune import plugins
 from fivetune.data.convert import ConvertedRows, Converter, RecordBlock
 from fivetune.errors import DataError, FiveTuneEnvironmentError, FiveTuneError
 
-PATIENCE = 60.0  # seconds after which a worker that has a block and computes nothing counts as hung
-NUM_LOOKS = 20  # in that time; time in which this process is stopped too (Ctrl-Z) has none
+HUNG_SECONDS = 60.0  # after which a worker that has a block and computes nothing counts as hung
+NUM_SAMPLES = 20  # of its CPU time in them; time in which this process is stopped too (Ctrl-Z) has none
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}  # a process per core is all parallelism
 
 
@@ -93,8 +93,8 @@ class ConverterPool:
         where = f"{records} of {block.stem}" if block.stem else records
         if worker in self._hung:
             return (
-                f"a process that converts {where} did nothing for {PATIENCE:g} s, and was ended. If a task of your own "
-                "waits for something, make it answer; then start again: what was done is kept."
+                f"a process that converts {where} did nothing for {HUNG_SECONDS:g} s, and was ended. If a task of your "
+                "own waits for something, make it answer; then start again: what was done is kept."
             )
         return (
             f"a process that converts {where} ended (exit code {code}). The machine's memory may be too small for "
@@ -102,20 +102,20 @@ class ConverterPool:
         )
 
     def _watch(self) -> None:
-        """Kill each worker that has a block and computes nothing for PATIENCE."""
+        """Kill each worker that has a block and computes nothing for HUNG_SECONDS."""
         import psutil
 
-        looks = dict[int, tuple[float, int]]()  # seconds computed, and how often they were the same
-        while not self._closed.wait(PATIENCE / NUM_LOOKS):
+        samples = dict[int, tuple[float, int]]()  # seconds computed, and how often they were the same
+        while not self._closed.wait(HUNG_SECONDS / NUM_SAMPLES):
             for worker in self._workers:
                 try:
                     seconds = sum(psutil.Process(worker.pid).cpu_times()[:2])
                 except psutil.Error:  # it has ended
                     continue
-                before, num = looks.get(worker.pid, (0.0, 0))
+                before, num = samples.get(worker.pid, (0.0, 0))
                 num = num + 1 if worker in self._busy and seconds == before else 0
-                looks[worker.pid] = seconds, num
-                if num >= NUM_LOOKS:
+                samples[worker.pid] = seconds, num
+                if num >= NUM_SAMPLES:
                     self._hung.add(worker)
                     worker.kill()
 

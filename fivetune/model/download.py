@@ -11,7 +11,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivetune.data.hub import describe_limit, get_most_seconds, restrict_waits
+from fivetune.data.hub import describe_limit, get_max_wait_seconds, restrict_waits
 from fivetune.errors import FiveTuneEnvironmentError, ModelError
 from fivetune.rundir.checksums import compute_sha256
 
@@ -38,9 +38,9 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     from huggingface_hub.errors import HFValidationError
 
     fetch = partial(
-        snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_most_seconds()
+        snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_max_wait_seconds()
     )
-    with restrict_waits(get_most_seconds()):
+    with restrict_waits(get_max_wait_seconds()):
         try:
             info = HfApi().model_info(name, revision=revision, files_metadata=True)
         except HFValidationError:

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fivetune.data.hub import get_most_seconds, restrict_waits
+from fivetune.data.hub import get_max_wait_seconds, restrict_waits
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, FiveTuneError
 from fivetune.publish.files import RepoFile
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOKEN = "HF_TOKEN"
 ENDPOINT = "HF_ENDPOINT"
 PUBLIC_HUB = "https://huggingface.co"
-MOST_SECONDS = 60.0  # for an answer: a commit may take the hub a while
+MAX_WAIT_SECONDS = 60.0  # for an answer: a commit may take the hub a while
 SAFE = "The same command again is safe: files that have arrived are not sent twice."
 AGAIN = f"Nothing was published. {SAFE}"
 MAX_REASON_CHARS = 300
@@ -74,7 +74,7 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
     Args:
         private: create it as private; an existing public one is refused.
 
-    Raises FiveTuneEnvironmentError if the hub refuses, cannot be reached, or does not answer for MOST_SECONDS (or
+    Raises FiveTuneEnvironmentError if the hub refuses, cannot be reached, or does not answer for MAX_WAIT_SECONDS (or
     HF_HUB_DOWNLOAD_TIMEOUT). A failed upload shows nothing; one whose commit was not answered, all or nothing.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -85,7 +85,7 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
 
     api = HfApi(endpoint=get_endpoint(), token=token)
     doing = "creating the repository"
-    seconds = get_most_seconds(MOST_SECONDS)
+    seconds = get_max_wait_seconds(MAX_WAIT_SECONDS)
     operations = [
         CommitOperationAdd(file.name, file.content if isinstance(file.content, bytes) else str(file.content))
         for file in files

@@ -120,7 +120,7 @@ def train_with_workers(recipe: str) -> int:
     from fivetune.cli import main
     from fivetune.data import worker
 
-    worker.PATIENCE = PATIENCE
+    worker.HUNG_SECONDS = PATIENCE
     return main(["train", recipe, "--no-preflight", "--quiet", "--data.num_processes", "2"])
 
 

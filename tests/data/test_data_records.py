@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fivetune.data import json_text, records, source_files, table_records
+from fivetune.data import hub, json_text, records, source_files, table_records
 from fivetune.data.records import (
     BadRecord,
     detect_format,
@@ -263,6 +263,7 @@ def test_hub_names_are_told_from_paths(put):
 
 def test_hub_rows_come_through_datasets(monkeypatch):
     datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(hub.DATASETS, "_known", {})
     asked = []
 
     def load(name, config, *, split):
@@ -279,6 +280,7 @@ def test_hub_rows_come_through_datasets(monkeypatch):
 
 def test_hub_failure_says_what_to_do(monkeypatch):
     datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(hub.DATASETS, "_known", {})
 
     def load(*_, **__):
         raise ConnectionError("Couldn't reach\nthe hub")

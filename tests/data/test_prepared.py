@@ -198,7 +198,7 @@ def test_a_process_that_ends_at_its_start_is_named(source, tokenizer, tmp_path, 
 
 def test_a_process_that_converts_and_does_nothing_is_ended(source, tokenizer, tmp_path, monkeypatch):
     """A hung process was waited for without end."""
-    monkeypatch.setattr(worker, "PATIENCE", 0.4)
+    monkeypatch.setattr(worker, "HUNG_SECONDS", 0.4)
     plain = worker.subprocess.Popen
 
     def start(*given: Any, **options: Any) -> Any:

@@ -55,7 +55,7 @@ def test_a_hub_that_fails_is_quoted_and_the_cache_is_used(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, status: int, said: str
 ) -> None:
     """All of them were "cannot be reached", and one that never answers was waited for without end."""
-    monkeypatch.setattr(requests, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(requests, "MAX_WAIT_SECONDS", 0.3)
     fault = {"fails": {NAME: status}} if status else {"spoils": {NAME: "never"}}
 
     def break_hub() -> None:

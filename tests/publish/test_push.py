@@ -107,7 +107,7 @@ def test_an_interrupted_upload_is_repeated_without_sending_the_weights_again(run
     [("repos/create", "creating the repository"), ("objects/batch", "uploading"), ("commit/", "committing")],
 )
 def test_a_hub_that_never_answers_is_left(run, hub, monkeypatch, capsys, part, doing):
-    monkeypatch.setattr("fivetune.publish.hub.MOST_SECONDS", 0.2)
+    monkeypatch.setattr("fivetune.publish.hub.MAX_WAIT_SECONDS", 0.2)
     hub.spoils[part] = "never"
     assert push(run) == 4
     assert f"did not answer for 0.2 seconds, or the connection was lost while {doing}" in capsys.readouterr().err
