@@ -19,7 +19,7 @@ from fivetune.config.layers import as_yaml
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError, RunDirError
 from fivetune.publish.card import shorten_paths
 from fivetune.redaction import hide_tokens
-from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage, verify_checksums
+from fivetune.rundir.checksums import MANIFEST, compute_sha256, find_damage, parse_manifest, verify_checksums
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.records import MachineRecord, RunStatus
 
@@ -116,7 +116,7 @@ def _list_model_files(model: Path) -> Iterator[RepoFile]:
         raise RunDirError(f"{model}: missing: the run has no model yet. Finish it with --resume.")
     if damage := find_damage(model):
         raise RunDirError(f"{model}: {damage}. Copy its files again, or export the model again with --resume.")
-    names = set(json.loads((model / MANIFEST).read_text(encoding="utf-8"))["files"]) | {MANIFEST}
+    names = set(parse_manifest((model / MANIFEST).read_bytes()).files) | {MANIFEST}
     _refuse_other_files(model, names | {CARD})
     for name in sorted(names):
         yield make_file(name, model / name)

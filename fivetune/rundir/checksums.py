@@ -12,13 +12,15 @@ import json
 import os
 import zlib
 from collections.abc import Collection, Mapping
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 from fivetune.errors import RunDirError
-from fivetune.rundir import fsync_folder, write_json
+from fivetune.rundir.files import fsync_folder, write_json
+from fivetune.values import get_nested, is_file_name
 
+BLOCK_BYTES = 2**20  # of a file, read at once
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 EDITABLE_FILES = ("README.md",)  # not checked: users edit model cards
@@ -29,6 +31,17 @@ class Checksum(TypedDict):
 
     size: int
     crc32: int
+
+
+class Manifest(NamedTuple):
+    """The content of manifest.json: the id of the run that the folder belongs to, and the checksums by file name."""
+
+    run_id: str | None
+    files: dict[str, Checksum]
+
+
+class ManifestError(ValueError):
+    """Raised for a manifest.json that is damaged, or of a later version."""
 
 
 def compute_checksum(path: Path) -> Checksum:
@@ -65,21 +78,46 @@ def find_damage(folder: Path, *, names: Collection[str] | None = None) -> str | 
         names: files to check; None for all files of the manifest.
     """
     try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        version = listed["format_version"]
-        if version > MANIFEST_VERSION:
-            return f"written in format {version}, this version reads up to {MANIFEST_VERSION}"
-        for name in sorted(listed["files"] if names is None else names):
+        listed = parse_manifest((folder / MANIFEST).read_bytes()).files
+        for name in sorted(listed if names is None else names):
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            if difference := describe_difference(path, listed["files"][name]):
+            if name not in listed:
+                return f"{name} has no checksum in {MANIFEST}"
+            if difference := describe_difference(path, listed[name]):
                 return f"{name} {difference}"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ManifestError as error:
+        return str(error)
+    except OSError as error:
         return f"{MANIFEST} or a file that it lists cannot be read ({type(error).__name__}: {error})"
     return None
+
+
+def parse_manifest(content: bytes) -> Manifest:
+    """Parse a manifest.json, whose names are those of files of its folder. Raises ManifestError.
+
+    >>> parse_manifest(b'{"format_version": 1, "run_id": null, "files": {"a.bin": {"size": 1, "crc32": 2}}}').files
+    {'a.bin': {'size': 1, 'crc32': 2}}
+    """
+    try:
+        table: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{MANIFEST} is damaged ({error})") from None
+    version, files, run_id = (get_nested(table, key) for key in ("format_version", "files", "run_id"))
+    if type(version) is not int or type(files) is not dict:
+        raise ManifestError(f"{MANIFEST} is damaged (it has no format_version or no files)")
+    if version > MANIFEST_VERSION:
+        raise ManifestError(f"written in format {version}, this version reads up to {MANIFEST_VERSION}")
+    listed = cast("dict[str, Checksum]", files)
+    for name, checksum in listed.items():
+        if not is_file_name(name):
+            raise ManifestError(f"{MANIFEST} is damaged ({name!r} is not the name of a file of this folder)")
+        if any(type(get_nested(checksum, key)) is not int for key in ("size", "crc32")):
+            raise ManifestError(f"{MANIFEST} is damaged ({name} has no size or no crc32)")
+    return Manifest(run_id if isinstance(run_id, str) else None, listed)
 
 
 def describe_difference(path: Path, listed: Checksum) -> str | None:
@@ -105,25 +143,22 @@ def verify_checksums(folder: Path, *, advice: str = "Copy its files again.") -> 
 def read_owner(folder: Path) -> str | None:
     """Read the id of the run that wrote a folder; None if manifest.json has none or is damaged (`find_damage`)."""
     try:
-        run_id = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["run_id"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return parse_manifest((folder / MANIFEST).read_bytes()).run_id
+    except (OSError, ManifestError):
         return None
-    return run_id if isinstance(run_id, str) else None
 
 
-def compute_crc32(path: Path) -> int:
-    """Compute the CRC-32 of a file, read in pieces. Raises OSError."""
-    value = 0
+def compute_crc32(path: Path, size: int | None = None) -> int:
+    """Compute the CRC-32 of the first `size` bytes of a file, by default of all, read in pieces. Raises OSError."""
+    rest, value = path.stat().st_size if size is None else size, 0
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(min(rest, BLOCK_BYTES)):
             value = zlib.crc32(block, value)
+            rest -= len(block)
     return value
 
 
 def compute_sha256(path: Path) -> str:
-    """Compute the sha256 of a file, read in pieces, in hexadecimal digits. Raises OSError."""
-    found = sha256()
+    """Compute the sha256 of a file in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+        return file_digest(file, "sha256").hexdigest()

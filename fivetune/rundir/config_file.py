@@ -9,14 +9,11 @@ In: the text of the settings, or a run directory. Out: the text with its checksu
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from pathlib import Path
 
-from fivetune.rundir.layout import CHECKSUMS, CONFIG
-from fivetune.rundir.record_checksums import describe_change
-from fivetune.types import JsonValue
+from fivetune.rundir.layout import CONFIG
 
 _FIRST_LINE = re.compile(rb"# checksum ([0-9a-f]{8}) of the lines below\n")
 
@@ -34,8 +31,8 @@ def stamp_config(text: str) -> str:
 def find_config_change(folder: Path) -> str:
     """Describe that config.yaml differs from what the run wrote; "" if not, or if it has no checksum.
 
-    A config.yaml without checksum is of an earlier version, or of a published run. One of another run has its own, but
-    not that of a finished run's checksums.json.
+    A config.yaml without checksum is of an earlier version, or of a published run. One of another run has its own: that
+    it differs from what a finished run wrote is seen by checksums.json (`record_checksums.describe_change`).
     """
     path = folder / CONFIG
     try:
@@ -44,13 +41,5 @@ def find_config_change(folder: Path) -> str:
         return ""  # whoever reads the settings reports it
     first = _FIRST_LINE.match(content)
     if first is None or int(first[1], 16) == zlib.crc32(content[first.end() :]):
-        return _find_change_since_end(folder)
+        return ""
     return f"{path}: differs from what the run wrote (its checksum differs). Unless you edited it, restore the file."
-
-
-def _find_change_since_end(folder: Path) -> str:
-    try:
-        listed: JsonValue = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return ""  # who reads the run reports it
-    return describe_change(folder, CONFIG, listed) if isinstance(listed, dict) else ""

@@ -12,6 +12,7 @@ from typing import Any
 from fivetune.errors import RunDirError
 from fivetune.rundir.checksums import compute_sha256
 from fivetune.types import JsonTable
+from fivetune.values import is_file_name
 
 EXPORT, EXPORT_VERSION = "export.json", 1
 
@@ -31,7 +32,9 @@ def read_export(folder: Path) -> JsonTable | None:
         texts = [found["format"], found["source"]["run"], *(one["sha256"] for one in found["files"].values())]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damage from None
-    if type(version) is not int or type(options) is not dict or any(type(text) is not str for text in texts):
+    is_inside = all(is_file_name(part) for name in found["files"] for part in name.split("/"))
+    is_typed = type(version) is int and type(options) is dict and all(type(text) is str for text in texts)
+    if not is_inside or not is_typed:
         raise damage
     if version > EXPORT_VERSION:
         raise RunDirError(f"{path}: written in format {version}, this version reads up to {EXPORT_VERSION}. Upgrade.")

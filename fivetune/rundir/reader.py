@@ -29,6 +29,7 @@ from fivetune.rundir.layout import (
     MACHINE,
     STATUS,
     STEPS,
+    TELEMETRY_FILES,
     TRACE,
     build_sibling_path,
 )
@@ -188,10 +189,10 @@ def find_changes(folder: Path, listed: Mapping[str, JsonValue], *, known: Sequen
 
     Args:
         listed: the checksums (`read_checksums`).
-        known: sentences about damage; files that they name are left out.
+        known: sentences about damage, each of which begins with the path of its file; these files are left out.
     """
     changes = find_changed_records(folder, listed)
-    return [text for text in changes if not any(one.startswith(text.partition(": ")[0]) for one in known)]
+    return [text for name, text in changes if not any(one.startswith(f"{folder / name}:") for one in known)]
 
 
 def _read_finders(folder: Path, on_damage: OnDamage) -> dict[str, JsonTable]:
@@ -226,7 +227,7 @@ def read_evals(folder: str | Path, *, is_growing: bool = True, on_damage: OnDama
 
 def read_telemetry(folder: Path, *, on_damage: OnDamage = lambda text: None) -> list[TelemetryRecord]:
     """Read the telemetry of all processes of a run, in order of time."""
-    records = _read_records(TelemetryRecord, sorted(folder.glob("telemetry*.jsonl")), "seconds", on_damage)
+    records = _read_records(TelemetryRecord, sorted(folder.glob(TELEMETRY_FILES)), "seconds", on_damage)
     return sorted(records, key=lambda record: (record.seconds, record.rank))
 
 

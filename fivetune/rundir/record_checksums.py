@@ -7,18 +7,17 @@ In: a run directory. Out: the checksums of its records, or a sentence for each f
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
+from fivetune.rundir.checksums import compute_crc32
 from fivetune.rundir.layout import CHECKSUMS, CONFIG, DATA, EVALS, MACHINE, PLAN, STATUS, STEPS, TELEMETRY_FILES
 from fivetune.types import JsonTable, JsonValue
 
 PREDICTION_FILES = "predictions/*.jsonl"
 RECORDS = (CONFIG, STATUS, MACHINE, DATA, PLAN, STEPS, EVALS, TELEMETRY_FILES, PREDICTION_FILES)
 GROWING = (EVALS, TELEMETRY_FILES)  # after the end of the run too; what was there stays
-BLOCK = 2**20
 
 
 def compute_record_checksums(folder: Path) -> JsonTable:
@@ -29,16 +28,13 @@ def compute_record_checksums(folder: Path) -> JsonTable:
 
 def compute_record_checksum(path: Path, size: int | None = None) -> JsonTable:
     """Compute the CRC-32 of the first `size` bytes of a file, by default of all, and the size. Raises OSError."""
-    size = path.stat().st_size if size is None else size
-    rest, value = size, 0
-    with path.open("rb") as file:
-        while block := file.read(min(rest, BLOCK)):
-            rest, value = rest - len(block), zlib.crc32(block, value)
-    return {"size": size - rest, "crc32": value}
+    found = path.stat().st_size
+    size = found if size is None else min(found, size)
+    return {"size": size, "crc32": compute_crc32(path, size)}
 
 
-def find_changed_records(folder: Path, listed: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield a sentence for each record file, predictions excepted, that is missing or differs from its checksum.
+def find_changed_records(folder: Path, listed: Mapping[str, JsonValue]) -> Iterator[tuple[str, str]]:
+    """Yield name and a sentence for each record file, predictions excepted, that is missing or differs.
 
     Args:
         listed: the checksums of the run, by name.
@@ -47,7 +43,7 @@ def find_changed_records(folder: Path, listed: Mapping[str, JsonValue]) -> Itera
     for name in listed:
         is_record = "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
         if is_record and (change := describe_change(folder, name, listed)):
-            yield change
+            yield name, change
 
 
 def describe_change(folder: Path, name: str, listed: Mapping[str, JsonValue]) -> str:

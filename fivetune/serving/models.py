@@ -53,6 +53,13 @@ def open_models(
 
     Raises ConfigError for a folder given twice, a mixture, a search that costs too much, and runs without that base.
     """
+    warned: set[str] = set()
+
+    def warn_once(text: str) -> None:  # a damaged record is read for the model, and again for the examples
+        if text not in warned:
+            warned.add(text)
+            on_warning(text)
+
     base = SharedBase() if shares_base else None
     found: dict[str, ServedModel] = {}
     for folder, name in zip(folders, name_folders(folders), strict=True):
@@ -62,17 +69,17 @@ def open_models(
             folder,
             settings,
             unsupported=WITHOUT_EFFECT,
-            on_damage=on_warning,
+            on_damage=warn_once,
             on_note=on_note,
             load_model=base.load_model if base else None,
         )
         trained = replace(trained, threads=None)  # one thread computes, with the cores that it began with
         require_single_part(trained.config)
         refuse_costly_search(trained)
-        warn_of_bad_export(trained, on_warning)
+        warn_of_bad_export(trained, warn_once)
         task, columns = trained.config.task, trained.config.data.columns
         fields, cap = list_fields(task, columns), trained.config.eval.max_new_tokens
-        examples = find_examples(trained, fields, num=num_examples, on_warning=on_warning)
+        examples = find_examples(trained, fields, num=num_examples, on_warning=warn_once)
         facts = RunFacts(name, task.plugin_name(), trained.step, fields, cap, examples)
         found[name] = ServedModel(
             facts, partial(trained.predict_each, max_input_tokens=max_input_tokens), trained.folder

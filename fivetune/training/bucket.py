@@ -25,7 +25,7 @@ from fivetune.distributed.world import SINGLE_PROCESS, World
 from fivetune.errors import RunDirError
 from fivetune.model.save import replace_folder
 from fivetune.rundir import CHECKSUMS, CONFIG, DATA, EVALS, LOG, MACHINE, STATUS, STEPS, find_conflict, lock_folder
-from fivetune.rundir.checksums import MANIFEST, describe_difference
+from fivetune.rundir.checksums import MANIFEST, ManifestError, describe_difference, parse_manifest
 from fivetune.rundir.files import replace_file
 from fivetune.rundir.layout import PLAN, TELEMETRY_FILES
 from fivetune.rundir.storage import (
@@ -170,11 +170,9 @@ def _fetch_checkpoint(place: str, target: Path) -> None:
     except MissingObjectError:
         raise DamagedObjectError(f"{place}: {MANIFEST} is missing: its upload was not finished") from None
     try:
-        files = json.loads(content)["files"]
-    except (ValueError, KeyError, TypeError):
-        raise DamagedObjectError(f"{manifest}: is damaged") from None
-    if outside := [name for name in files if not is_file_name(name)]:
-        raise DamagedObjectError(f"{manifest}: is damaged: {outside[0]!r} is not the name of a file of this folder")
+        files = parse_manifest(content).files
+    except ManifestError as error:
+        raise DamagedObjectError(f"{place}: {error}") from None
     staging = target.with_name(f".staging-fetched-{target.name}")
     for name, checksum in files.items():
         fetch_file(join_location(place, name), staging / name, check=partial(describe_difference, listed=checksum))
@@ -425,7 +423,7 @@ class Uploader:
 
 def read_file_names(checkpoint: Path) -> list[str]:
     """Read the names of a checkpoint's files from its manifest, without the manifest."""
-    return sorted(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"])
+    return sorted(parse_manifest((checkpoint / MANIFEST).read_bytes()).files)
 
 
 def _find_rank(name: str, world: World) -> int:

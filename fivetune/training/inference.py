@@ -45,6 +45,8 @@ from fivetune.rundir.checksums import MANIFEST
 from fivetune.rundir.config_file import find_config_change
 from fivetune.rundir.export_file import EXPORT
 from fivetune.rundir.files import replace_file
+from fivetune.rundir.reader import read_checksums
+from fivetune.rundir.record_checksums import describe_change
 from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
 from fivetune.tasks.mixture import Mixture
@@ -319,7 +321,8 @@ def load_run(
         raise ConfigError(f"the run directory is {quote_value(str(folder))}. Allowed is a path. Name the run's folder.")
     folder = Path(folder)
     rundir.refuse_foreign(folder)
-    if changed := find_config_change(folder):
+    listed = read_checksums(folder)
+    if changed := find_config_change(folder) or describe_change(folder, rundir.CONFIG, listed):
         on_damage(changed)
     machine = rundir.read_machine(folder, on_damage=on_damage)
     status = rundir.read_status(folder, on_damage=on_damage)

@@ -13,6 +13,9 @@ import yaml
 
 import fivetune
 from fivetune.cli import main
+from fivetune.errors import RunDirError
+from fivetune.rundir.checksums import MANIFEST, compute_checksum
+from fivetune.rundir.export_file import read_export
 from reliability.fake_hub import FakeHub, running_hub
 
 # huggingface_hub hands the weights to its HTTP library in a deprecated way.
@@ -172,6 +175,24 @@ def test_damaged_weights_are_not_published(run, hub, capsys):
     weights.write_bytes(weights.read_bytes()[:-1])
     assert push(run) == 4
     assert "model.safetensors is damaged" in capsys.readouterr().err and hub.requests == []
+
+
+def test_a_manifest_that_leads_out_of_the_model_is_refused(run, hub, capsys):
+    """The file that it names was published."""
+    (run / "secret.txt").write_text("0000")
+    manifest = json.loads((run / "model" / MANIFEST).read_text())
+    manifest["files"]["../secret.txt"] = compute_checksum(run / "secret.txt")
+    (run / "model" / MANIFEST).write_text(json.dumps(manifest))
+    assert push(run) == 4
+    assert "'../secret.txt' is not the name of a file of this folder" in capsys.readouterr().err and not hub.files
+
+
+def test_an_export_that_leads_out_of_its_folder_is_refused(tmp_path):
+    export = {"format_version": 1, "options": {}, "format": "onnx", "source": {"run": "a"}}
+    listed = {"../secret.txt": {"sha256": "0", "size": 1}}
+    (tmp_path / "export.json").write_text(json.dumps({**export, "files": listed}))
+    with pytest.raises(RunDirError, match=r"export\.json: damaged"):
+        read_export(tmp_path)
 
 
 def test_the_report_is_published_if_asked_for(run, hub, capsys):

@@ -1,7 +1,16 @@
+import json
+
 import pytest
 
 from fivetune.errors import RunDirError
-from fivetune.rundir.checksums import MANIFEST, find_damage, verify_checksums, write_checksums
+from fivetune.rundir.checksums import (
+    MANIFEST,
+    ManifestError,
+    find_damage,
+    parse_manifest,
+    verify_checksums,
+    write_checksums,
+)
 
 
 @pytest.fixture
@@ -53,6 +62,16 @@ def test_a_damaged_manifest_is_damage(folder, content):
     assert "manifest.json" in (find_damage(folder) or "")
     with pytest.raises(RunDirError):
         verify_checksums(folder)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [[], {"../a": {"size": 0, "crc32": 0}}, {"a": 7}, {"a": {"size": 1}}, {"a": {"size": "1", "crc32": 2}}],
+)
+def test_a_manifest_lists_sizes_and_checksums_of_its_folder(files):
+    """Only one of five readers looked at the names, and a malformed entry was an internal error in others."""
+    with pytest.raises(ManifestError, match=r"^manifest\.json is damaged \("):
+        parse_manifest(json.dumps({"format_version": 1, "files": files}).encode())
 
 
 def test_a_manifest_of_a_newer_version_is_refused(folder):

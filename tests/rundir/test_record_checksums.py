@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from fivetune.rundir import CHECKSUMS, EVALS, STEPS, TELEMETRY, RunDir, read_run
-from fivetune.rundir.config_file import find_config_change, stamp_config
+from fivetune.rundir.config_file import stamp_config
+from fivetune.rundir.reader import read_checksums
+from fivetune.rundir.record_checksums import describe_change
 from fivetune.training.scoring import record_evaluation
 from tests.fake_run import fake_run, make_eval, write_run
 
@@ -64,7 +66,17 @@ def test_the_settings_of_another_run_are_named(finished):
     path = finished / "config.yaml"
     path.write_text(stamp_config(path.read_text().replace("seed: 0", "seed: 1")))
     assert read_run(finished).damage == [f"{path}: {CHANGED}"]
-    assert find_config_change(finished) == f"{path}: {CHANGED}"
+    assert describe_change(finished, "config.yaml", read_checksums(finished)) == f"{path}: {CHANGED}"
+
+
+def test_each_changed_record_is_named_in_a_folder_of_any_name(finished, tmp_path):
+    """One sentence about any file of the run hid those of all others if the path held ": "."""
+    folder = finished.rename(tmp_path / "run: 2")
+    for name in ("status.json", "config.yaml", STEPS):
+        change_digit(folder / name)
+    assert sorted(read_run(folder).damage) == [
+        f"{folder / name}: {CHANGED}" for name in ("config.yaml", "status.json", STEPS)
+    ]
 
 
 def test_a_later_evaluation_is_no_change(finished):

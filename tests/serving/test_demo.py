@@ -17,9 +17,11 @@ from browser import Tab, browser, open_tab
 from serving_kit import FIELDS, RECORDS, Server, Slow, serving
 
 from fivetune.plugins import list_plugins, load_plugin
+from fivetune.rundir.config_file import stamp_config
 from fivetune.rundir.layout import CHECKSUMS
 from fivetune.rundir.records import Candidate, Prediction
 from fivetune.serving.demo import find_examples, render_demo
+from fivetune.serving.models import open_models
 from fivetune.serving.schema import DemoExample, RunFacts, list_fields
 from fivetune.tasks.classification import Classification
 from fivetune.training.inference import LoadedRun
@@ -126,6 +128,16 @@ def test_examples_are_of_the_best_evaluation(trained: LoadedRun, tmp_path: Path)
     path.write_text("{\n" + path.read_text())
     find_examples(trained, fields, num=3, on_warning=warned.append)
     assert len(warned) == 1 and path.name in warned[0]
+
+
+def test_settings_of_another_run_are_reported_once(trained: LoadedRun, tmp_path: Path) -> None:
+    """Loading the run and reading its examples each reported them."""
+    folder, warned = Path(shutil.copytree(trained.folder, tmp_path / "run")), list[str]()
+    path = folder / "config.yaml"
+    path.write_text(stamp_config(path.read_text().partition("\n")[2] + "# another run\n"))
+    options: Any = {"shares_base": False, "max_input_tokens": 64, "num_examples": 1, "on_note": print}
+    open_models([str(folder)], {}, on_warning=warned.append, **options)
+    assert [text.partition(" (")[0] for text in warned] == [f"{path}: differs from what the run wrote"]
 
 
 def test_the_page_needs_no_token_and_its_data_does() -> None:

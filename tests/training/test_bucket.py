@@ -446,7 +446,7 @@ def test_a_status_that_cannot_be_uploaded_is_a_warning(tmp_path, monkeypatch):
 def test_names_that_lead_elsewhere_are_refused(tmp_path):
     place, folder = tmp_path / "copy" / "3", tmp_path / "run"
     (place / "sub").mkdir(parents=True)
-    (place / "manifest.json").write_text('{"files": {"../../evil": {"size": 0, "crc32": 0}}}')
+    (place / "manifest.json").write_text('{"format_version": 1, "files": {"../../evil": {"size": 0, "crc32": 0}}}')
     with pytest.raises(storage.DamagedObjectError, match=r"'\.\./\.\./evil' is not the name of a file of this folder"):
         copies._fetch_checkpoint(str(place), folder / "checkpoints" / "3")
     (tmp_path / "copy" / "predictions" / "a").mkdir(parents=True)
