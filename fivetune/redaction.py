@@ -42,19 +42,21 @@ _KEY = re.compile(rf"(?:^|[._-])(?:{_SECRET_NAME}|token)$", re.IGNORECASE)
 _EXEMPT_SETTING = re.compile(r"(?:search\.over\.)?(?:task|data\.columns)(?:\.|$)")
 
 
-# Directional controls and invisible characters can make one text look like another.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+# Controls, directions, invisible characters, surrogates and private use: they can make one text look like another. Not
+# U+200C and U+200D, which emoji and several scripts need, and not U+180E, which Mongolian needs.
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\ue000-\uf8ff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
 )
 
 
 def name_invisible(text: str) -> str:
-    r"""Name the characters that a terminal or browser obeys instead of showing: controls, directions, surrogates.
+    r"""Name the characters that a terminal or browser does not show as such (INVISIBLE).
 
     >>> name_invisible("a\u202eb\x1b[2J\n")
     'a[U+202E]b[U+001B][2J\n'
     """
-    return _INVISIBLE.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)
+    return INVISIBLE.sub(lambda match: f"[U+{ord(match.group()):04X}]", text)
 
 
 def redact_secrets(text: str) -> str:

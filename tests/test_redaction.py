@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import yaml
 from fivetune.cli import main
 from fivetune.config import load_config
 from fivetune.errors import DataError
+from fivetune.evaluation.output import escape_invisible
 from fivetune.publish.card import CardRequest, build_model_card
 from fivetune.publish.usage import Place
-from fivetune.redaction import is_secret_name, redact_json, redact_secrets, redact_settings
+from fivetune.redaction import is_secret_name, name_invisible, redact_json, redact_secrets, redact_settings
 from fivetune.report import write_report
 from fivetune.rundir.records import Run
 from fivetune.training import train
@@ -70,6 +72,15 @@ def test_values_of_secret_names_are_hidden(text, expected):
 )
 def test_other_texts_stay(text):
     assert redact_secrets(text) == text
+
+
+def test_what_does_not_show_is_named_and_escaped_alike():
+    """A soft hyphen, tags and private use were escaped in predictions, and unseen in messages and reports."""
+    for character in "\x1b\xad\u202e\u2061\ue000\ufff9\U000e0041":
+        assert name_invisible(f"a{character}") == f"a[U+{ord(character):04X}]"
+        assert json.loads(f'"{(text := escape_invisible(character))}"') == character and text.isascii()
+    joined = "\U0001f468\u200d\U0001f469 \u0645\u06cc\u200c\u062e"  # emoji and Persian need the joiners
+    assert name_invisible(joined) == escape_invisible(joined) == joined
 
 
 def test_values_of_a_json_tree_are_hidden_by_name_and_by_form():

@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +22,13 @@ from fivetune.errors import ConfigError, DataError
 from fivetune.evaluation.inputs import InputRow
 from fivetune.evaluation.predicted_file import PredictedRow, PredictionCounts
 from fivetune.metrics.bioasq import NUM_RANKS
+from fivetune.redaction import INVISIBLE
 from fivetune.rundir.records import Prediction
 
 PREDICTED = ("id", "prediction", "confidence", "logprob", "no_answer_score", "candidates", "hit_cap", "skipped")
 BIOASQ_TYPES = {"bioasq_factoid": "factoid", "bioasq_yesno": "yesno"}
 ID_NAMES = ("id", "Id", "ID")
 TARGET_NAMES = ("label", "answer", "answers", "target", "targets")
-INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, direction marks, surrogates, private use, line separators
 AS_JSON = (bool, int, float, list, dict)
 EXACT_INTEGERS = 2**53  # that a double holds
 ROWS_PER_GROUP = 1024  # of a Parquet file that is written
@@ -295,19 +294,16 @@ class EscapedOutput:
 
 
 def escape_invisible(text: str) -> str:
-    """Replace characters that a terminal would interpret instead of showing, such as U+202E, by \\u escapes of JSON.
+    """Replace characters that a terminal does not show as such (`redaction.INVISIBLE`) by \\u escapes of JSON.
 
     >>> escape_invisible('"a\\u202eb"')
     '"a\\\\u202eb"'
     """
-    return re.sub(r"[^\x20-\x7e\n]", _escape_character, text)
+    return INVISIBLE.sub(_escape_character, text)
 
 
 def _escape_character(match: re.Match[str]) -> str:
-    character = match.group()
-    if unicodedata.category(character) not in INVISIBLE:
-        return character
-    return "".join(f"\\u{unit:04x}" for unit in _list_utf16_units(character))
+    return "".join(f"\\u{unit:04x}" for unit in _list_utf16_units(match.group()))
 
 
 def _list_utf16_units(character: str) -> list[int]:
