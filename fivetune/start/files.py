@@ -17,8 +17,9 @@ from pathlib import Path
 from fivetune.config import load_config
 from fivetune.data.records import is_hub_name, list_source_files
 from fivetune.data.source_files import get_data_suffix, is_saved_dataset
+from fivetune.data.store import translate_disk_errors
 from fivetune.errors import ConfigError
-from fivetune.rundir import CONFIG, write_text
+from fivetune.rundir import CONFIG
 from fivetune.rundir.files import replace_file
 from fivetune.start.plan import SEED, SETS, StartPlan, build_plan, read_sets
 from fivetune.start.recipe import build_recipe, build_settings
@@ -77,12 +78,15 @@ def start_recipe(
     overwrite: bool = False,
     load_tokenizer: Callable[[str], object | None],
 ) -> Started:
-    """Plan a recipe and write it with its three sets; nothing is written if there is an error.
+    """Plan a recipe and write it with its three sets; an error in the data or the plan leaves nothing behind.
+
+    If the disk fails, some of the sets may be there, each of them whole; the recipe is there only with all of them.
 
     Args:
         output: folder, or path of the recipe; default: a recipe in the working directory, named after the source.
 
-    Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source.
+    Raises ConfigError if a file exists and not `overwrite`, and for files among those of the source,
+    FiveTuneEnvironmentError if the disk refuses a file.
     """
     recipe = choose_recipe_path(source, output)
     files = {one: recipe.with_name(f"{recipe.stem}-{one}.jsonl") for one in SETS}
@@ -91,12 +95,12 @@ def start_recipe(
     names = {one: shorten_path(file) for one, file in files.items()}
     text = build_recipe(plan, names)
     load_config(build_settings(plan, names))  # refuses what a recipe cannot hold, before anything is written
-    recipe.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
+    with translate_disk_errors(recipe.parent, "--output"), ExitStack() as stack:
+        recipe.parent.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(replace_file(recipe)).write(text.encode())  # opened first, so renamed last
         opened = {one: stack.enter_context(replace_file(file)) for one, file in files.items()}
         for one, fields in read_sets(plan):  # times of Parquet become text
             opened[one].write(json.dumps(fields, ensure_ascii=False, default=str).encode() + b"\n")
-    write_text(recipe, text)
     return Started(plan, recipe, files)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import random
 from collections import Counter
@@ -159,6 +160,24 @@ def test_nothing_is_overwritten_unless_asked(folder, capsys):
     assert (folder / "t.yaml").read_text() == "mine: 1\n" and not (folder / "t-test.jsonl").exists()
     assert run(capsys, "new", "t.csv", "--model", "t5-nano", "--overwrite")[0] == 0
     assert load_config(folder / "t.yaml")
+
+
+def test_a_full_disk_leaves_no_recipe_without_its_sets(folder, capsys, monkeypatch):
+    """It was an internal error."""
+    write_tickets(folder / "t.csv")
+    replace = Path.replace
+
+    def fail(path: Path, target: Path) -> Path:
+        if target.name == "t-train.jsonl":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    code, _, err = run(capsys, "new", "t.csv", "--model", "t5-nano", "--output", "out")
+    assert code == 4 and err.startswith(
+        "fivetune: out: cannot be written: No space left on device. Free space, or choose"
+    )
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["t-test.jsonl", "t-validation.jsonl"]
 
 
 def test_the_source_is_never_written_to(folder, capsys):
