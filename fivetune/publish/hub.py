@@ -37,12 +37,12 @@ def refuse_repo_name(name: str) -> None:
 
     form = "Give the name of your account or organisation and of the model, such as me/t5-squad."
     if name.count("/") != 1:
-        raise ConfigError(f"{name}: is no name of a repository (org/name). {form}")
+        raise ConfigError(f"{name}: is not a repository name (org/name). {form}")
     try:
         validate_repo_id(name)
     except HFValidationError:
         raise ConfigError(
-            f"{name}: is no name of a repository. Allowed: letters, digits, '-', '_' and '.', at most 96, no '--' or "
+            f"{name}: is not a repository name. Allowed: letters, digits, '-', '_' and '.', at most 96, no '--' or "
             f"'..', none of '-' and '.' at the ends. {form}"
         ) from None
 
@@ -75,7 +75,8 @@ def upload_files(repo: str, files: Sequence[RepoFile], *, token: str, private: b
         private: create it as private; an existing public one is refused.
 
     Raises FiveTuneEnvironmentError if the hub refuses, cannot be reached, or does not answer for MAX_WAIT_SECONDS (or
-    HF_HUB_DOWNLOAD_TIMEOUT). A failed upload shows nothing; one whose commit was not answered, all or nothing.
+    HF_HUB_DOWNLOAD_TIMEOUT). After a failed upload nothing is visible; if the answer to the commit was
+    lost, the repository has all files or none.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import (
@@ -157,7 +158,7 @@ def _explain_refusal(error: HfHubHTTPError, repo: str, doing: str) -> FiveTuneEn
         text = f"the hub does not accept the token in {TOKEN} (401). It is wrong, expired or revoked: create another"
         text += f" with write access at {PUBLIC_HUB}/settings/tokens."
     elif status == 403:
-        text = f"the token in {TOKEN} must not write to {organisation} (403). Take one with write access, or a name "
+        text = f"the token in {TOKEN} has no write access to {organisation} (403). Take one that has it, or a name "
         text += "under your own account."
     elif status == 404:
         text = f"the hub finds no {organisation}, or the token does not see it (404). Check the name."

@@ -76,9 +76,9 @@ def test_a_dry_run_sends_nothing(run, hub, monkeypatch, capsys):
     ("fails", "words"),
     [
         ({"repos/create": 401}, "does not accept the token in HF_TOKEN (401)"),
-        ({"repos/create": 403}, "must not write to me (403)"),
+        ({"repos/create": 403}, "has no write access to me (403)"),
         ({"repos/create": 404}, "finds no me, or the token does not see it (404)"),
-        ({"commit": 403}, "must not write to me (403)"),
+        ({"commit": 403}, "has no write access to me (403)"),
         ({"preupload": 429}, "takes no more requests now (429)"),
         ({"commit": 500}, "answers with 500 while committing: refused"),
     ],
@@ -144,7 +144,7 @@ def test_the_token_comes_from_the_environment_alone(run, hub, monkeypatch, capsy
 @pytest.mark.parametrize("name", ["t5", "me/t5/x", "me/t--5", "me/-t5", "me/t 5", "me/" + "a" * 97])
 def test_an_invalid_name_is_refused_first(run, hub, capsys, name):
     assert push(run, repo=name) == 2
-    assert f"{name}: is no name of a repository" in capsys.readouterr().err and hub.requests == []
+    assert f"{name}: is not a repository name" in capsys.readouterr().err and hub.requests == []
 
 
 @pytest.mark.parametrize("name", ["train.csv", ".env", "predictions.jsonl", "extra/key.pem"])
