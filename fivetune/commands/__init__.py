@@ -191,21 +191,12 @@ def start_from_data(source: str, *, columns: Sequence[str] = (), **options: Any)
 
 def _load_local_tokenizer(model: str) -> Any:
     """Load the tokenizer of a model that is on this machine; None for one of the hub that is not in its cache."""
-    from fivetune.model.download import PATTERNS
-    from fivetune.model.files import find_folder
+    from fivetune.model.download import find_cached_snapshot
+    from fivetune.model.files import find_local_folder
     from fivetune.model.tokenizer import load_tokenizer
-    from fivetune.nano import CHECKPOINT
 
-    is_local = Path(model).is_dir() or model == CHECKPOINT.name
-    if is_local or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        return load_tokenizer(None, find_folder(model), key=None)
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = snapshot_download(model, allow_patterns=PATTERNS, local_files_only=True)
-    except (OSError, ValueError):  # not in the cache, or no name of the hub, which training reports
-        return None
-    return load_tokenizer(None, Path(folder), key=None)
+    folder = find_local_folder(model) or find_cached_snapshot(model)
+    return load_tokenizer(None, folder, key=None) if folder else None
 
 
 def describe_start(started: Started) -> dict[str, Any]:

@@ -269,7 +269,12 @@ def get_cache_folder(configured: str | None) -> Path:
 
 
 def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTable:
-    """Return the settings, the tokenizer and the fingerprint of prepared data: the header of its index."""
+    """Return the settings, the tokenizer and the fingerprint of prepared data: the header of its index.
+
+    The fingerprint is the hash of content, tokenizer, task and template, limits; resuming requires the same.
+    `on_bad_record` is not part of it: without bad records the store is the same for both values, and
+    `load_or_build_store` refuses a store with bad records for "fail".
+    """
     settings: JsonTable = {
         "version": ENCODING_VERSION,
         "task": [source.task.plugin_name(), source.task.version, source.task.model_dump(mode="json")],
@@ -287,15 +292,6 @@ def describe_data(source: Source, tokenizer: PreTrainedTokenizerBase) -> JsonTab
         "tokenizer": {"num_pieces": len(tokenizer), "name": Path(str(tokenizer.name_or_path)).name},
         "dtype": np.dtype(choose_dtype(tokenizer)).name,
     }
-
-
-def compute_fingerprint(source: Source, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the hash of a run's data: content, tokenizer, task and template, limits. Resuming requires the same.
-
-    `on_bad_record` is not part of it: without bad records the store is the same for both values, and
-    `load_or_build_store` refuses a store with bad records for "fail".
-    """
-    return describe_data(source, tokenizer)["fingerprint"]
 
 
 def _compute_hash(settings: JsonTable, source: Source) -> str:

@@ -7,9 +7,7 @@ that the task cannot use; a file from which a TokenStore is built.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -123,16 +121,6 @@ def write_texts(path: Path, texts: Sequence[str]) -> list[tuple[str, str]]:
     ids = [str(number) for number in range(len(texts))]
     _write_lines(path, [json.dumps({"id": own, "inputs": text}) for own, text in zip(ids, texts, strict=True)])
     return [(own, "") for own in ids]
-
-
-@contextmanager
-def name_inputs(path: Path) -> Generator[None]:
-    """Name the inputs from which `path` was written, not that temporary file, in a DataError: inputs[0], not path:1."""
-    try:
-        yield
-    except DataError as error:
-        text = re.sub(rf"{re.escape(str(path))}:(\d+)", lambda line: f"inputs[{int(line[1]) - 1}]", str(error))
-        raise DataError(text.replace(str(path), "inputs")) from None
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -20,11 +20,11 @@ from fivetune.data.examples import Source
 from fivetune.data.in_memory import MemoryStore, convert_source
 from fivetune.data.records import find_column
 from fivetune.data.source_files import quote_value
-from fivetune.data.tables import is_table, iter_rows
+from fivetune.data.tables import is_table, iter_rows, name_tables
 from fivetune.errors import DataError
 from fivetune.evaluation.batch_size import AutoBatchSize, predict_in_batches
 from fivetune.evaluation.evaluator import Evaluator
-from fivetune.evaluation.inputs import InputRow, iter_input_rows, name_inputs, write_records, write_texts
+from fivetune.evaluation.inputs import InputRow, iter_input_rows, write_records, write_texts
 from fivetune.rundir.records import Prediction
 from fivetune.tasks import find_needed_columns
 from fivetune.tasks.jsonl import JSONL
@@ -118,7 +118,7 @@ def read_requests(
             records = [one for one in given if not isinstance(one, str)]
             written = write_texts(path, texts) if texts else write_records(path, records, columns)
             kind: tuple[Task, Mapping[str, str]] = (JSONL(), {}) if texts else (task, columns)
-            with name_inputs(path):
+            with name_tables({path: "inputs"}):
                 rows = list(iter_input_rows(str(path), *kind)) if given else []
                 if records:
                     rows = _name_missing_fields(rows, records, task, columns)

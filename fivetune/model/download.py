@@ -46,10 +46,9 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
         except HFValidationError:
             raise ModelError(f"{name}: neither a local folder nor a hub name (org/name).{hint}") from None
         except Exception as error:  # of the hub, of the network, of its library: each of another type
-            try:
-                return Path(fetch(local_files_only=True))
-            except OSError:
-                raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
+            if folder := find_cached_snapshot(name, revision):
+                return folder
+            raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
         begun = time.time()
         try:
             folder = Path(fetch())
@@ -60,6 +59,16 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
             ) from None
     _refuse_other_content(name, folder, info, since=begun)
     return folder
+
+
+def find_cached_snapshot(name: str, revision: str | None = None) -> Path | None:
+    """Find a model in the hub's cache; None if it is not there, or if the name cannot be one of the hub."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS, local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
 def _describe_failure(name: str, error: Exception, hint: str) -> str:

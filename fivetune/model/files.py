@@ -35,6 +35,11 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
 
     Raises ModelError if there is no such folder, FiveTuneEnvironmentError if the hub refuses or cannot be reached.
     """
+    return find_local_folder(name) or fetch_snapshot(name, revision, hint=_suggest_name(Path(name)))
+
+
+def find_local_folder(name: str) -> Path | None:
+    """Find the local folder of a model; None for a hub name. Raises ModelError for any other name."""
     path = Path(name)
     if path.is_dir():
         return path
@@ -49,7 +54,7 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
             f"{name}: no such model folder.{_suggest_name(path)} Give a local folder, a hub name (org/name), or "
             "t5-nano."
         )
-    return fetch_snapshot(name, revision, hint=_suggest_name(path))
+    return None
 
 
 def _suggest_name(path: Path) -> str:

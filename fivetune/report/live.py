@@ -34,6 +34,7 @@ from fivetune.report.page.wording import (
 )
 from fivetune.report.run.scores import choose_best_eval, find_main_score_key, read_score
 from fivetune.rundir.figures import count_tokens, list_device_series
+from fivetune.rundir.layout import TELEMETRY_FILES
 from fivetune.rundir.parse import parse_records
 from fivetune.rundir.plan import Plan, read_plan
 from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
@@ -251,7 +252,7 @@ def _read_utilisation(path: Path) -> tuple[float | None, bool]:
 
 def _read_telemetry(path: Path) -> list[TelemetryRecord]:
     """Read the last records of all processes of a run, in order of time."""
-    tables = [table for file in path.glob("telemetry*.jsonl") for table in read_last_records(file)]
+    tables = [table for file in path.glob(TELEMETRY_FILES) for table in read_last_records(file)]
     return sorted(parse_records(TelemetryRecord, tables), key=lambda record: record.seconds)
 
 

@@ -17,7 +17,7 @@ from fivetune.data import arrays, build, convert, encode
 from fivetune.data import store as store_module
 from fivetune.data.encode import LengthLimits
 from fivetune.data.examples import MAX_SKIPS_KEPT, Source
-from fivetune.data.store import TokenStore, compute_fingerprint, get_cache_folder, load_or_build_store
+from fivetune.data.store import TokenStore, describe_data, get_cache_folder, load_or_build_store
 from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir import replace_file, storage
 from fivetune.tasks.bioasq_factoid import BioASQFactoid
@@ -250,6 +250,10 @@ def test_the_fingerprint_sees_everything_that_decides(tokenizer, squad, tmp_path
     settings = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
     settings["model"]["vocab"][5:7] = settings["model"]["vocab"][6:4:-1]
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(settings))
+
+    def compute_fingerprint(*data: Any) -> str:
+        return describe_data(*data)["fingerprint"]
+
     same = compute_fingerprint(squad, tokenizer)
     changed = [
         compute_fingerprint(replace(squad, **change), tokenizer)
