@@ -6,7 +6,6 @@ In: a hub name. Out: a local folder.
 from __future__ import annotations
 
 import time
-from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +36,8 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    fetch = partial(
-        snapshot_download, name, revision=revision, allow_patterns=PATTERNS, etag_timeout=get_max_wait_seconds()
-    )
-    with restrict_waits(get_max_wait_seconds()):
+    seconds = get_max_wait_seconds()
+    with restrict_waits(seconds):
         try:
             info = HfApi().model_info(name, revision=revision, files_metadata=True)
         except HFValidationError:
@@ -51,12 +48,13 @@ def fetch_snapshot(name: str, revision: str | None, *, hint: str = "") -> Path:
             raise FiveTuneEnvironmentError(_describe_failure(name, error, hint)) from None
         begun = time.time()
         try:
-            folder = Path(fetch())
+            found = snapshot_download(name, revision=revision, allow_patterns=PATTERNS, etag_timeout=seconds)
         except Exception as error:
             raise FiveTuneEnvironmentError(
                 f"{name}: the download was not finished: {_get_first_line(error)}.{describe_limit(error)} Start again: "
                 f"what is there is kept. {OFFLINE}"
             ) from None
+    folder = Path(found)
     _refuse_other_content(name, folder, info, since=begun)
     return folder
 
