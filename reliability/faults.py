@@ -26,6 +26,7 @@ CHANGES: dict[str, tuple[int, int]] = {
     "os.truncate": (0, -1),
 }
 """Where the arguments of an audit event have the path that changes and the open folder that it is relative to."""
+NEVER_FIRED = 99  # exit code of a process whose fault found no place
 NO_FOLDER = -1  # the path is relative to the working directory
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -122,11 +123,11 @@ def train_with_small_files(recipe: str, num_bytes: int) -> int:
     return train(recipe)
 
 
-def train(recipe: str, *words: str) -> int:
-    """Run `fivetune train RECIPE` without its pre-flight checks."""
+def train(recipe: str, *words: str, quiet: bool = True) -> int:
+    """Run `fivetune train RECIPE WORDS` without its pre-flight checks, and, if `quiet`, without its progress."""
     from fivetune.cli import main
 
-    return main(["train", recipe, "--no-preflight", "--quiet", *words])
+    return main(["train", recipe, "--no-preflight", *(["--quiet"] if quiet else []), *words])
 
 
 def train_with_a_long_step(recipe: str, step: int, seconds: float) -> int:

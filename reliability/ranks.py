@@ -12,14 +12,18 @@ from subprocess import CompletedProcess
 from reliability.warm import WarmProcess
 
 
+def find_free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 class Ranks:
     """`work(*args)` in each of `num` ranks; leaving the context kills them. One rank is a plain process."""
 
     def __init__(self, work: Callable[..., int | None], *args: object, num: int = 2) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        places = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        places = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1"}
+        places["MASTER_PORT"] = find_free_port()
         environs = [{**places, "RANK": rank, "LOCAL_RANK": rank} for rank in range(num)] if num > 1 else [{}]
         self.processes = [
             WarmProcess(work, *args, environ={**os.environ, **{name: str(value) for name, value in one.items()}})
@@ -36,10 +40,12 @@ class Ranks:
         self._stack.close()
 
     @property
-    def has_ended(self) -> bool:
-        return all(process.code is not None for process in self.processes)
+    def code(self) -> int | None:
+        """The largest exit code; None while one of them runs."""
+        codes = [code for process in self.processes if (code := process.code) is not None]
+        return max(codes) if len(codes) == len(self.processes) else None
 
-    def kill(self) -> None:
+    def kill_tree(self) -> None:
         """SIGKILL them at once, as a machine that goes down does."""
         for process in self.processes:
             process.kill_tree()
@@ -50,3 +56,8 @@ class Ranks:
         done = [process.wait(max(0.0, end - time.monotonic())) for process in self.processes]
         printed = ("".join(one.stdout for one in done), "".join(one.stderr for one in done))
         return CompletedProcess(done[0].args, max(one.returncode for one in done), *printed)
+
+    def finish(self) -> CompletedProcess[str]:
+        """Wait until all have ended, and leave the context."""
+        with self:
+            return self.wait()

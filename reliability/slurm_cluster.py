@@ -10,14 +10,15 @@ import random
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from reliability.warm import adopt_orphans, start_command
+from reliability.faults import train
+from reliability.ranks import Ranks, find_free_port
+from reliability.warm import adopt_orphans, check_success, is_alive, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONFIG = """
@@ -103,8 +104,8 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
                     )
                 )
             if words[0] == "munged":
-                _wait_until((folder / "munge.socket").exists, seconds=10)
-        _wait_until(lambda: _count_idle_nodes(environ) == 2, seconds=30)
+                wait_until((folder / "munge.socket").exists, 10)
+        wait_until(lambda: _count_idle_nodes(environ) == 2, 30)
         yield {
             "SLURM_CONF": str(config),
             "PET_MASTER_ADDR": "127.0.0.1",  # n1 and n2 are names in this file only
@@ -114,7 +115,7 @@ def start_cluster(folder: Path) -> Generator[dict[str, str]]:
     finally:
         try:
             subprocess.run(["scancel", "--user=root"], env=environ, check=True)
-            _wait_until(lambda: not _list_children(running[2:]), seconds=40)
+            wait_until(lambda: not _list_children(running[2:]), 40)
         finally:
             _stop(running)
 
@@ -130,26 +131,13 @@ def is_started_early(job: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 def train_on_two_ranks(recipe: str, run_dir: str) -> None:
     """The same run without a cluster and without interruption."""
-    port = str(find_free_port())
-    words = ("train", recipe, "--no-preflight", "--quiet", "--launch.nproc", "2", "--run.dir", run_dir)
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
-    ranks = [{**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    with ExitStack() as stack:
-        started = [stack.enter_context(start_command(*words, environ=environ)) for environ in ranks]
-        assert [process.wait().returncode for process in started] == [0, 0]
+    check_success(Ranks(train, recipe, "--launch.nproc", "2", "--run.dir", run_dir).finish())
 
 
 def _list_children(daemons: Sequence[subprocess.Popen[bytes]]) -> list[psutil.Process]:
     """List the running processes that these daemons have started: those of slurmd are jobs."""
     found = [child for one in daemons if one.poll() is None for child in psutil.Process(one.pid).children(True)]
-    return [child for child in found if _is_running(child)]
-
-
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return [child for child in found if is_alive(child)]
 
 
 def _stop(daemons: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -163,7 +151,7 @@ def _stop(daemons: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-    names = [process.name() for process in children if _is_running(process)]
+    names = [process.name() for process in children if is_alive(process)]
     for process in children:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -179,17 +167,3 @@ def _count_idle_nodes(environ: dict[str, str]) -> int:
         check=False,
     )
     return done.stdout.split().count("idle")
-
-
-def _wait_until(is_done: object, *, seconds: float) -> None:
-    assert callable(is_done)
-    until = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < until, f"not within {seconds:g} s"
-        time.sleep(0.1)
-
-
-def find_free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

@@ -108,6 +108,11 @@ class WarmProcess:
         stdout, stderr = (file.read_text(encoding="utf-8") if file.exists() else "" for file in self._files)
         return CompletedProcess(self.name, code, stdout, stderr)
 
+    def finish(self) -> CompletedProcess[str]:
+        """Wait until it ends, and leave its context."""
+        with self:
+            return self.wait()
+
 
 def adopt_orphans() -> None:
     """Keep the processes that this one starts in its tree, also those whose parent ends."""
@@ -139,8 +144,17 @@ def start_command(*words: str, environ: Mapping[str, str] = os.environ) -> WarmP
 
 def run_command(*words: str) -> CompletedProcess[str]:
     """Run `fivetune WORDS` to its end."""
-    with start_command(*words) as command:
-        return command.wait()
+    return start_command(*words).finish()
+
+
+def wait_until(
+    is_done: Callable[[], bool], seconds: float, *, every: float = 0.1, explain: Callable[[], str] = str
+) -> None:
+    """Ask again and again until it is true. Raises AssertionError, with an explanation, after `seconds`."""
+    until = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < until, f"not within {seconds:g} s: {explain()}"
+        time.sleep(every)
 
 
 def _run_command(*words: str) -> int:

@@ -19,9 +19,11 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from fivetune.rundir import read_machine
+from fivetune.rundir import read_machine, read_run
 from fivetune.rundir.checksums import MANIFEST, find_damage
-from reliability.warm import WarmProcess, check_success, start_command
+from reliability.faults import train
+from reliability.ranks import Ranks
+from reliability.warm import WarmProcess, check_success, start_command, wait_until
 
 T = TypeVar("T")
 NUM_STEPS = 30
@@ -131,7 +133,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "launch": {"nproc": 2}},
     "fsdp": {"strategy": "fsdp", "launch": {"nproc": 2}},
 }
-SEVERAL_PROCESSES = ("ddp", "fsdp")
+
+
+def count_ranks(variant: str) -> int:
+    return VARIANTS[variant].get("launch", {}).get("nproc", 1)
 
 
 @dataclass(frozen=True)
@@ -190,9 +195,7 @@ class Workload:
         self.references = OnceEach[Reference]()
         self.model = folder / "tiny-t5"
         shutil.rmtree(folder, ignore_errors=True)  # an interrupted campaign may have left half of a model
-        with WarmProcess(_make_models, str(folder)) as process:
-            done = process.wait()
-        check_success(done)
+        check_success(WarmProcess(_make_models, str(folder)).finish())
 
     def make_folder(self, name: str) -> Path:
         """A new, empty folder of the campaign."""
@@ -249,17 +252,32 @@ def find_resume_words(run: Path) -> list[str]:
     return ["--resume"] if run.exists() else []
 
 
-def resume(recipe: Path, run: Path) -> int:
+def resume(recipe: Path, run: Path, *words: str, num_ranks: int = 0) -> int:
     """Continue the run, or start it where nothing of it is there yet; it must succeed without any help.
+
+    Args:
+        words: further ones of the command.
+        num_ranks: which are started here; 0: the command starts its own.
 
     Returns the step from which it went on, which must be that of its newest whole checkpoint; 0 without one.
     """
-    newest = find_newest_step(run)
-    with start_training(recipe, *find_resume_words(run)) as process:
-        done = process.wait()
-    check_success(done)
+    newest, words = find_newest_step(run), (*find_resume_words(run), *words)
+    own = Ranks(train, str(recipe), *words, num=num_ranks) if num_ranks else start_training(recipe, *words)
+    check_success(own.finish())
     check_resumed_from(run, newest)
     return newest
+
+
+def wait_for_checkpoint(process: WarmProcess | Ranks, run: Path, step: int) -> None:
+    """Wait for the checkpoint of a step, before whose end the run must not end."""
+
+    def is_there() -> bool:
+        is_over = process.code is not None
+        found = (run / "checkpoints" / str(step)).is_dir()
+        assert found or not is_over, f"the run ended before step {step}: {process.wait().stderr[-600:]}"
+        return found
+
+    wait_until(is_there, 120, every=0.002, explain=lambda: f"no checkpoint of step {step}")
 
 
 def find_newest_step(run: Path) -> int:
@@ -286,6 +304,23 @@ def read_weights(run: Path) -> bytes:
 
 def check_weights(found: bytes, whole: bytes) -> None:
     assert found == whole, "the weights differ from those of the undisturbed run"
+
+
+def check_same_run(run: Path, whole: Path) -> None:
+    """The run has the weights, the records of steps and evaluations and the predictions of the undisturbed run."""
+    check_weights(read_weights(run), read_weights(whole))
+    ours, theirs = (describe_results(each) for each in (run, whole))
+    differing = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    assert not differing, f"other than in the undisturbed run: {differing}; steps {[one[0] for one in ours['steps']]}"
+
+
+def describe_results(run: Path) -> dict[str, Any]:
+    """What must not depend on surroundings or on a resume: losses, scores, predictions; records in their order."""
+    found = read_run(run)
+    steps = [(one.step, one.loss, one.grad_norm, one.lr, one.num_examples_seen) for one in found.steps]
+    evals = [(one.step, one.split, one.loss, one.scores) for one in found.evals]
+    predictions = {path.name: path.read_bytes() for path in sorted((run / "predictions").iterdir())}
+    return {"steps": steps, "evaluations": evals, "best": found.status.best, **predictions}
 
 
 def _make_models(folder: str) -> None:

@@ -58,8 +58,7 @@ def change_questions(folder: Path) -> None:
 
 def change_model(folder: Path) -> None:
     shutil.rmtree(folder / "model")
-    with WarmProcess(_make_other_model, str(folder)) as process:
-        check_success(process.wait())
+    check_success(WarmProcess(_make_other_model, str(folder)).finish())
 
 
 def change_tokenizer(folder: Path) -> None:
@@ -122,8 +121,7 @@ def change_before_resume(workload: Workload, random: random.Random) -> Iterator[
             kept = keep_inputs(folder)
             change.edit(folder)
             words = [word.format(folder=folder) for word in change.words]
-            with start_training(recipe, "--resume", "--run.dir", str(run), *words) as process:
-                done = process.wait()
+            done = start_training(recipe, "--resume", "--run.dir", str(run), *words).finish()
             check_no_trace(done.stderr)
             said = " ".join(done.stderr.split())
             assert change.told in said, f"expected {change.told!r}, told: {said[-600:] or 'nothing'}"
@@ -168,9 +166,7 @@ def bring_back(folder: Path, kept: Path) -> None:
 
 def resume_as_it_was(recipe: Path, run: Path, weights: bytes) -> None:
     """The refusal has left the run as it is."""
-    with start_training(recipe, "--resume", "--run.dir", str(run)) as process:
-        done = process.wait()
-    check_success(done)
+    check_success(start_training(recipe, "--resume", "--run.dir", str(run)).finish())
     check_weights(read_weights(run), weights)
 
 

@@ -8,8 +8,9 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import psutil
 from fivetune.rundir import read_run, read_status
 from reliability.campaign import Row, Trial
 from reliability.slurm_cluster import explain_absence, is_started_early, start_cluster, train_on_two_ranks
-from reliability.warm import WarmProcess, check_success, start_command
+from reliability.warm import check_success, start_command, wait_until
 from reliability.workload import Workload, check_weights, read_weights
 
 STEPS: dict[str, Any] = {
@@ -42,13 +43,12 @@ def lose_node(workload: Workload, random: random.Random) -> Iterator[Trial]:
             with tempfile.TemporaryDirectory() as place, start_cluster(Path(place)) as variables:
                 environ = {**os.environ, **variables}
                 job = launch(recipe, environ)
-                wait_until(lambda: read_status(folder / "run").step >= step, folder, environ)
+                wait = partial(wait_until, seconds=240, explain=partial(describe_jobs, folder, environ))
+                wait(lambda: read_status(folder / "run").step >= step)
                 kill_node(Path(place), environ)
-                wait_until(lambda: is_started_early(job, environ), folder, environ)
-                wait_until(lambda: read_status(folder / "run").state == "finished", folder, environ)
-            with WarmProcess(train_on_two_ranks, str(recipe), str(folder / "whole")) as process:
-                done = process.wait()
-            check_success(done)
+                wait(lambda: is_started_early(job, environ))
+                wait(lambda: read_status(folder / "run").state == "finished")
+            train_on_two_ranks(str(recipe), str(folder / "whole"))
             found = read_run(folder / "run")
             assert (found.status.state, found.status.num_resumes) == ("finished", 1), found.status
             assert found.machine.parts[-1].step > 0, "it began again at step 0"
@@ -60,8 +60,7 @@ def lose_node(workload: Workload, random: random.Random) -> Iterator[Trial]:
 def launch(recipe: Path, environ: Mapping[str, str]) -> str:
     """Submit the run on two nodes; returns the number of its job."""
     options = ("--on", "slurm", "--nodes", "2", "--no-preflight", "--json", "--stage", "false")
-    with start_command("launch", str(recipe), *options, environ=environ) as process:
-        done = process.wait()
+    done = start_command("launch", str(recipe), *options, environ=environ).finish()
     check_success(done)
     return json.loads(done.stdout.splitlines()[-1])["job"]
 
@@ -82,14 +81,11 @@ def kill_node(place: Path, environ: Mapping[str, str]) -> None:
     )  # or it did so itself
 
 
-def wait_until(is_done: Callable[[], bool], folder: Path, environ: Mapping[str, str], seconds: float = 240) -> None:
-    until = time.monotonic() + seconds
-    while not is_done():
-        if time.monotonic() > until:
-            logs = [f"{path.name}: {path.read_text()[-1500:]}" for path in folder.rglob("*.log")]
-            shown = subprocess.run(["squeue"], env=dict(environ), capture_output=True, text=True, check=False).stdout
-            raise AssertionError(f"not within {seconds:g} s: {shown} {logs}")
-        time.sleep(0.1)
+def describe_jobs(folder: Path, environ: Mapping[str, str]) -> str:
+    """What SLURM's queue and the logs of a run say."""
+    logs = [f"{path.name}: {path.read_text()[-1500:]}" for path in folder.rglob("*.log")]
+    shown = subprocess.run(["squeue"], env=dict(environ), capture_output=True, text=True, check=False).stdout
+    return f"{shown} {logs}"
 
 
 ROWS = [

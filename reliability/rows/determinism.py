@@ -18,7 +18,7 @@ from typing import Any
 from fivetune.rundir import read_run
 from reliability.campaign import ROOT, Row, Trial
 from reliability.warm import WarmProcess, check_success
-from reliability.workload import NUM_STEPS, VARIANTS, Workload, check_weights, make_model, read_weights, resume
+from reliability.workload import NUM_STEPS, VARIANTS, Workload, check_same_run, make_model, read_weights, resume
 
 ALONE = [name for name, options in VARIANTS.items() if "launch" not in options]
 WIDE_LOCK = Lock()
@@ -63,20 +63,9 @@ def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Tria
                 [sys.executable, *words], cwd=elsewhere, env=environ, capture_output=True, text=True, timeout=300
             )
             check_success(done)
-            check_weights(read_weights(folder / "run"), read_weights(whole))
-            ours, theirs = (describe_results(each) for each in (folder / "run", whole))
-            assert ours == theirs, f"differ: {[name for name in theirs if ours.get(name) != theirs[name]]}"
+            check_same_run(folder / "run", whole)
 
         yield Trial(f"{number} {variant} with hash seed {seed}", run)
-
-
-def describe_results(run: Path) -> dict[str, Any]:
-    """What must not depend on surroundings: losses, scores, predictions."""
-    found = read_run(run)
-    steps = [(one.step, one.loss, one.grad_norm, one.lr, one.num_examples_seen) for one in found.steps]
-    evals = [(one.step, one.split, one.loss, one.scores) for one in found.evals]
-    predictions = {path.name: path.read_bytes() for path in sorted((run / "predictions").iterdir())}
-    return {"steps": steps, "evaluations": evals, "best": found.status.best, **predictions}
 
 
 def change_threads(workload: Workload, random: random.Random) -> Iterator[Trial]:

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -29,6 +30,7 @@ from reliability.workload import (
     Reference,
     Workload,
     check_resumed_from,
+    check_same_run,
     check_weights,
     find_newest_step,
     find_resume_words,
@@ -55,7 +57,7 @@ def kill_at_random(workload: Workload, random: random.Random) -> Iterator[Trial]
             kill_during(partial(start_training, recipe), folder / "run", whole.find_time(share))
             check_little_lost(folder / "run")
             resume(recipe, folder / "run")
-            check_weights(read_weights(folder / "run"), whole.weights)
+            check_same_run(folder / "run", whole.run)
 
         yield Trial(f"{number} {variant} at {share:.3f}", run)
 
@@ -90,7 +92,7 @@ def kill_five_times(workload: Workload, random: random.Random) -> Iterator[Trial
                 kill_during(start, run, whole.find_time(share, left))
                 check_little_lost(run)
             resume(recipe, run)
-            check_weights(read_weights(run), whole.weights)
+            check_same_run(run, whole.run)
 
         yield Trial(f"{number} {variant} at {' '.join(f'{share:.2f}' for share in shares)}", run)
 
@@ -98,10 +100,9 @@ def kill_five_times(workload: Workload, random: random.Random) -> Iterator[Trial
 def kill_before_each_file_operation(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """End a run, or a resume of it, before each operation on its run directory: all of them, in random order."""
     stopped = workload.make_folder("stopped-before-rotation")
-    with WarmProcess(
-        train_and_die_before_renaming_to, str(workload.write_recipe(stopped, **FEW_STEPS)), "checkpoints/3"
-    ) as process:
-        assert process.wait().returncode == 137, "the run did not reach its last checkpoint"
+    recipe_of_stopped = workload.write_recipe(stopped, **FEW_STEPS)
+    done = WarmProcess(train_and_die_before_renaming_to, str(recipe_of_stopped), "checkpoints/3").finish()
+    assert done.returncode == 137, "the run did not reach its last checkpoint"
     nums = {False: count_file_operations(workload), True: count_file_operations(workload, stopped / "run")}
     operations = [(is_resume, at) for is_resume, num in nums.items() for at in range(1, num + 1)]
     for is_resume, at in random.sample(operations, len(operations)):
@@ -111,11 +112,11 @@ def kill_before_each_file_operation(workload: Workload, random: random.Random) -
             recipe, words = workload.write_recipe(folder, **FEW_STEPS), list[str]()
             if is_resume:
                 recipe, words = Path(shutil.copytree(stopped / "run", run, symlinks=True)), ["--resume"]
-            with WarmProcess(train_and_die, str(recipe), str(run), at, *words) as process:
-                assert process.wait().returncode == 137, "the process did not reach this operation"
+            done = WarmProcess(train_and_die, str(recipe), str(run), at, *words).finish()
+            assert done.returncode == 137, "the process did not reach this operation"
             check_little_lost(run)
             resume(recipe, run)
-            check_weights(read_weights(run), whole.weights)
+            check_same_run(run, whole.run)
 
         yield Trial(f"operation {at} of {nums[is_resume]}{' of a resume' if is_resume else ''}", run)
 
@@ -127,9 +128,7 @@ def count_file_operations(workload: Workload, stopped: Path | None = None) -> in
     if stopped:
         recipe, words = Path(shutil.copytree(stopped, run, symlinks=True)), ["--resume"]
     counted = folder / "counted"
-    with WarmProcess(train_and_count, str(recipe), str(run), str(counted), *words) as process:
-        done = process.wait()
-    check_success(done)
+    check_success(WarmProcess(train_and_count, str(recipe), str(run), str(counted), *words).finish())
     return int(counted.read_text())
 
 
@@ -150,11 +149,11 @@ def start_two(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
 def start_in_one_folder(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
     """Start two runs: one trains; the other names it."""
-    ended, seconds = start_both(partial(start_training, recipe, *find_resume_words(run)), pause)
-    codes = {done.returncode: pid for pid, done in ended.items()}
-    told = "".join(done.stderr for done in ended.values())
+    ended = start_both(partial(start_training, recipe, *find_resume_words(run)), pause)
+    codes = {one.done.returncode: one for one in ended}
+    told = "".join(one.done.stderr for one in ended)
     assert sorted(codes) == [0, 4], f"exit codes {sorted(codes)}: {told[-600:]}"
-    check_refused(ended[codes[4]], f"process {codes[0]} on {socket.gethostname()}", seconds)
+    check_named_owner(codes[4].done, f"process {codes[0].pid} on {socket.gethostname()}", codes[4].seconds)
 
 
 def start_after_a_kill(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
@@ -174,12 +173,10 @@ def start_beside_another_host(recipe: Path, run: Path, whole: Reference, pause: 
         file.flush()
         assert lock_file(file)
         begun = time.monotonic()
-        with start_training(recipe) as process:
-            done = process.wait()
-        check_refused(done, owner, time.monotonic() - begun)
+        done = start_training(recipe).finish()
+        check_named_owner(done, owner, time.monotonic() - begun)
         assert [path.name for path in run.iterdir()] == [LOCK], "the refused process wrote into the folder"
-    with start_training(recipe) as process:
-        check_success(process.wait())
+    check_success(start_training(recipe).finish())
 
 
 OWNERS: dict[str, Callable[[Path, Path, Reference, float], None]] = {
@@ -189,7 +186,7 @@ OWNERS: dict[str, Callable[[Path, Path, Reference, float], None]] = {
 }
 
 
-def check_refused(done: CompletedProcess[str], owner: str, seconds: float) -> None:
+def check_named_owner(done: CompletedProcess[str], owner: str, seconds: float) -> None:
     """The process says in time, in its own words, who has the folder."""
     assert done.returncode == 4, f"exit code {done.returncode}: {done.stderr[-600:]}"
     check_no_trace(done.stderr)
@@ -205,24 +202,36 @@ def start_two_of_peer(workload: Workload, random: random.Random) -> Iterator[Tri
 
         def run(folder: Path, pause: float = pause) -> None:
             whole = peer.run_undisturbed()
-            ended, _ = start_both(partial(peer.start, folder), pause)
-            codes = [done.returncode for done in ended.values()]
+            codes = [one.done.returncode for one in start_both(partial(peer.start, folder), pause)]
             assert codes.count(0) == 1, f"exit codes {codes}"
             check_weights(read_peer_weights(folder), whole.weights)
 
         yield Trial(f"{number} after {pause * 1000:.0f} ms", run)
 
 
-def start_both(start: Callable[[], WarmProcess], pause: float) -> tuple[dict[int, CompletedProcess[str]], float]:
-    """Start two processes with a pause between; how they ended, by process id, and the seconds until the first did."""
+@dataclass(frozen=True)
+class Ended:
+    """How a process of two ended, and how many seconds after both had started."""
+
+    pid: int
+    done: CompletedProcess[str]
+    seconds: float
+
+
+def start_both(start: Callable[[], WarmProcess], pause: float) -> list[Ended]:
+    """Start two processes with a pause between, and wait until both have ended."""
+    ended: list[Ended] = []
     with start() as first:
         time.sleep(pause)
         begun = time.monotonic()
         with start() as second:
-            while first.code is None and second.code is None:
+            running = [first, second]
+            while running:
+                for one in [one for one in running if one.code is not None]:
+                    ended.append(Ended(one.pid, one.wait(), time.monotonic() - begun))
+                    running.remove(one)
                 time.sleep(0.01)
-            seconds = time.monotonic() - begun
-            return {one.pid: one.wait() for one in (first, second)}, seconds
+    return ended
 
 
 def kill_during(start: Callable[[], WarmProcess], place: Path, seconds: float) -> None:
@@ -272,16 +281,16 @@ def check_little_lost(run: Path) -> None:
         assert damage is None, f"the checkpoint of step {step}: {damage}"
 
 
-WEIGHTS = (
-    "resumes without help from the newest whole checkpoint, at most a step behind the records; weights identical to "
-    "those of the undisturbed run"
+SAME_RUN = (
+    "resumes without help from the newest whole checkpoint, at most a step behind the records; weights, records and "
+    "predictions identical to those of the undisturbed run"
 )
 ROWS = [
-    Row("R1", "SIGKILL at a random time, a checkpoint at every step", WEIGHTS,
+    Row("R1", "SIGKILL at a random time, a checkpoint at every step", SAME_RUN,
         kill_at_random, 9, 200, kill_peer_at_random),
     Row("R2", "the process ends before a file operation of a run or of its resume",
-        f"the last two checkpoints are whole; {WEIGHTS}", kill_before_each_file_operation, 6),
-    Row("R3", "five SIGKILLs at random times, some of them during a resume", WEIGHTS, kill_five_times, 1, 50),
+        f"the last two checkpoints are whole; {SAME_RUN}", kill_before_each_file_operation),
+    Row("R3", "five SIGKILLs at random times, some of them during a resume", SAME_RUN, kill_five_times, 1, 50),
     Row("R20", "two processes start in one folder within 50 ms, also where a killed one left its lock; another host "
         "holds the lock, then has left it",
         "one trains, to identical weights; the other exits with 4 within 5 s and names the process and host of the "

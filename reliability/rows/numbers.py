@@ -15,7 +15,7 @@ from typing import Any
 
 from fivetune.rundir import read_run
 from reliability.campaign import Row, Trial
-from reliability.faults import train
+from reliability.faults import NEVER_FIRED, train
 from reliability.peer import VARIANTS as peer_variants
 from reliability.peer import train_peer
 from reliability.ranks import Ranks
@@ -24,10 +24,10 @@ from reliability.workload import (
     FAMILIES,
     NUM_STEPS,
     Workload,
-    check_weights,
+    check_same_run,
+    count_ranks,
     find_resume_words,
     make_model,
-    read_weights,
     resume,
 )
 
@@ -43,7 +43,7 @@ OVERFLOWING_FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OVERFLOWING = 3e5  # times the feed-forward weights of a tiny model: its outputs pass 65,504
 NUM_SCALES = 16  # that a GradScaler tries, from 65,536 to 2
-NEVER_FIRED = 99  # exit code of a process whose fault found no place
+LARGEST_HALF = 65_504  # of fp16
 
 
 def put_bad_values(workload: Workload, random: random.Random) -> Iterator[Trial]:
@@ -62,22 +62,20 @@ def put_bad_values(workload: Workload, random: random.Random) -> Iterator[Trial]
             step: int = step,
             is_once: bool = last == step,
         ) -> None:
-            num, path = 1 + (variant == "ddp"), folder / "run"
+            num, path = count_ranks(variant), folder / "run"
             recipe = workload.write_recipe(folder, variant)
-            with Ranks(train_with_bad_values, str(recipe), *fault, num=num) as ranks:
-                check_refused(ranks.wait(), path, step)
+            check_nonfinite_exit(Ranks(train_with_bad_values, str(recipe), *fault, num=num).finish(), path, step)
             if is_once:
-                whole = workload.run_undisturbed(variant)
-                resume_or_start(recipe, path, num)
-                check_weights(read_weights(path), whole.weights)
+                resume(recipe, path, num_ranks=num)
+                check_same_run(path, workload.run_undisturbed(variant).run)
                 return
-            with Ranks(train_with_bad_values, str(recipe), *fault, *find_resume_words(path), num=num) as ranks:
-                check_refused(ranks.wait(), path, step)
+            again = Ranks(train_with_bad_values, str(recipe), *fault, *find_resume_words(path), num=num)
+            check_nonfinite_exit(again.finish(), path, step)
 
         yield Trial(f"{number} {value} {kept} in the {place} of {variant} from step {step}", run)
 
 
-def check_refused(done: CompletedProcess[str], run: Path, step: int) -> None:
+def check_nonfinite_exit(done: CompletedProcess[str], run: Path, step: int) -> None:
     """The run ended with code 5 at the step, which it names, and every weight on the disk is finite."""
     assert done.returncode == 5, f"exit code {done.returncode}: {done.stderr[-600:]}"
     assert re.search(rf"step {step}: (loss|gradient norm) -?(nan|inf), first in ", done.stderr), done.stderr[-600:]
@@ -97,16 +95,6 @@ def check_finite(run: Path) -> None:
     for file in run.rglob("*.safetensors"):
         bad = [name for name, tensor in load_file(file).items() if not np.isfinite(tensor).all()]
         assert not bad, f"{file.relative_to(run)} has values that are not finite in {bad[:3]}"
-
-
-def resume_or_start(recipe: Path, run: Path, num: int) -> None:
-    """Continue the run without the fault; without a checkpoint it starts anew."""
-    if num == 1:
-        resume(recipe, run)
-        return
-    with Ranks(train, str(recipe), *find_resume_words(run), num=num) as ranks:
-        done = ranks.wait()
-    check_success(done)
 
 
 def train_with_bad_values(
@@ -169,8 +157,7 @@ def put_bad_values_in_peer(workload: Workload, random: random.Random) -> Iterato
         ) -> None:
             prepare = partial(spoil_trainer, str(folder / "fired"), *fault)
             words = (str(folder), str(workload.model), peer_variants[variant], prepare)
-            with WarmProcess(train_peer, *words) as process:
-                done = process.wait()
+            done = WarmProcess(train_peer, *words).finish()
             assert (folder / "fired").exists(), f"no value was spoilt: {done.stderr[-300:]}"
             if done.returncode == 0:
                 check_finite(folder / "run")
@@ -225,8 +212,7 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
             def run_out_of_scales(folder: Path, step: int = step, share: float = share) -> None:
                 fault = ("gradient", math.inf, step, FOR_EVER, share)
                 recipe = workload.write_recipe(folder, train__precision="fp16")
-                with WarmProcess(train_with_bad_values, str(recipe), *fault) as process:
-                    done = process.wait()
+                done = WarmProcess(train_with_bad_values, str(recipe), *fault).finish()
                 assert done.returncode == 5 and f"step {step + NUM_SCALES}: " in done.stderr, done.stderr[-600:]
                 assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
                 check_finite(folder / "run")
@@ -238,12 +224,9 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
         def run(folder: Path, family: str = family, seed: int = seed, scale: float = scale) -> None:
             places = (str(folder / "model"), str(workload.folder / "tokenizer"))
-            with WarmProcess(make_overflowing_model, *places, family, seed, scale) as process:
-                made = process.wait()
-            check_success(made)
+            check_success(WarmProcess(make_overflowing_model, *places, family, seed, scale).finish())
             options: dict[str, Any] = {"model__path": str(folder / "model"), "train__precision": "fp16"}
-            with WarmProcess(train, str(workload.write_recipe(folder, **options))) as process:
-                done = process.wait()
+            done = WarmProcess(train, str(workload.write_recipe(folder, **options))).finish()
             assert done.returncode in (2, 5), f"exit code {done.returncode}: {done.stderr[-600:]}"
             assert "bf16 or fp32" in done.stderr, f"no advice: {done.stderr[-600:]}"
             steps = folder / "run" / "steps.jsonl"
@@ -255,7 +238,7 @@ def overflow_fp16(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
 
 def make_overflowing_model(folder: str, tokenizer: str, family: str, seed: int, scale: float) -> None:
-    """A model whose feed-forward outputs are `scale` times as large."""
+    """A model whose feed-forward outputs are `scale` times as large; in fp32 they pass LARGEST_HALF."""
     from safetensors.torch import load_file, save_file
 
     made = make_model(Path(folder), Path(tokenizer), seed=seed, **OVERFLOWING_FAMILIES[family])
@@ -265,12 +248,31 @@ def make_overflowing_model(folder: str, tokenizer: str, family: str, seed: int, 
     for weight in outputs:
         weight.mul_(scale)
     save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
+    largest = measure_feed_forward(made)
+    assert LARGEST_HALF < largest < math.inf, f"the largest feed-forward output is {largest:g}"
+
+
+def measure_feed_forward(model: Path) -> float:
+    """The largest output of a feed-forward layer in fp32."""
+    import torch
+    from transformers.models.auto.modeling_auto import AutoModelForSeq2SeqLM
+
+    largest: list[float] = []
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(model, dtype=torch.float32).eval()
+    for name, module in loaded.named_modules():
+        if name.endswith("DenseReluDense.wo"):
+            module.register_forward_hook(lambda _module, _inputs, output: largest.append(output.abs().max().item()))
+    ids = torch.arange(2, 34)[None]
+    with torch.no_grad():
+        loaded(input_ids=ids, decoder_input_ids=ids)
+    return max(largest)
 
 
 ROWS = [
     Row("R12", "NaN or infinity in losses, a gradient, activations, on one of two ranks; once or for ever",
         "exit code 5, the step and the place are named; no weight on the disk is not finite; "
-        "resumed without the fault: identical weights", put_bad_values, 6, 60, put_bad_values_in_peer),
+        "resumed without the fault: identical weights, records and predictions",
+        put_bad_values, 6, 60, put_bad_values_in_peer),
     Row("R13", "feed-forward outputs beyond fp16's 65,504 in T5, T5 v1.1, mT5, umT5, LongT5; "
         "gradients that overflow at every loss scale",
         "refused, or found within 10 steps (gradients: 17) with the advice to use bf16 or fp32", overflow_fp16, 2, 20),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
-import time
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, product
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from reliability.ranks import Ranks
 from reliability.warm import check_success
 from reliability.workload import (
     Workload,
-    check_resumed_from,
-    check_weights,
+    check_same_run,
     find_newest_step,
     find_resume_words,
-    read_weights,
+    resume,
+    wait_for_checkpoint,
 )
 
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -31,12 +31,14 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "precision": {"fp32": {"train__precision": "fp32"}, "bf16": {"train__precision": "bf16"}},
     "strategy": {name: {"strategy": name, "launch": {"nproc": 1 + (name != "single")}} for name in
                  ("single", "ddp", "fsdp")},
-    "accumulation": {"1x": {}, "2x": {"train__batch_size": 2}},
+    "accumulation": {"1x": {"micro_batches": 1}, "2x": {"micro_batches": 2}},
     "threads": {"1 thread": {"train__num_threads": 1}, "2 threads": {"train__num_threads": 2}},
     "weights": {"full": {}, "lora": {"model__adapter": "lora"}},
 }  # fmt: skip
+GLOBAL_BATCH = 8  # examples, of all recipes
 REFUSED = {"fsdp", "lora"}  # together: 16 of the 96 combinations
 FEW = {"train__num_steps": 8, "eval__every_steps": 4, "num_questions": 25}  # an epoch ends with a step of one example
+CONVERTED_EVERY = 3
 READERS_EVERY = 12  # trials; processes that read data import torch, which takes longer than the trial
 CLOSE = 1e-5  # relative: sums in another order
 SINGLE, DDP, FSDP = ("single", 1), ("ddp", 2), ("fsdp", 2)
@@ -61,13 +63,13 @@ def make_resume(workload: Workload, combination: tuple[str, ...], at: int, num_r
     for part, name in zip(PARTS.values(), combination, strict=True):
         overrides |= part[name]
     num = overrides["launch"]["nproc"]
+    overrides["train__batch_size"] = GLOBAL_BATCH // (num * overrides.pop("micro_batches"))
 
     def run(folder: Path) -> None:
         whole, killed = (folder / name for name in ("whole", "killed"))
         whole.mkdir()
         killed.mkdir()
-        with Ranks(train, str(workload.write_recipe(whole, **overrides)), num=num) as ranks:
-            done = ranks.wait()
+        done = Ranks(train, str(workload.write_recipe(whole, **overrides)), num=num).finish()
         if set(combination) >= REFUSED:
             assert done.returncode == 2, f"not refused: exit code {done.returncode}"
             assert re.search(r"strategy\.name fsdp .* model\.adapter lora ", done.stderr), done.stderr[-600:]
@@ -75,14 +77,12 @@ def make_resume(workload: Workload, combination: tuple[str, ...], at: int, num_r
         check_success(done)
         recipe = workload.write_recipe(killed, **overrides)
         with Ranks(train, str(recipe), num=num) as ranks:
-            kill_after_checkpoint(ranks, killed / "run", at)
+            wait_for_checkpoint(ranks, killed / "run", at)
+            ranks.kill_tree()
         newest = find_newest_step(killed / "run")
         assert newest >= at, f"the checkpoint of step {at} was there, the newest whole one is that of step {newest}"
-        with Ranks(train, str(recipe), *find_resume_words(killed / "run"), num=num) as ranks:
-            done = ranks.wait()
-        check_success(done)
-        check_resumed_from(killed / "run", newest)
-        check_weights(read_weights(killed / "run"), read_weights(whole / "run"))
+        resume(recipe, killed / "run", num_ranks=num)
+        check_same_run(killed / "run", whole / "run")
 
     return run
 
@@ -92,8 +92,15 @@ def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Tr
     for number, places in enumerate(cycle(random.sample(MOVES, len(MOVES)))):
         stops = sorted(random.sample(range(2, 11), 2))
         optimizer = "adafactor" if number % 2 and FSDP not in places else "adamw"
+        readers = (1, 2, 1) if number % CONVERTED_EVERY == 0 else ()
 
-        def run(folder: Path, places: Any = places, stops: list[int] = stops, optimizer: str = optimizer) -> None:
+        def run(
+            folder: Path,
+            places: Any = places,
+            stops: list[int] = stops,
+            optimizer: str = optimizer,
+            readers: Sequence[int] = readers,
+        ) -> None:
             overrides: dict[str, Any] = {
                 "train__num_steps": 12,
                 "eval__every_steps": 6,
@@ -102,19 +109,21 @@ def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Tr
             }
             whole = read_run(workload.run_undisturbed(**overrides).run)
             recipe = workload.write_recipe(folder, **overrides)
-            for (strategy, num), stop in zip(places, (*stops, None), strict=True):
-                newest = find_newest_step(folder / "run")
-                words = (*find_resume_words(folder / "run"), "--strategy.name", strategy, "--launch.nproc", str(num))
-                with Ranks(train, str(recipe), *words, num=num) as ranks:
-                    if stop is not None:
-                        kill_after_checkpoint(ranks, folder / "run", stop)
-                        continue
-                    done = ranks.wait()
-                check_success(done)
-                check_resumed_from(folder / "run", newest)
+            for part, ((strategy, num), stop) in enumerate(zip(places, (*stops, None), strict=True)):
+                words = ["--strategy.name", strategy, "--launch.nproc", str(num)]
+                if readers:
+                    words += ["--data.num_processes", str(readers[part])]
+                    shutil.rmtree(folder / "cache", ignore_errors=True)  # the records are converted again
+                if stop is None:
+                    resume(recipe, folder / "run", *words, num_ranks=num)
+                    break
+                with Ranks(train, str(recipe), *find_resume_words(folder / "run"), *words, num=num) as ranks:
+                    wait_for_checkpoint(ranks, folder / "run", stop)
+                    ranks.kill_tree()
             check_same_work(read_run(folder / "run").steps, whole.steps, {num for _, num in places})
 
-        yield Trial(f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}", run)
+        name = f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}"
+        yield Trial(f"{name}{', converted by other numbers of processes' if readers else ''}", run)
 
 
 def check_same_work(found: list[StepRecord], whole: list[StepRecord], sizes: set[int]) -> None:
@@ -132,21 +141,12 @@ def is_close(loss: float | None, other: float | None) -> bool:
     return loss is not None and other is not None and math.isclose(loss, other, rel_tol=CLOSE)
 
 
-def kill_after_checkpoint(ranks: Ranks, run: Path, step: int) -> None:
-    """SIGKILL the ranks as soon as the checkpoint of `step` is there."""
-    end = time.monotonic() + 120
-    while not (run / "checkpoints" / str(step)).is_dir():
-        assert not ranks.has_ended, f"the run ended before step {step}: {ranks.wait().stderr[-600:]}"
-        assert time.monotonic() < end, f"no checkpoint of step {step} after two minutes"
-        time.sleep(0.002)
-    ranks.kill()
-
-
 ROWS = [
     Row("R9", "SIGKILL after a checkpoint, of every optimizer, precision, strategy, accumulation, threads, adapter",
-        "resumes from the newest whole checkpoint to identical weights; the 16 of 96 combinations of fsdp with an "
-        "adapter are refused by name", resume_each_kind, 5, 96),
-    Row("R10", "resumed with another number of processes, twice",
+        "resumes from the newest whole checkpoint to identical weights, records and predictions; the 16 of 96 "
+        "combinations of fsdp with an adapter are refused by name", resume_each_kind, 12, 96),
+    Row("R10", "resumed with another number of processes, twice; in every third trial other numbers of processes also "
+        "convert the records again",
         "resumes from the newest whole checkpoint; the same examples in the same order, losses within 1e-5, the number "
         "of processes on record", move_between_ranks, 1, 12),
 ]  # fmt: skip
