@@ -1,4 +1,4 @@
-"""Folders that cannot be written: from the start, while a run writes into them, and names that are none."""
+"""Folders that cannot be written: from the start, while a run writes into them, and invalid names."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
         recipe = write_recipe_without_model(workload, folder)
         folder.chmod(0o755)
         start = time.monotonic()
-        with WarmProcess(train_as, NOBODY, str(recipe)) as process:
-            done = process.wait()
+        done = WarmProcess(train_as, NOBODY, str(recipe)).finish()
         check_soon(done, NO_RIGHT, time.monotonic() - start)
         assert not (folder / "run").exists(), "a run directory is left"
 
@@ -122,8 +121,7 @@ def refuse_places(workload: Workload, random: random.Random) -> Iterator[Trial]:
 def lose_right_to_write(workload: Workload, folder: Path, at: int) -> None:
     """The run directory becomes read-only while a run trains; with the right back, the run goes on."""
     recipe, run = workload.write_recipe(folder, **FEW_STEPS), folder / "run"
-    with WarmProcess(train_on_a_full_disk, str(recipe), str(run), at, errno.EROFS) as process:
-        check_refused(process.wait(), READ_ONLY)
+    check_reason(WarmProcess(train_on_a_full_disk, str(recipe), str(run), at, errno.EROFS).finish(), READ_ONLY)
     check_resumed(workload, recipe, run)
 
 
@@ -152,13 +150,13 @@ def train_as(user: int, recipe: str) -> int:
 
 def check_soon(done: subprocess.CompletedProcess[str], said: str, seconds: float) -> None:
     """The command refused, in one line, and soon."""
-    check_refused(done, said)
+    check_reason(done, said)
     assert done.returncode, "exit code 0"
     assert done.stderr.count("\n") == 1, f"not one line: {done.stderr[-600:]}"
     assert seconds < MOST_SECONDS, f"the command took {seconds:.1f} s"
 
 
-def check_refused(done: subprocess.CompletedProcess[str], said: str) -> None:
+def check_reason(done: subprocess.CompletedProcess[str], said: str) -> None:
     """The command says the reason; it ends with exit code 0 if only files failed that it does not need."""
     check_no_trace(done.stderr)
     assert done.returncode in (0, 2, 4, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
@@ -177,7 +175,7 @@ def mount_read_only(folder: Path, run: Path | None = None) -> Iterator[None]:
 
 ROWS = [
     Row("R21", "a run directory that cannot be made or written: read-only from the start or later, of another user, "
-        "names that are none",
+        "invalid names",
         "refused with the reason in one line and 5 s, before the model loads, nothing left; read-only later: told, and "
-        "with the right back it resumes", refuse_places, 15, 21),
+        "with the right back it resumes at most a step behind the records", refuse_places, 15, 21),
 ]  # fmt: skip
