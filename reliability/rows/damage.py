@@ -18,7 +18,7 @@ from reliability.faults import die_before_renaming_to, train, train_and_die_befo
 from reliability.peer import Peer, read_peer_weights, train_peer
 from reliability.ranks import Ranks
 from reliability.warm import WarmProcess, check_no_trace, run_command
-from reliability.workload import NUM_STEPS, VARIANTS, Workload, check_weights, read_weights
+from reliability.workload import NUM_STEPS, Workload, check_weights, count_ranks, read_weights
 
 STEPS: dict[str, Any] = {"train__num_steps": 4, "eval__every_steps": 2}
 LAST, BEFORE = "checkpoints/3", "checkpoints/2"  # of a run that ended before its checkpoint of step 4
@@ -98,14 +98,13 @@ def damage_before_resume(workload: Workload, variant: str, random: random.Random
         def run(folder: Path, name: str = name, act: Callable[[Path], object] = act) -> None:
             run = copy_run(stopped, folder)
             act(run / name)
-            with Ranks(train, str(run), "--resume", num=count_ranks(variant)) as ranks:
-                done = ranks.wait()
-            is_told = check_told(done, name)
+            done = Ranks(train, str(run), "--resume", num=count_ranks(variant)).finish()
+            is_told, is_in_checkpoint = is_damage_named(done, name), name.startswith(LAST)
+            assert done.returncode == 0 or not is_in_checkpoint, f"no resume from {BEFORE}: {done.stderr[-600:]}"
             if done.returncode:
                 return
             assert read_weights(run) == read_weights(whole), f"other weights; told: {done.stderr[-600:] or 'nothing'}"
             check_answers([read_answers(run), read_answers(whole)], name, is_told=is_told)
-            is_in_checkpoint = name.startswith(LAST)
             assert is_told or not is_in_checkpoint or name.endswith(MANIFEST), "nothing is told"
             begun, expected = read_run(run).machine.parts[-1].step, 2 if is_in_checkpoint and is_told else 3
             assert begun == expected, f"resumed after step {begun}, not after {expected}"
@@ -135,14 +134,14 @@ def damage_before_use(workload: Workload, variant: str, random: random.Random) -
             run = copy_run(whole, folder)
             act(run / name)
             predicted = run_command("predict", str(run), "--input", str(questions))
-            is_told = check_told(predicted, name)
+            is_told = is_damage_named(predicted, name)
             if not predicted.returncode:
                 check_answers([predicted.stdout, expected], name, is_told=is_told)
             reported, found = write_page(run, folder)
-            is_told = check_told(reported, name)
+            is_told = is_damage_named(reported, name)
             assert is_told or found == page, "another page, and nothing is told"
             evaluated = run_command("evaluate", str(run))
-            is_told = check_told(evaluated, name)
+            is_told = is_damage_named(evaluated, name)
             if not evaluated.returncode:
                 last = read_evals(run, on_damage=lambda text: None)[-1]
                 check_answers([last.scores, scores], name, is_told=is_told)
@@ -185,8 +184,8 @@ def damage_peer(workload: Workload, random: random.Random) -> Iterator[Trial]:
     peer, end = Peer(workload), partial(die_before_renaming_to, f"checkpoint-{NUM_STEPS - 1}")
     stopped, other = (workload.make_folder(f"peer-stopped-{seed}") for seed in (1, 2))
     for seed, folder in ((1, stopped), (2, other)):
-        with WarmProcess(train_peer, str(folder), str(workload.model), {"seed": seed}, end) as process:
-            assert process.wait().returncode == 137, "the peer did not reach this step"
+        done = WarmProcess(train_peer, str(folder), str(workload.model), {"seed": seed}, end).finish()
+        assert done.returncode == 137, "the peer did not reach this step"
     whole, last, before = (peer.run_undisturbed(), *(f"run/checkpoint-{NUM_STEPS - back}" for back in (2, 3)))
     faults: list[Fault] = []
     for path in sorted((stopped / last).iterdir()):
@@ -211,14 +210,10 @@ def begin_run(workload: Workload, name: str, variant: str = "adamw", **overrides
     return folder / "run"
 
 
-def count_ranks(variant: str) -> int:
-    return VARIANTS[variant].get("launch", {}).get("nproc", 1)
-
-
 def stop_before_end(recipe: Path, *, num: int = 1) -> None:
     """Train by a recipe of STEPS until the last checkpoint is to get its name."""
-    with Ranks(train_and_die_before_renaming_to, str(recipe), "checkpoints/4", num=num) as ranks:
-        assert ranks.wait().returncode == 137, "the run did not reach its last checkpoint"
+    done = Ranks(train_and_die_before_renaming_to, str(recipe), "checkpoints/4", num=num).finish()
+    assert done.returncode == 137, "the run did not reach its last checkpoint"
 
 
 def copy_run(run: Path, folder: Path) -> Path:
@@ -230,7 +225,7 @@ def apply_damage(path: Path, damage: Damage) -> None:
     path.unlink() if content is None else path.write_bytes(content)
 
 
-def check_told(done: CompletedProcess[str], name: str) -> bool:
+def is_damage_named(done: CompletedProcess[str], name: str) -> bool:
     """Whether the command names the damaged file; it ends well, or with the exit code of the file's kind."""
     said = done.stderr
     check_no_trace(said)
@@ -246,6 +241,6 @@ ROWS = [
     Row("R8", "a damaged file of a checkpoint (also sharded, of an adapter, of an extractive head), of the records, of "
         "model/: missing, empty, zeroed, cut, one bit flipped, of another step or run; the link `best` to nothing",
         "named, with an error or a warning; without error: same weights and answers (others only where it names "
-        "changed settings), resumed from the checkpoint before a damaged one; not named: same report, too",
+        "changed settings); of a checkpoint: always resumed from the one before it; not named: same report, too",
         damage_any, 36, None, damage_peer),
 ]  # fmt: skip
