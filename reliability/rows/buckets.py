@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import socket
 import threading
@@ -13,6 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import yaml
@@ -27,6 +29,7 @@ STEPS: dict[str, Any] = {"train__num_steps": 6, "eval__every_steps": 6}
 FAULTS = ("cut", "500", "silent")
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 SILENCE = 1.0  # seconds
+WRITE_OF_MANIFEST = re.compile(rb"PUT \S*/checkpoints/(\d+)/" + MANIFEST.encode())
 
 
 def serve_bucket() -> None:
@@ -45,18 +48,23 @@ def serve_bucket() -> None:
 class Proxy:
     """Passes bytes on to the server; from its write `first` on, `num` writes meet the fault.
 
+    `newest` is the last step whose manifest, which makes its checkpoint whole, passed before them.
+
     Args:
         on_fault: called at the first of them.
     """
 
+    newest = 0
+
     def __init__(self, port: int, fault: str, first: int, num: int, on_fault: Callable[[], None]) -> None:
-        self._server, self._fault, self._range, self._on_fault = port, fault, range(first, first + num), on_fault
+        self._server, self._fault, self._on_fault = port, fault, on_fault
+        self._first, self._range = first, range(first, first + num)
         self._num_writes, self._lock = 0, threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def heal(self) -> None:
+    def stop_failing(self) -> None:
         """From now on no write meets the fault."""
         self._range = range(0)
 
@@ -73,7 +81,7 @@ class Proxy:
         with suppress(OSError), client, socket.create_connection(("127.0.0.1", self._server)) as server:
             threading.Thread(target=self._pass_back, args=(server, client), daemon=True).start()
             while content := client.recv(65536):
-                if content.startswith(b"PUT ") and self._is_faulty():
+                if content.startswith(b"PUT ") and self._is_faulty(content):
                     if self._fault == "cut":
                         server.sendall(content[: len(content) // 2])
                         return
@@ -89,9 +97,12 @@ class Proxy:
                 client.sendall(content)
             client.shutdown(socket.SHUT_WR)
 
-    def _is_faulty(self) -> bool:
+    def _is_faulty(self, content: bytes) -> bool:
+        manifest = WRITE_OF_MANIFEST.match(content)
         with self._lock:
             self._num_writes += 1
+            if manifest and self._num_writes < self._first:
+                self.newest = int(manifest[1])
             is_first, is_faulty = self._num_writes == self._range.start, self._num_writes in self._range
         if is_first:
             self._on_fault()
@@ -130,24 +141,35 @@ def fail_at_a_write(workload: Workload, random: random.Random) -> Iterator[Trial
                     done = process.wait()
                 check_no_trace(done.stderr)
                 assert begun.is_set(), f"the bucket was never written for the {first}th time"
+                proxy.stop_failing()
+                newest = find_newest_copy(environ["AWS_ENDPOINT_URL"])
+                assert newest >= proxy.newest, f"step {proxy.newest} was whole in the bucket, which has step {newest}"
                 if done.returncode >= 0:
-                    assert done.returncode in (0, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
-                    assert read_weights(folder / "run") == whole.weights, "the fault changed the weights"
-                proxy.heal()
-                check_resumed(folder, recipe, environ, whole.weights)
+                    check_end(done, newest)
+                    check_weights(read_weights(folder / "run"), whole.weights)
+                check_resumed(folder, recipe, environ, whole.weights, newest)
 
         yield Trial(f"{number} {fault} at write {first}, {num} times{', machine lost' * is_lost}", run)
 
 
-def check_resumed(folder: Path, recipe: Path, environ: dict[str, str], weights: bytes) -> None:
+def check_end(done: CompletedProcess[str], newest: int) -> None:
+    """A run that ended well has its last checkpoint in the bucket, or the reason names what is not there."""
+    assert done.returncode in (0, 6), f"exit code {done.returncode}: {done.stderr[-600:]}"
+    last = STEPS["train__num_steps"]
+    is_named = f"the checkpoint of step {last} is not at s3://bucket/run" in done.stderr
+    assert newest == last or (done.returncode == 6 and is_named), (
+        f"exit code {done.returncode}, the bucket has step {newest}: {done.stderr[-600:]}"
+    )
+    assert done.returncode == 0 or is_named or "s3://bucket/run/" in done.stderr, f"not named: {done.stderr[-600:]}"
+
+
+def check_resumed(folder: Path, recipe: Path, environ: dict[str, str], weights: bytes, newest: int) -> None:
     """On an empty machine the run goes on from the newest whole copy, to the same weights."""
-    newest = find_newest_copy(environ["AWS_ENDPOINT_URL"])
     shutil.rmtree(folder / "run", ignore_errors=True)
     table = yaml.safe_load(recipe.read_text())
     table["run"]["dir"] = str(folder / "elsewhere")
     recipe.write_text(yaml.safe_dump(table))
-    with start_training(recipe, "--resume", environ=environ) as process:
-        done = process.wait()
+    done = start_training(recipe, "--resume", environ=environ).finish()
     check_success(done)
     check_weights(read_weights(folder / "elsewhere"), weights)
     begun = max(part.step for part in read_run(folder / "elsewhere").machine.parts)
@@ -172,6 +194,7 @@ def explain_absence() -> str:
 
 ROWS = [
     Row("R37", "a bucket cuts, refuses or delays writes of a checkpoint; every second time the machine is lost then",
-        "the training goes on; on an empty machine it resumes from the bucket to identical weights",
+        "the training goes on; at its end the bucket has its last checkpoint, or exit code 6 and a warning name it; "
+        "what was whole in the bucket stays; on an empty machine it resumes from there to identical weights",
         fail_at_a_write, 2, 20, explain_absence=explain_absence),
 ]  # fmt: skip
