@@ -6,10 +6,12 @@ import fcntl
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from typing import Any
 import psutil
 import yaml
 
+from fivetune.types import Search
+from fivetune.types import Trial as SearchTrial
 from reliability.campaign import Row, Trial
-from reliability.warm import WarmProcess, check_success
+from reliability.warm import WarmProcess, check_success, wait_until
 from reliability.workload import Workload
 
 LR, BAD_LR = 0.001, 0.002  # the trial with BAD_LR diverges, or finds no memory
 NUM_TRIALS = 3
+LOCK = ".study.lock"
 NUM_ATTEMPTS = 3  # of a trial that fails otherwise than by its numbers
 
 
@@ -127,39 +132,80 @@ def start_search(recipe: Path, folder: Path, fault: str = "") -> WarmProcess:
     return WarmProcess(tune_warm, str(recipe), str(folder / "study"), fault)
 
 
-def kill_worker(workload: Workload, folder: Path, pause: float) -> None:
-    """The search and its training are killed; the same command goes on."""
-    recipe = write_search(workload, folder)
-    with start_search(recipe, folder) as process:
-        time.sleep(pause)
-        process.kill_tree()
-    finish(recipe, folder)
-    check_study(folder, ["finished"] * NUM_TRIALS, may_lose_one=True)
+def kill_worker(num_finished: int) -> Callable[[Workload, Path, float], None]:
+    """The search and its training are killed, after some trials have finished; the same command goes on."""
+
+    def run(workload: Workload, folder: Path, pause: float) -> None:
+        recipe, study = write_search(workload, folder), folder / "study"
+        for part in (1, 0.5, 0.25):
+            with start_search(recipe, folder) as process:
+                wait_until(partial(has_finished, process, study, num_finished), 120, every=0.01)
+                time.sleep(part * pause)
+                is_running = process.code is None
+                process.kill_tree()
+            if is_running:
+                break
+            shutil.rmtree(study)
+        else:
+            raise AssertionError(f"no kill hit; the last one was {part * pause:.2f} s after the trials")
+        kept = [one for one in read_trials(folder, folder / "killed") if one.state == "finished"]
+        assert len(kept) >= num_finished, f"{len(kept)} trials are recorded as finished, of {num_finished}"
+        check_success(start_search(recipe, folder).finish())
+        check_study(folder, ["finished"] * NUM_TRIALS, may_lose_one=True)
+        now = {one.number: one for one in read_trials(folder, folder / "gone-on")}
+        for one in kept:
+            assert now.get(one.number) == one, f"a finished trial was {one}, and is {now.get(one.number)}"
+
+    return run
+
+
+def has_finished(process: WarmProcess, study: Path, num: int) -> bool:
+    """Whether a search has recorded so many trials as finished, so that it has begun the next one, or has ended."""
+    return num == 0 or process.code is not None or (study / f"trial-{num:03d}.yaml").exists()
+
+
+def read_trials(folder: Path, copy: Path) -> Sequence[SearchTrial]:
+    """The trials on record, read from a copy of the study, which thus stays as it is; none without a storage."""
+    shutil.copytree(folder / "study", copy / "study", symlinks=True)
+    return open_search(folder / "recipe.yaml", copy / "study").trials if list(copy.glob("study/study.*")) else ()
+
+
+def open_search(recipe: Path, study: Path) -> Search:
+    """A study's search so far."""
+    from fivetune.experiments.space import load_search
+    from fivetune.experiments.study import Study
+
+    return Study(load_search(recipe), study).build_search()
 
 
 def kill_training(workload: Workload, folder: Path, pause: float) -> None:
     """A training is killed, as the system does where memory ends; the search tries it again."""
     recipe = write_search(workload, folder)
     with start_search(recipe, folder) as process:
-        until = time.monotonic() + 60
-        while not (trainings := psutil.Process(process.pid).children()):
-            assert process.code is None and time.monotonic() < until, "no training was started"
-            time.sleep(0.01)
-        trainings[0].kill()
+        search = psutil.Process(process.pid)
+        wait_until(lambda: bool(search.children()), 60, every=0.01, explain=lambda: "no training was started")
+        search.children()[0].kill()
         done = process.wait()
     check_success(done)
     check_study(folder, ["failed", *["finished"] * NUM_TRIALS], "killed by SIGKILL")
 
 
 def hold_lock(workload: Workload, folder: Path, pause: float) -> None:
-    """Another process holds the lock of the study for a while."""
-    recipe = write_search(workload, folder)
-    (folder / "study").mkdir()
-    with (folder / "study" / ".study.lock").open("a") as file:
+    """Another process holds the lock of the study, for longer than a search takes to write into a free one."""
+    recipe, study = write_search(workload, folder), folder / "study"
+    begun = time.monotonic()
+    with start_search(recipe, folder) as process:
+        wait_until(lambda: study.exists() and set(os.listdir(study)) > {LOCK}, 60, every=0.01)
+        process.kill_tree()
+    pause += 2 * (time.monotonic() - begun)
+    shutil.rmtree(study)
+    study.mkdir()
+    with (study / LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with start_search(recipe, folder) as process:
             time.sleep(pause)
-            assert process.code is None, "the search did not wait for the lock"
+            assert process.code is None, f"the search ended: {process.wait().stderr[-600:]}"
+            assert os.listdir(study) == [LOCK], f"the search did not wait for the lock: {os.listdir(study)}"
             fcntl.flock(file, fcntl.LOCK_UN)
             done = process.wait()
     check_success(done)
@@ -171,16 +217,10 @@ def fail_a_trial(fault: str, states: list[str], reason: str) -> Callable[[Worklo
 
     def run(workload: Workload, folder: Path, pause: float) -> None:
         recipe = write_search(workload, folder)
-        finish(recipe, folder, fault)
+        check_success(start_search(recipe, folder, fault).finish())
         check_study(folder, states, reason)
 
     return run
-
-
-def finish(recipe: Path, folder: Path, fault: str = "") -> None:
-    with start_search(recipe, folder, fault) as process:
-        done = process.wait()
-    check_success(done)
 
 
 def check_study(folder: Path, states: list[str], reason: str = "", *, may_lose_one: bool = False) -> None:
@@ -189,10 +229,7 @@ def check_study(folder: Path, states: list[str], reason: str = "", *, may_lose_o
     Args:
         may_lose_one: a further trial was in progress when the search was killed, and has been repeated.
     """
-    from fivetune.experiments.space import load_search
-    from fivetune.experiments.study import Study
-
-    found = Study(load_search(folder / "recipe.yaml"), folder / "study").build_search()
+    found = open_search(folder / "recipe.yaml", folder / "study")
     told = [(one.state, one.why) for one in found.trials]
     lost = [one for one in found.trials if may_lose_one and one.why.startswith("its process died; retried as trial")]
     assert len(lost) <= 1, f"{told}"
@@ -202,7 +239,8 @@ def check_study(folder: Path, states: list[str], reason: str = "", *, may_lose_o
 
 
 FAULTS: dict[str, Callable[[Workload, Path, float], None]] = {
-    "worker killed": kill_worker,
+    "worker killed": kill_worker(num_finished=0),
+    "worker killed beside finished trials": kill_worker(num_finished=1),
     "training killed": kill_training,
     "lock held": hold_lock,
     "NaN": fail_a_trial("NaN", ["finished", "finished", "pruned"], "loss nan"),
@@ -210,5 +248,6 @@ FAULTS: dict[str, Callable[[Workload, Path, float], None]] = {
 }
 ROWS = [
     Row("R34", "a search is killed, its training is killed, its lock is held, a trial gives NaN or finds no memory",
-        "the search goes on and keeps what is finished; a trial that fails says why", disturb_search, 4, 20),
+        "the search goes on and keeps what is finished; it waits for the lock; a trial that fails says why",
+        disturb_search, 6, 24),
 ]  # fmt: skip
