@@ -23,7 +23,7 @@ SLOPE = 2**20  # bytes that may be added in 1,000 steps
 GROWTH = 32 * 2**20  # bytes that may be added by any run after its first quarter
 SIZES: dict[str, tuple[int, int]] = {
     "steps.jsonl": (0, 1_000),
-    "telemetry.jsonl": (2**16, 40),
+    "telemetry.jsonl": (2**16, 100),  # a sample of 500 bytes each second: five steps a second on a busy machine
     "report.html": (5 * 2**20, 0),
     "*": (2 * 2**20, 0),
 }
