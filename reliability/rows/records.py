@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 
 from fivetune.data.records import detect_format
 from fivetune.data.source_files import HEAD_BYTES
+from fivetune.types import RawRecord
 from reliability.batch import share_process
 from reliability.campaign import Row, Trial
 from reliability.warm import WarmProcess, check_success
@@ -25,6 +27,7 @@ from reliability.workload import Workload
 
 FORMATS = ("jsonl", "csv", "tsv", "json", "parquet")
 PER_PROCESS = 100  # files that one process reads
+MOST_PLAIN = 100  # characters: a longer question leaves no room for its paragraph
 TEXTS = (
     "What has Ann?", "Ann has a red hat.", "red hat", "", " ", "nan", "null", "NaN", "0", "a\nb", "a\r\nb", "\t", '"',
     "''", "a,b;c\td", "é", "e\u0301", "\u2028", "\ufeff", "\u202e", "\u200b", "\U0001f600", "\x01", "\0", "\x85",
@@ -142,12 +145,16 @@ def check_reading(folder: Path, case: tuple[str, int, str]) -> None:
     path.write_bytes(content)
     first, second = (convert_file(path, tokenizer) for _ in range(2))
     assert first == second, f"read twice, the results differ: {str(first)[:300]} and {str(second)[:300]}"
+    plain = set[str]() if is_damaged else check_against_rows(path, kind, rows)
     if told := first["error"]:
         assert told.startswith(str(path)) and "\n" not in told, f"the message does not name the file: {told[:300]!r}"
         assert is_damaged or "no example is left" in told, f"a whole file is refused: {told[:300]}"
+        assert not plain, f"whole records are refused: {plain}: {told[:300]}"
         return
     counts = first["counts"]
     assert counts["num_read"] == counts["num_records_kept"] + counts["num_skipped"], str(counts)
+    lost = [skip for skip in counts["skips"] if skip["where"] in plain]
+    assert not lost and counts["num_records_kept"] >= len(plain), f"whole records are refused: {lost}, {counts}"
     for skip in counts["skips"]:
         assert skip["where"].startswith(str(path)) and skip["reason"], f"a rejected record has no place: {skip}"
     content = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
@@ -200,6 +207,34 @@ def check_against_json(path: Path, content: bytes) -> None:
         assert fields == expected, f"line {number} is read as {fields}"
 
 
+def check_against_rows(path: Path, kind: str, rows: list[dict[str, Any]]) -> set[str]:
+    """An undamaged file is read as what was written; returns the places of records that every task must keep."""
+    from fivetune.data.records import read_records
+
+    found: list[RawRecord | None] = []
+    for record in read_records(str(path), on_bad=lambda bad: found.append(None)):
+        found.append(record)
+    assert len(found) == len(rows), f"{len(found)} records are read, {len(rows)} were written"
+    ids, plain = [row["id"] for row in rows], set[str]()
+    for record, row in zip(found, rows, strict=True):
+        if record is None:
+            assert not is_plain(row), f"a whole record is refused: {row}"
+            continue
+        ours, theirs = (json.dumps(each, sort_keys=True) for each in (record.fields, FIELDS[kind](row)))
+        assert ours == theirs, f"{record.where}: {theirs[:300]} is read as {ours[:300]}"
+        if is_plain(row) and ids.count(row["id"]) == 1:
+            plain.add(record.where)
+    return plain
+
+
+def is_plain(row: dict[str, Any]) -> bool:
+    """Whether input and target are texts of words, and the target is no empty cell of pandas."""
+    texts = [row["inputs"], row["targets"]]
+    return all(isinstance(text, str) and re.fullmatch(r"[\w.?,; ]*\w[\w.?,; ]*", text) for text in texts) and (
+        len(row["inputs"]) < MOST_PLAIN and row["targets"].lower() != "nan"
+    )
+
+
 def make_rows(random: random.Random, kind: str) -> list[dict[str, Any]]:
     """One to eight records; one value in ten is of another type, where the format has types."""
 
@@ -241,6 +276,13 @@ def write_squad(rows: list[dict[str, Any]], random: random.Random) -> bytes:
     return json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": paragraphs}]}).encode()
 
 
+def describe_question(row: dict[str, Any]) -> dict[str, Any]:
+    """The record that `write_squad` makes of a row, as it is read."""
+    context = row["targets"] if not isinstance(row["targets"], str) else f"{row['targets']} is here"
+    answers = {"text": [row["targets"]], "answer_start": [0]}
+    return {"id": row["id"], "title": "a", "context": context, "question": row["inputs"], "answers": answers}
+
+
 def write_parquet(rows: list[dict[str, Any]], random: random.Random) -> bytes:
     import pyarrow
     from pyarrow import parquet
@@ -257,6 +299,9 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]], random.Random], bytes]] = {
     "json": write_squad,
     "parquet": write_parquet,
 }
+FIELDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {  # of the record that is read from a row
+    **dict.fromkeys(FORMATS, dict), "json": describe_question,
+}  # fmt: skip
 
 
 def damage_bytes(content: bytes, random: random.Random) -> bytes:
@@ -322,7 +367,8 @@ def read_within_memory(path: str, tokenizer: str) -> int:
 
 ROWS = [
     Row("R16", "random records as JSONL, CSV, TSV, SQuAD JSON, Parquet; two thirds of the files damaged",
-        "read = kept + rejected, each with file, place and reason; the same result twice", fuzz_records, 1000, 10_000),
+        "read = kept + rejected, each with file, place and reason; the same result twice; an undamaged file is read as "
+        "it was written, and no record of plain text with an id of its own is rejected", fuzz_records, 1000, 10_000),
     Row("R17", "45 files as people damage them; for a release also a line of 2 GiB in three formats",
         "the expected message with file and place; of the lines of 2 GiB in at most 256 MiB more memory",
         read_bad_files, len(BAD_FILES)),
