@@ -51,12 +51,13 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
                 with start_command(*words) as first, start_command(*words) as second:
                     ended = [first.wait(), second.wait()]
                 check_two(ended)
+                num_ended = sum(one.returncode == 0 for one in ended)
             if "predict" in fault:
                 check_same(read_answers(place), answers)
                 left = sorted(path.name for path in place.iterdir())
                 assert left == ["answers.jsonl", "run"], f"left behind: {left}"
             else:
-                check_evaluations(run, scores)
+                check_evaluations(run, scores, {1, 2} if "killed" in fault else {num_ended})
 
         yield Trial(f"{number} {fault} at {share:.3f}", run)
 
@@ -97,12 +98,13 @@ def check_two(ended: list[Any]) -> None:
     assert reasons[codes[1]] in told, f"the reason of the second is not told: {told[-600:]}"
 
 
-def check_evaluations(run: Path, scores: dict[str, float]) -> None:
-    """All records of the evaluation have the same scores, and its file has each question once."""
+def check_evaluations(run: Path, scores: dict[str, float], numbers: set[int]) -> None:
+    """There is one of these numbers of records, all with the same scores, and the file has each question once."""
     records = [record for record in read_evals(run) if record.split not in ("eval", "subset")]
-    own = read_evals(run)[-1]
-    for record in [*records, own]:
+    assert len(records) in numbers, f"{len(records)} records of the evaluation, not {numbers}"
+    for record in records:
         assert record.scores == scores, f"scores differ: {record.scores}"
+    own = records[-1]
     lines = (run / "predictions" / f"{own.split}-{own.step}.jsonl").read_text().splitlines()
     ids = [json.loads(line)["id"] for line in lines]
     assert len(ids) == len(set(ids)) == own.num_examples, "an answer is missing or there twice"
