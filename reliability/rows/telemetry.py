@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ KINDS = {  # devices of a record, whether their numbers are known at the start
     "no field is known": (2, False), "all bits are set": (2, False), "MIG": (6, True),
     "fails during the run": (2, True), "a device is lost": (2, True),
 }  # fmt: skip
+LOST = {"fails during the run": (0, 1), "a device is lost": (1,)}  # devices that have no numbers at the end
 
 
 def train_with_driver(recipe: str, kind: str) -> int:
@@ -94,14 +95,16 @@ def change_driver(workload: Workload, random: random.Random) -> Iterator[Trial]:
                 done = process.wait()
             check_success(done)
             check_weights(read_weights(folder / "run"), workload.run_undisturbed().weights)
-            check_records(folder / "run", *KINDS[kind], is_lost=kind == "fails during the run")
+            check_records(folder / "run", *KINDS[kind], lost=LOST.get(kind, ()))
             check_success(run_command("report", str(folder / "run")))
 
         yield Trial(kind, run)
 
 
-def check_records(run: Path, num_devices: int, is_known: bool, *, is_lost: bool) -> None:
-    """Each record has the devices; what the driver does not know is absent, and no number is 0 or negative."""
+def check_records(run: Path, num_devices: int, is_known: bool, *, lost: Sequence[int]) -> None:
+    """Each record has the devices; what the driver does not know is absent, and no number is 0 or negative. At the end
+    the lost devices have no numbers, and where there are any, the others have.
+    """
     lines = [json.loads(line) for line in (run / "telemetry.jsonl").read_text().splitlines()]
     samples = [line for line in lines if "devices" in line or "phase" in line]
     counts = {len(line.get("devices") or ()) for line in samples}
@@ -110,8 +113,9 @@ def check_records(run: Path, num_devices: int, is_known: bool, *, is_lost: bool)
     assert all(value is None or value > 0 for one in values for value in one), "an unknown number is written as 0"
     if num_devices:
         assert any(value is not None for value in values[0]) == is_known, f"known numbers: {values[0]}"
-    if is_lost:
-        assert all(value is None for value in values[-1]), f"numbers of a driver that failed: {values[-1]}"
+    for number, device in enumerate(values[-num_devices:] if lost else ()):
+        has_numbers = any(value is not None for value in device)
+        assert has_numbers == (number not in lost), f"{lost} were lost, and device {number} has {device} at the end"
 
 
 ROWS = [
