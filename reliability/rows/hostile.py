@@ -19,7 +19,7 @@ from fivetune.rundir.layout import CHECKSUMS
 from reliability.campaign import Row, Trial
 from reliability.rows.damage import copy_run
 from reliability.rows.kills import FEW_STEPS
-from reliability.warm import check_no_trace, check_success, run_command
+from reliability.warm import WarmProcess, check_no_trace, check_success, run_command
 from reliability.workload import TRAIN_WORDS, Workload
 
 LAST = f"checkpoints/{FEW_STEPS['train__num_steps']}"
@@ -155,7 +155,7 @@ def copy_finished_run(workload: Workload, folder: Path) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest anew, for the same run."""
+    """Write the manifest again, for the same run."""
     run_id = json.loads((folder / MANIFEST).read_text())["run_id"]
     (folder / MANIFEST).unlink()
     write_checksums(folder, run_id=run_id)
@@ -275,7 +275,10 @@ NAMED = {  # what the refusal names where it is not the file of a plant's name
 
 
 def open_planted_files(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Each plant: the canary is never created, and what cannot be used is refused in a line that names it."""
+    """Each plant: the canary is never created, and what cannot be used is refused in a line that names it. The first
+    trial shows that what is planted runs where it is loaded without care.
+    """
+    yield Trial("noticed: what is loaded without care", check_notice)
     for name, plant in random.sample(sorted(PLANTS.items()), len(PLANTS)):
 
         def run(folder: Path, name: str = name, plant: Plant = plant) -> None:
@@ -286,12 +289,37 @@ def open_planted_files(workload: Workload, random: random.Random) -> Iterator[Tr
             if name.startswith(IGNORED):
                 check_success(done)
             else:
-                check_refused(done, NAMED.get(name) or name.rpartition(" as ")[2])
+                check_named_refusal(done, NAMED.get(name) or name.rpartition(" as ")[2])
 
         yield Trial(name, run)
 
 
-def check_refused(done: CompletedProcess[str], named: str) -> None:
+def check_notice(folder: Path) -> None:
+    """Pickles, code and tags create the canary where they are loaded without care."""
+    with WarmProcess(load_without_care, str(folder)) as process:
+        done = process.wait()
+    check_success(done)
+
+
+def load_without_care(folder: str) -> None:
+    """Load what is planted by the means that run it."""
+    import numpy as np
+    import torch
+
+    canary = Path(folder, "canary")
+    for kind, load in {
+        "pickle": lambda: pickle.loads(make_pickle(canary)),  # noqa: S301
+        "torch file": lambda: torch.load(io.BytesIO(make_torch_file(canary)), weights_only=False),
+        "array": lambda: np.load(io.BytesIO(make_object_array(canary)), allow_pickle=True)["rows"],
+        "code": lambda: exec(make_code(canary), {}),
+        "YAML tag": lambda: yaml.unsafe_load(APPLY.replace("CANARY", str(canary))),
+    }.items():
+        load()
+        assert canary.exists(), f"{kind}: nothing ran"
+        canary.unlink()
+
+
+def check_named_refusal(done: CompletedProcess[str], named: str) -> None:
     """The command ended with the exit code of a user's error and one line that has the text."""
     check_no_trace(done.stderr)
     assert done.returncode in (2, 3, 4), f"exit code {done.returncode}: {done.stderr[-600:]}"

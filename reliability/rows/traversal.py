@@ -1,17 +1,21 @@
-"""Archives, links and names that lead elsewhere, and archives that unpack to far more than they are."""
+"""Path traversal by archives, links and names, and decompression bombs."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import os
 import random
 import resource
 import shutil
 import signal
 import tarfile
+import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -20,13 +24,12 @@ import yaml
 
 from fivetune.rundir.checksums import MANIFEST
 from reliability.campaign import Row, Trial
-from reliability.rows.hostile import check_refused, copy_finished_run, plant_as_data
+from reliability.rows.hostile import Plant, check_named_refusal, copy_finished_run, plant_as_data
 from reliability.rows.kills import FEW_STEPS
 from reliability.warm import WarmProcess, check_no_trace, check_success, run_command
 from reliability.workload import TRAIN_WORDS, Workload
 
 MOST_MEMORY = MOST_DISK = 256 * 2**20
-Lead = Callable[[Path, Path, Workload], list[str]]  # (folder of the work, file outside of it, workload) -> words
 
 
 def add_tar(**changes: Any) -> Callable[[Path], bytes]:
@@ -59,25 +62,25 @@ def make_zip(name: str, content: bytes = b"evil") -> Callable[[Path], bytes]:
     return make
 
 
-def link_in_run(name: str, *words: str) -> Lead:
+def link_in_run(name: str, *words: str) -> Plant:
     """A file of a run is a link to the file outside; the run is continued or shown."""
 
-    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    def plant(folder: Path, outside: Path, workload: Workload) -> list[str]:
         run = copy_finished_run(workload, folder)
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(outside)
         return [words[0], str(run), *words[1:]]
 
-    return lead
+    return plant
 
 
 RESUME = ("train", "--resume", *TRAIN_WORDS, "--train.num_steps", "3")
 
 
-def link_folder(name: str, *words: str) -> Lead:
+def link_folder(name: str, *words: str) -> Plant:
     """A folder of a run is a link to the folder outside."""
 
-    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    def plant(folder: Path, outside: Path, workload: Workload) -> list[str]:
         run = copy_finished_run(workload, folder)
         if (run / name).is_symlink():
             (run / name).unlink()
@@ -86,13 +89,13 @@ def link_folder(name: str, *words: str) -> Lead:
         (run / name).symlink_to(outside.parent)
         return [words[0], str(run), *words[1:]]
 
-    return lead
+    return plant
 
 
-def name_in_recipe(**overrides: Any) -> Lead:
+def name_in_recipe(**overrides: Any) -> Plant:
     """A setting that leads to the file outside, as OUTSIDE."""
 
-    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    def plant(folder: Path, outside: Path, workload: Workload) -> list[str]:
         recipe = workload.write_recipe(folder, **FEW_STEPS)
         table = yaml.safe_load(recipe.read_text())
         for key, value in overrides.items():
@@ -101,7 +104,7 @@ def name_in_recipe(**overrides: Any) -> Lead:
         recipe.write_text(yaml.safe_dump(table).replace("OUTSIDE", str(outside)))
         return ["train", str(recipe), *TRAIN_WORDS]
 
-    return lead
+    return plant
 
 
 def name_in_ids(folder: Path, outside: Path, workload: Workload) -> list[str]:
@@ -141,10 +144,10 @@ def name_a_shard(folder: Path, outside: Path, workload: Workload) -> list[str]:
     return ["train", str(recipe), *TRAIN_WORDS, "--model.path", str(model)]
 
 
-def name_prepared_shard(key: str) -> Lead:
+def name_prepared_shard(key: str) -> Plant:
     """Prepared data behind a URL whose index names a whole file so that its copy lies outside."""
 
-    def lead(folder: Path, outside: Path, workload: Workload) -> list[str]:
+    def plant(folder: Path, outside: Path, workload: Workload) -> list[str]:
         recipe, prepared = workload.write_recipe(folder, **FEW_STEPS), folder / "deep" / "prepared"
         done = run_command("prepare", str(recipe), "--output", str(prepared), "--quiet")
         check_success(done)
@@ -157,7 +160,7 @@ def name_prepared_shard(key: str) -> Lead:
         path.write_text(json.dumps(index))
         return ["train", str(recipe), *TRAIN_WORDS, "--data.train", f"file://{prepared}/train"]
 
-    return lead
+    return plant
 
 
 def name_in_bucket(folder: Path, outside: Path, workload: Workload) -> list[str]:
@@ -181,7 +184,7 @@ def name_in_bucket(folder: Path, outside: Path, workload: Workload) -> list[str]
     return ["train", str(recipe), "--resume", *TRAIN_WORDS, "--train.num_steps", "3"]
 
 
-LEADS: dict[str, Lead] = {
+TRAVERSALS: dict[str, Plant] = {  # (folder of the work, file outside of it, workload) -> words
     "tar: ../": plant_as_data("a.tar", add_tar(name="../outside/precious.txt")),
     "tar: absolute": plant_as_data("a.tar", add_tar(name="OUTSIDE")),
     "tar: link": plant_as_data("a.tar", add_tar(name="link", type=tarfile.SYMTYPE)),
@@ -229,42 +232,61 @@ LEADS: dict[str, Lead] = {
 PRECIOUS = b"precious"
 
 
-def follow_evil_names(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """Each lead: what lies outside the folder of the work keeps its bytes, and nothing is added beside it."""
-    for name, lead in random.sample(sorted(LEADS.items()), len(LEADS)):
+def plant_traversals(workload: Workload, random: random.Random) -> Iterator[Trial]:
+    """Each plant: what lies outside the folder of the work keeps its bytes, and nothing is added beside it."""
+    for name, plant in random.sample(sorted(TRAVERSALS.items()), len(TRAVERSALS)):
 
-        def run(folder: Path, name: str = name, lead: Lead = lead) -> None:
+        def run(folder: Path, name: str = name, plant: Plant = plant) -> None:
             inside, outside = folder / "inside", folder / "outside" / "precious.txt"
             inside.mkdir()
             outside.parent.mkdir()
             outside.write_bytes(PRECIOUS)
-            words = lead(inside, outside, workload)
+            words = plant(inside, outside, workload)
             (folder / "peak").touch()
             before = {path for path in folder.rglob("*") if inside not in path.parents}
-            done = run_within_limits(folder / "peak", *words)
+            done, num_bytes = run_within_limits(inside, folder / "peak", *words)
             assert outside.read_bytes() == PRECIOUS, f"the file outside was changed; {done.stderr[-600:]}"
             after = {path for path in folder.rglob("*") if inside not in path.parents}
             assert before == after, f"outside, {sorted(map(str, before ^ after))} came or went; {done.stderr[-600:]}"
             check_no_trace(done.stderr)
             assert done.returncode in (0, 2, 3, 4), f"exit code {done.returncode}: {done.stderr[-600:]}"
             if "bomb" in name:
-                check_refused(done, "/a.")
+                check_named_refusal(done, "/a.")
                 peak = int((folder / "peak").read_text())
                 assert peak < MOST_MEMORY, f"it took {peak / 2**20:.0f} MiB of memory; {done.stderr[-600:]}"
-                assert "File too large" not in done.stderr, f"it wrote {MOST_DISK / 2**20:.0f} MiB to the disk"
+                assert "File too large" not in done.stderr, f"it wrote {MOST_DISK / 2**20:.0f} MiB into a file"
+                assert num_bytes < MOST_DISK, f"it wrote {num_bytes / 2**20:.0f} MiB to the disk"
 
         yield Trial(name, run)
 
 
-def run_within_limits(peak: Path, *words: str) -> CompletedProcess[str]:
-    """Run `fivetune WORDS`, which cannot write a file of more than MOST_DISK; its memory goes into the file `peak`."""
-    with WarmProcess(call_within_limits, str(peak), *words) as process:
-        return process.wait()
+def run_within_limits(inside: Path, peak: Path, *words: str) -> tuple[CompletedProcess[str], int]:
+    """Run `fivetune WORDS`, which cannot write a file of more than MOST_DISK; its memory goes into the file `peak`.
+
+    Returns also the largest size of all files in the folder `inside`, which temporary files are in.
+    """
+    most = 0
+    with WarmProcess(call_within_limits, str(inside), str(peak), *words) as process:
+        while process.code is None:
+            most = max(most, measure_size(inside))
+            time.sleep(0.02)
+        return process.wait(), max(most, measure_size(inside))
 
 
-def call_within_limits(peak: str, *words: str) -> int:
+def measure_size(folder: Path) -> int:
+    """Bytes of all files in a folder; a file that goes away meanwhile is left out."""
+    num_bytes = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                num_bytes += os.lstat(os.path.join(place, name)).st_size
+    return num_bytes
+
+
+def call_within_limits(inside: str, peak: str, *words: str) -> int:
     from fivetune.cli import main
 
+    tempfile.tempdir = os.environ["TMPDIR"] = inside
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_DISK, MOST_DISK))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -276,5 +298,5 @@ def call_within_limits(peak: str, *words: str) -> int:
 ROWS = [
     Row("R26", "an archive, a link or a name that leads out of the folder of the work; archives of 1 GiB in 1 MiB",
         "what lies outside is neither changed nor added to; an archive is refused in a line that names it, with less "
-        "than 256 MiB of memory and of disk", follow_evil_names),
+        "than 256 MiB of memory and of disk", plant_traversals),
 ]  # fmt: skip
