@@ -28,8 +28,10 @@ import os, random
 order, listdir, scandir = random.Random({seed}), os.listdir, os.scandir
 def shuffle(entries):
     entries = list(entries)
-    order.shuffle(entries)
-    return entries
+    shuffled = order.sample(entries, len(entries))
+    if shuffled != entries:
+        open({marker!r}, "w").close()
+    return shuffled
 class Scan:
     def __init__(self, *args):
         with scandir(*args) as found:
@@ -55,7 +57,8 @@ def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Tria
             elsewhere, site = folder / "elsewhere", folder / "site"
             elsewhere.mkdir()
             site.mkdir()
-            (site / "sitecustomize.py").write_text(SHUFFLED_FOLDERS.format(seed=seed))
+            marker = folder / "shuffled"
+            (site / "sitecustomize.py").write_text(SHUFFLED_FOLDERS.format(seed=seed, marker=str(marker)))
             paths = os.pathsep.join([str(site), str(ROOT)])
             words = ["-m", "fivetune", "train", str(recipe), "--no-preflight", "--quiet"]
             environ = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": paths}
@@ -63,6 +66,7 @@ def repeat_elsewhere(workload: Workload, random: random.Random) -> Iterator[Tria
                 [sys.executable, *words], cwd=elsewhere, env=environ, capture_output=True, text=True, timeout=300
             )
             check_success(done)
+            assert marker.exists(), "no folder was listed in another order"
             check_same_run(folder / "run", whole)
 
         yield Trial(f"{number} {variant} with hash seed {seed}", run)
