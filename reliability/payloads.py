@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import product
 
 VECTORS = (
     "<script>pwn()</script>",
@@ -62,9 +63,11 @@ VECTORS = (
     "%0d%0aSet-Cookie: x=1%00../../etc/passwd",
 )
 PREFIXES = ("", "\"'>", "--></script></style></title></textarea></pre></code></svg>", "]]>*/}//`\n\n")
-PAYLOADS = tuple(prefix + vector for vector in VECTORS for prefix in PREFIXES)
-"""200 payloads. What they load lies in evil.invalid, what they run is pwn()."""
-HARMLESS = tuple(f"word {number}" for number in range(len(PAYLOADS)))
+PAYLOADS = tuple(
+    f"{prefix}{vector} zq{number:03}" for number, (vector, prefix) in enumerate(product(VECTORS, PREFIXES))
+)
+"""200 payloads, each with a word of its own at its end. What they load lies in evil.invalid, what they run is pwn()."""
+HARMLESS = tuple(f"word {number} zq{number:03}" for number in range(len(PAYLOADS)))
 
 LOADING = {
     *("href", "src", "srcset", "srcdoc", "action", "formaction", "data", "poster", "background", "xlink:href", "style"),
@@ -110,6 +113,11 @@ def find_foreign(page: str, harmless: str) -> list[str]:
     if found.num_active != usual.num_active:
         wrong.append(f"{found.num_active} elements that run or load, {usual.num_active} are usual")
     return sorted(wrong)
+
+
+def get_mark(text: str) -> str:
+    """The word at the end of a payload, by which it is found wherever it is shown."""
+    return text[-5:]
 
 
 def find_hidden(text: str) -> list[str]:

@@ -26,19 +26,26 @@ from fivetune.report.search import build_search_page
 from fivetune.types import Search
 from fivetune.types import Trial as SearchTrial
 from reliability.campaign import Row, Trial
-from reliability.payloads import HARMLESS, PAYLOADS, find_foreign, find_hidden
+from reliability.payloads import HARMLESS, PAYLOADS, find_foreign, find_hidden, get_mark
 from reliability.requests import start_server
 from reliability.rows.kills import FEW_STEPS
-from reliability.warm import WarmProcess, check_no_trace, check_success, run_command
+from reliability.warm import WarmProcess, check_success, run_command
 from reliability.workload import OnceEach, Workload
 
 TEXTS_PER_RUN = 25
+PLANTED = "planted.json"  # a file of questions that are these texts
 NAMES = "runs"  # a folder of runs, of which each has a text as its name
 LAUNCHERS = {
     "slurm": (),
     "kubernetes": ("--image", "i", "--volume", "v"),
     "skypilot": ("--image", "i", "--bucket", "s3://b"),
 }
+PREFIX = 20  # characters of a run's name that `fivetune watch` shows at least
+SHOW_ALL = (
+    "report", "comparison", "inspection", "search", "card",
+    *(f"terminal of {command}" for command in ("compare", "inspect", "diagnose", "predict", "errors")),
+)  # fmt: skip
+SHOW_RUN = ("terminal of report", "terminal of card", "terminal of check", "server /docs")  # the name of a run
 Pages = dict[str, str]
 
 
@@ -59,10 +66,7 @@ def show_hostile_texts(workload: Workload, random: random.Random) -> Iterator[Tr
         except Exception as error:  # nothing was shown
             return {"set-up": [f"{type(error).__name__}: {error}"]}
         wrong = {name: found for name in pages if (found := judge_page(name, pages[name], harmless[name]))}
-        for name, change in (("report", str), ("search", str), ("comparison", _make_name), ("inspection", _make_name)):
-            absent = [text for text in texts if find_mark(change(text)) not in html.unescape(pages[name])]
-            wrong |= {f"{name} lacks": absent} if absent else {}
-        return wrong
+        return wrong | find_absent(pages, texts)
 
     for number, text in enumerate(order):
 
@@ -73,9 +77,17 @@ def show_hostile_texts(workload: Workload, random: random.Random) -> Iterator[Tr
         yield Trial(f"{number + 1}: {text!r}", run)
 
 
-def find_mark(text: str) -> str:
-    """The longest part of a text that every page shows as it is."""
-    return max(re.findall(r"[\w.:=-]+", text, re.ASCII), key=len)[:30]
+def find_absent(pages: Pages, texts: Sequence[str]) -> dict[str, list[str]]:
+    """The texts that a page or a terminal should show and does not, by its name."""
+    wrong: dict[str, list[str]] = {}
+    for name in (*SHOW_ALL, *SHOW_RUN):
+        page = html.unescape(pages[name])
+        wrong[f"{name} lacks"] = [
+            text for text in (texts if name in SHOW_ALL else texts[:1]) if get_mark(text) not in page
+        ]
+    starts = [_make_name(text)[:PREFIX] for text in texts]
+    wrong["watch lacks"] = [one for one in starts if not find_hidden(one) and one not in pages["terminal of watch"]]
+    return {name: absent for name, absent in wrong.items() if absent}
 
 
 def judge_page(name: str, page: str, harmless: str) -> list[str]:
@@ -90,26 +102,30 @@ def judge_page(name: str, page: str, harmless: str) -> list[str]:
 def show_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Pages:
     """Pages, card, table, terminal, jobs and answers of a run that has these texts everywhere."""
     run = plant_texts(workload, folder, texts)
-    pages = {"report": _read_after(run_command("report", str(run)), run / "report.html")}
     compared, inspected = folder / "comparison.html", folder / "inspection.html"
     named = sorted((folder / NAMES).iterdir())
     files = [str(path) for path in sorted((folder / "data").iterdir())]
-    shown = [
-        run_command("compare", *map(str, named), "--output", str(compared)),
-        run_command("inspect", *files, "--task", "squad_v2", "--html", str(inspected)),
-        run_command("watch", str(folder / NAMES), "--once"),
-        run_command("diagnose", str(run)),
-        run_command("predict", str(run), "--input", str(folder / "dev.json")),
-        run_command("check", str(folder / "hostile.yaml")),
-    ]
-    pages |= {"comparison": _read_after(shown[0], compared), "inspection": _read_after(shown[1], inspected)}
-    pages["card"] = _read_after(run_command("card", str(run)), run / "model" / "README.md")
-    pages["search"] = render_search(texts)
-    shown.append(show_each(folder, texts))
-    for number, one in enumerate(shown):
-        pages[f"terminal {number}"] = one.stdout + one.stderr
-        check_no_trace(one.stderr)
+    shown = {
+        "report": run_command("report", str(run)),
+        "compare": run_command("compare", *map(str, named), "--output", str(compared)),
+        "inspect": run_command("inspect", *files, "--task", "squad_v2", "--html", str(inspected)),
+        "watch": run_command("watch", str(folder / NAMES), "--once"),
+        "diagnose": run_command("diagnose", str(run)),
+        "predict": run_command("predict", str(run), "--input", str(folder / PLANTED)),
+        "check": run_command("check", str(folder / "hostile.yaml")),
+        "card": run_command("card", str(run)),
+        "errors": show_each(folder, texts),
+    }
+    pages = {"search": render_search(texts)}
+    for command, one in shown.items():
+        check_success(one)
         assert "damaged" not in one.stderr, one.stderr[-600:]
+        pages[f"terminal of {command}"] = one.stdout + one.stderr
+    for name, path in (
+        ("report", run / "report.html"), ("comparison", compared), ("inspection", inspected),
+        ("card", run / "model" / "README.md"),
+    ):  # fmt: skip
+        pages[name] = path.read_text(encoding="utf-8")
     check_table(run, folder, texts)
     check_jobs(folder, texts)
     pages |= read_served_pages(run, texts)
@@ -159,7 +175,7 @@ def call_each(plan: str) -> int:
 
 def check_jobs(folder: Path, texts: Sequence[str]) -> None:
     """The job of a run with such a name is refused, or has the name as one word of its script."""
-    names = [_make_name(text) for text in _without_nul(texts)]
+    names = ["usual", *(_make_name(text) for text in _without_nul(texts))]
     for kind, options in LAUNCHERS.items():
         target = folder / f"{kind}.json"
         launch = ["launch", str(folder / "recipe.yaml"), "--dry-run", "--on", kind, *options]
@@ -168,10 +184,12 @@ def check_jobs(folder: Path, texts: Sequence[str]) -> None:
         with WarmProcess(record_each, str(target), json.dumps(plan)) as process:
             done = process.wait()
         check_success(done)
-        for name, (code, job) in zip(names, json.loads(target.read_text()), strict=True):
+        found = json.loads(target.read_text())
+        assert found[0][0] == 0, f"{kind}: no job of a usual name: {done.stderr[-300:]}"
+        for name, (code, job) in zip(names, found, strict=True):
             assert code in (0, 2), f"{kind}: exit code {code} of {name!r}: {done.stderr[-300:]}"
             if code == 0:
-                check_job(job, name, is_script=kind == "slurm")
+                check_job(list_scripts(job, kind), name, list_scripts(found[0][1], kind))
 
 
 def record_each(target: str, plan: str) -> None:
@@ -186,19 +204,29 @@ def record_each(target: str, plan: str) -> None:
     Path(target).write_text(json.dumps(found))
 
 
-def check_job(job: str, name: str, *, is_script: bool) -> None:
-    """Wherever a script has the name, it is one word, or a part of one."""
-    scripts = [job] if is_script else [text for one in job.split("\n---\n") for text in iter_texts(yaml.safe_load(one))]
-    lines = [line for script in scripts for line in script.splitlines() if not line.startswith("#")]
-    for line in lines:
-        if name in line and (is_script or "fivetune" in line):
-            words = shlex.shlex(line, posix=True, punctuation_chars=True)
-            words.whitespace_split = True
-            assert any(name in word for word in words), f"{name!r} is not quoted: {line}"
+def list_scripts(job: str, kind: str) -> list[str]:
+    """The shell scripts of a job: all of it, or texts of its YAML."""
+    if kind == "slurm":
+        return [job]
+    return [text for one in job.split("\n---\n") for text in iter_texts(yaml.safe_load(one)) if "fivetune" in text]
+
+
+def check_job(scripts: list[str], name: str, usual: list[str]) -> None:
+    """A word of the scripts has the name, which adds no other word to those of the job of a usual name."""
+    words = [word for script in scripts for word in split_words(script)]
+    assert any(name in word for word in words), f"no word of the job has {name!r}: {scripts}"
+    num_usual = sum(len(split_words(script)) for script in usual)
+    assert len(words) == num_usual, f"{name!r} is not quoted: {len(words)} words, {num_usual} are usual: {scripts}"
     for script in scripts:
-        if "fivetune" in script:
-            done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
-            assert done.returncode == 0, f"{name!r}: {done.stderr}"
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, f"{name!r}: {done.stderr}"
+
+
+def split_words(script: str) -> list[str]:
+    """The words and operators of a script, without its comments."""
+    words = shlex.shlex(script, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    return list(words)
 
 
 def iter_texts(value: Any) -> Iterator[str]:
@@ -223,7 +251,7 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
         }
         for number, text in enumerate(_without_nul(texts))
     ]
-    (folder / "dev.json").write_text(json.dumps({"data": [{"title": joined, "paragraphs": paragraphs}]}))
+    (folder / PLANTED).write_text(json.dumps({"data": [{"title": joined, "paragraphs": paragraphs}]}))
     (folder / "data").mkdir()
     for text, paragraph in zip(texts, paragraphs, strict=True):
         table = {"data": [{"title": text, "paragraphs": [paragraph]}]}
@@ -258,7 +286,7 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["report"]["title"] = joined
     config["model"]["path"] = joined
-    config["data"] |= {"train": list(_without_nul(texts)), "eval": [str(folder / "dev.json")]}
+    config["data"] |= {"train": list(_without_nul(texts)), "eval": [str(folder / PLANTED)]}
     (run / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
     with (run / "log.txt").open("a") as file:
         file.write(joined)
@@ -268,7 +296,7 @@ def plant_texts(workload: Workload, folder: Path, texts: Sequence[str]) -> Path:
 
 def plant_names(workload: Workload, folder: Path, texts: Sequence[str]) -> None:
     """Runs that are named by these texts and differ in a setting, and a recipe that has them."""
-    recipe = workload.write_recipe(folder, **FEW_STEPS, run__dir=str(folder / "checked"))
+    recipe = workload.write_recipe(folder, **FEW_STEPS, run__dir=str(folder / "checked" / _make_name(texts[0])))
     table = yaml.safe_load(recipe.read_text())
     table["report"] = {"title": " ".join(texts)}
     table["data"]["train"] = [str(path) for path in sorted((folder / "data").iterdir())]
@@ -344,16 +372,11 @@ def _without_nul(texts: Sequence[str]) -> list[str]:
 
 def _make_name(text: str) -> str:
     """The text as the name of a file."""
-    return re.sub("[/\0]", "_", text)[:160] or "x"
+    return re.sub("[/\0]", "_", text)
 
 
 def _make_word(text: str) -> str:
     return re.sub(r"\s|=", "_", text)
-
-
-def _read_after(done: CompletedProcess[str], path: Path) -> str:
-    check_success(done)
-    return path.read_text(encoding="utf-8")
 
 
 def _change(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
