@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,11 +135,6 @@ class Tab:
     def set_width(self, width: int, height: int = 900) -> None:
         size: dict[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-
-    def take_picture(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(b64decode(found["data"]))
 
     @property
     def requests(self) -> list[str]:

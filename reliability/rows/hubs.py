@@ -141,7 +141,7 @@ def make_reading_trial(
         if cache is not None:
             check_success(done)
         else:
-            check_told(done, fault)
+            check_failure_told(done, fault)
             with running_hub() as hub:
                 fill(hub, workload.model)
                 done = train_from_hub(workload, folder, hub.address, home, **overrides)
@@ -161,7 +161,7 @@ def make_push_trial(workload: Workload, name: str, fault: Fault) -> Trial:
         with running_hub() as hub:
             words, home = ("push", str(source), PUSHED), folder / "home"
             done = use_hub(words, fault.begin(hub), home, HF_HUB_DOWNLOAD_TIMEOUT="2")
-            check_told(done, fault)
+            check_failure_told(done, fault)
             assert "Nothing was published" in done.stderr, done.stderr[-600:]
             assert not hub.files.get(PUSHED), f"published: {sorted(hub.files[PUSHED])}"
             assert read_files(source) == before, "the run has changed"
@@ -174,7 +174,7 @@ def make_push_trial(workload: Workload, name: str, fault: Fault) -> Trial:
     return Trial(f"push, {name}", run)
 
 
-def check_told(done: CompletedProcess[str], fault: Fault) -> None:
+def check_failure_told(done: CompletedProcess[str], fault: Fault) -> None:
     """The command ended with the exit code of the environment, and said what the fault is and what to do."""
     check_no_trace(done.stderr)
     assert done.returncode == 4, f"exit code {done.returncode}: {done.stderr[-600:]}"

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 from reliability.campaign import Row, Trial
+from reliability.rows.damage import STEPS
 from reliability.warm import WarmProcess, check_success
 from reliability.workload import Workload
 
 CLONE_NEWNET = 0x40000000
-STEPS = {"train__num_steps": 4, "eval__every_steps": 2}
 RUN_COMMANDS = (
     "check {recipe}",
     "train {recipe} --quiet",

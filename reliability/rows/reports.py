@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from reliability.campaign import Row, Trial
-from reliability.rows.damage import STEPS, copy_run
-from reliability.warm import check_success, run_command
+from reliability.rows.damage import STEPS, copy_run, write_page
+from reliability.warm import check_success
 from reliability.workload import Workload
 
 MOST_SECONDS, MOST_BYTES = 10.0, 5 * 2**20
@@ -100,15 +100,16 @@ CASES: dict[str, tuple[Edit, tuple[str, ...]]] = {  # what is done to the run, w
 def report_each(workload: Workload, random: random.Random) -> Iterator[Trial]:
     """Make the report of each case."""
     whole, place = workload.run_undisturbed(**STEPS).run, workload.make_folder("reports")
-    undisturbed = write_page(copy_without_checksums(whole, place), place)
+    undisturbed = write_page(copy_without_checksums(whole, place), place)[1]
     for name, (edit, said) in CASES.items():
 
         def run(folder: Path, edit: Edit = edit, said: tuple[str, ...] = said) -> None:
             run = copy_without_checksums(whole, folder)
             edit(run)
             start = time.monotonic()
-            page = write_page(run, folder)
+            done, page = write_page(run, folder)
             seconds = time.monotonic() - start
+            check_success(done)
             lost = [text for text in said if text not in page] if said != SAME else [said] * (page != undisturbed)
             assert not lost, f"the page does not say {lost}"
             num_steps = (run / "steps.jsonl").read_bytes().count(b"\n") if (run / "steps.jsonl").exists() else 0
@@ -124,12 +125,6 @@ def copy_without_checksums(whole: Path, folder: Path) -> Path:
     for name in ("report.html", "checksums.json"):
         (run / name).unlink()
     return run
-
-
-def write_page(run: Path, place: Path) -> str:
-    """Write the report of a run; returns it without the name of the folder `place`."""
-    check_success(run_command("report", str(run)))
-    return (run / "report.html").read_text(encoding="utf-8").replace(str(place), "")
 
 
 ROWS = [
