@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -182,14 +186,30 @@ def describe_file(path: str, content: bytes) -> dict[str, Any]:
     return {**found, "blobId": sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()}
 
 
+def make_certificate(folder: Path) -> Path:
+    """A file with a key and a certificate of 127.0.0.1 that nobody has signed but the key itself."""
+    assert shutil.which("openssl"), "the certificate needs the command openssl, which is not installed"
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    words = ["openssl", "req", "-x509", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(words, check=True, capture_output=True)
+    certificate.write_bytes(key.read_bytes() + certificate.read_bytes())
+    return certificate
+
+
 @contextmanager
-def running_hub() -> Iterator[FakeHub]:
-    """A hub that answers until the block ends."""
+def running_hub(certificate: Path | None = None) -> Iterator[FakeHub]:
+    """A hub that answers until the block ends; with a certificate, by TLS."""
     hub = FakeHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     server.handle_error = lambda request, client_address: None  # a connection that `cuts` closed
-    hub.address = f"http://127.0.0.1:{server.server_port}"
+    hub.address = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -85,6 +85,11 @@ def _describe_failure(name: str, error: Exception, hint: str) -> str:
             f"{name}: the hub responds: {_get_first_line(error)}.{hint} Check the name, or log in for a gated or "
             "private model."
         )
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"{name}: not in the hub's cache, and the hub's certificate is not trusted: {_get_first_line(error)}. If "
+            f"it is of your network's proxy, set SSL_CERT_FILE to the proxy's certificates. {OFFLINE}"
+        )
     return (
         f"{name}: no local folder of that name, not in the hub's cache, and the hub cannot be reached "
         f"({type(error).__name__}).{hint} {OFFLINE}"

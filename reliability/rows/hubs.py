@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from reliability.campaign import Row, Trial
-from reliability.fake_hub import FakeHub, running_hub
+from reliability.fake_hub import FakeHub, make_certificate, running_hub
 from reliability.rows.damage import STEPS
 from reliability.warm import WarmProcess, check_no_trace, check_success
 from reliability.workload import TRAIN_WORDS, Reference, Workload, check_weights, read_weights
@@ -26,7 +26,7 @@ MODEL, DATA, PUSHED = "org/tiny-t5", "org/things", "org/pushed"
 OFFLINE = ("HF_HOME", "HF_HUB_OFFLINE")
 LIMIT = ("5 seconds", "6 times", "HF_HUB_DOWNLOAD_TIMEOUT")
 NO_FILES = ("name local files", "HF_HUB_OFFLINE")
-CHANGE, RELEASE = 14, 41  # trials
+CHANGE, RELEASE = 14, 45  # trials
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Fault:
     way: str = ""
     part: str = ""
     address: str = ""
+    is_self_signed: bool = False
     most_seconds: float = 15.0
 
     def begin(self, hub: FakeHub) -> str:
@@ -69,6 +70,7 @@ MODEL_FAULTS = {  # what is said if the model is not in the cache
     "no answer": Fault(OFFLINE, way="never", part="/"),
     "refused": Fault(OFFLINE, address="refused"),
     "an address without a host": Fault(OFFLINE, address="http://hub.invalid"),
+    "a self-signed certificate": Fault(("certificate", "SSL_CERT_FILE", *OFFLINE), is_self_signed=True),
 }
 DATA_FAULTS = {
     "500": Fault(("500", *NO_FILES), 500, part=DATA),
@@ -76,6 +78,7 @@ DATA_FAULTS = {
     "half a file": Fault((*LIMIT, *NO_FILES), way="half", part="train.jsonl"),
     "a file never comes": Fault((*LIMIT, *NO_FILES), way="never", part="train.jsonl", most_seconds=45),
     "refused": Fault(NO_FILES, address="refused"),
+    "a self-signed certificate": Fault(("certificate", *NO_FILES), is_self_signed=True),
 }
 PUSH_FAULTS = {
     "500 at the commit": Fault(("500 while committing",), 500, part="/commit/"),
@@ -130,7 +133,7 @@ def make_reading_trial(
             with running_hub() as hub:
                 fill(hub, workload.model)
                 fetch_model(hub.address, home)
-        with running_hub() as hub:
+        with running_hub(make_certificate(folder) if fault.is_self_signed else None) as hub:
             fill(hub, workload.model)
             address = fault.begin(hub)
             start = time.monotonic()
@@ -257,7 +260,7 @@ def read_environment() -> None:
 
 ROWS = [
     Row("R22", "the hub refuses, fails, gives half a file or a changed one (of a model), never answers, cannot be "
-        "reached: for a model, a data set, an upload",
+        "reached, has a certificate of its own: for a model, a data set, an upload",
         "what is in the cache is used; else the reason and what to do in 15 s, in 45 s where a file stops, which the "
         "message states; of an upload nothing is published; the next attempt succeeds",
         disturb_hub, CHANGE, RELEASE),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fivetune.data import hub as requests
 from fivetune.errors import FiveTuneEnvironmentError
 from fivetune.model.files import find_folder
-from reliability.fake_hub import FakeHub, running_hub
+from reliability.fake_hub import FakeHub, make_certificate, running_hub
 
 NAME = "org/tiny"
 
@@ -78,3 +79,24 @@ def test_a_download_that_ends_early_says_that_it_can_go_on(hub: FakeHub, monkeyp
         find_folder(NAME)
     hub.spoils.clear()
     assert (find_folder(NAME) / "model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_certificate_that_is_not_trusted_is_named_and_can_be_trusted(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was "cannot be reached (ConnectError)"."""
+    from huggingface_hub import close_session
+
+    certificate = make_certificate(tmp_path)
+    with running_hub(certificate) as secured:
+        secured.repos, secured.files = hub.repos, hub.files
+        files = secured.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", secured.address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        with pytest.raises(FiveTuneEnvironmentError, match=r"certificate is not trusted: .*self-signed.*SSL_CERT_FILE"):
+            find_folder(NAME)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        close_session()
+        assert (find_folder(NAME) / "config.json").read_bytes() == b"{}"
+    close_session()
