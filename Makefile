@@ -32,7 +32,7 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[release]'
 	@touch $@
 
-# The environment of the tests with the versions and hashes of the lock.
+# The environment of CI, with the versions and hashes of the lock: Linux on x86-64, Python 3.11, no GPU.
 install-locked:
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r release/lock.txt
@@ -72,16 +72,23 @@ reliability: .venv/.installed-test
 	$(BIN)/python -m reliability --release --output reliability.json --page docs/reliability.md
 
 # Versions are a week old at least: what harms is mostly found within days.
-COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --universal --python-version 3.11 \
+COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --system-certs --python-version 3.11 --upgrade \
   --generate-hashes --no-annotate --no-header --no-emit-index-url --exclude-newer "7 days"
+# Where the CPU build of torch lies, with which CI runs: a folder or an address.
+WHEELS ?= $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
 lock: .venv/.installed-release
-	$(COMPILE) --extra test --upgrade --output-file release/lock.txt
-	$(COMPILE) --constraint release/lock.txt --output-file release/runtime.txt
+	@test -n "$(WHEELS)" || { echo "make lock: where is the CPU build of torch? WHEELS=FOLDER"; exit 2; }
+	$(COMPILE) --universal --output-file release/runtime.txt
+	$(COMPILE) --python-platform x86_64-manylinux_2_28 --extra test --find-links "$(WHEELS)" \
+	  --constraint release/runtime.txt --output-file release/lock.txt
 
-# Needs the network: without its database every package "could not be audited", which --strict makes an error.
+# Needs the network: without its database every package "could not be audited", which --strict makes an error. The
+# database knows no local versions such as +cpu.
 audit: .venv/.installed-release
-	$(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement release/lock.txt
+	sed 's/+cpu//' release/lock.txt > .venv/lock.txt
+	for lock in .venv/lock.txt release/runtime.txt; do \
+	  $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $$lock || exit; done
 
 licences: .venv/.installed-release
 	$(BIN)/python -m release.licences > docs/licences.md

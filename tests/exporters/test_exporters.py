@@ -108,7 +108,7 @@ def test_a_tied_model_keeps_the_scale_of_its_output(model_folder: Path, tmp_path
     exact, rounded = (Engine(tmp_path / name, device="cpu", num_threads=1) for name in ("fp32", "int8"))
     losses = [[one.target_loss for one in answers(each, model, store)] for each in (generate, exact, rounded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    # Without VNNI a processor adds 8-bit products in 16 bits, which saturate: 2.4 % here. A lost scale is a factor of 5.
+    # Without VNNI a processor adds 8-bit products in 16 bits, which saturate: 2.4 %. A lost scale is a factor of 5.
     assert losses[2] == pytest.approx(losses[0], rel=0.1) and losses[2] != losses[1]
     assert rounded.compute_type == "int8_float32"
 
