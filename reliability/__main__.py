@@ -38,12 +38,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.only is not None and args.page:
         parser.error("--page: the table has all rows. Leave --only out.")
-    rows = list_rows()
-    if args.only is not None:
-        wanted = [name.strip() for name in args.only.split(",")]
-        if unknown := sorted(set(wanted) - {row.name for row in rows}):
-            parser.error(f"--only: no row {', '.join(map(repr, unknown))}; rows: {' '.join(row.name for row in rows)}")
-        rows = [row for row in rows if row.name in wanted]
+    rows = select_rows(parser, list_rows(), args.only)
     if args.list:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
@@ -75,6 +70,16 @@ def main() -> int:
     ran = sum(row["num_trials"] > 0 for row in result["rows"])
     print(f"{ran - failed} of {ran} rows are green, {len(rows) - ran} not run; seed {seed}; {output}")
     return int(failed > 0 or (args.release and ran < len(rows)))
+
+
+def select_rows(parser: argparse.ArgumentParser, rows: list[Row], only: str | None) -> list[Row]:
+    """The rows of --only, all without it; an unknown name ends the program."""
+    if only is None:
+        return rows
+    wanted = [name.strip() for name in only.split(",")]
+    if unknown := sorted(set(wanted) - {row.name for row in rows}):
+        parser.error(f"--only: no row {', '.join(map(repr, unknown))}; rows: {' '.join(row.name for row in rows)}")
+    return [row for row in rows if row.name in wanted]
 
 
 def list_rows() -> list[Row]:

@@ -13,7 +13,7 @@ class Mutant:
         name: what the mutant does to a user.
         file: below fivetune/.
         old, new: a text that is in the file once, and what replaces it.
-        tests: files of tests.
+        tests: files of tests; () for a mutant of a row alone.
         only: which of their tests to run, as pytest's -k; "" for all.
     """
 
@@ -21,7 +21,7 @@ class Mutant:
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: tuple[str, ...] = ()
     only: str = ""
 
 
