@@ -256,7 +256,8 @@ class StrategyFacts:
 class RunPart:
     """One uninterrupted part of a run, from the 0-based `step` on.
 
-    `changed` lists the settings that differ from the previous part, as "key: before -> after".
+    `changed` lists the settings that differ from the previous part, as "key: before -> after". `model` is the
+    fingerprint of the weights at model.path, None for a model of the hub or without weights.
     """
 
     step: int
@@ -264,6 +265,7 @@ class RunPart:
     device: str | None = None
     precision: str | None = None
     num_threads: int | None = None
+    model: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict[str, str | None])
     changed: tuple[str, ...] = ()
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fivetune.model.files import find_weight_files
 from fivetune.model.load import count_parameters, describe_parameters
 from fivetune.rundir import MACHINE, RunDir
 from fivetune.rundir.reader import read_json, read_machine
@@ -19,8 +22,11 @@ from fivetune.training.distill import describe_distillation
 from fivetune.training.objective import describe_loss
 
 if TYPE_CHECKING:
+    from fivetune.config.model import ModelSection
     from fivetune.training.setup import Setup
     from fivetune.types import JsonTable
+
+SAMPLE_BYTES = 2**20  # of the head and of the tail of a file: training changes all of its bytes
 
 
 def describe_machine(setup: Setup, command: str | None) -> JsonTable:
@@ -36,6 +42,7 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "num_threads": torch.get_num_threads(),
         "num_threads_why": compute.threads_why,
         "peak_flops": get_device_peak_flops(compute.device, compute.precision),
+        "model": compute_weights_fingerprint(setup.config.model),
         "num_parameters": count_parameters(learner.model),
         "num_trained_parameters": count_parameters(learner.model, trained=True),
         "vocab_size": learner.model.config.vocab_size,
@@ -48,6 +55,24 @@ def describe_machine(setup: Setup, command: str | None) -> JsonTable:
         "command": command,
         "working_directory": os.getcwd(),
     }
+
+
+def compute_weights_fingerprint(model: ModelSection) -> str | None:
+    """Fingerprint of the weight files in a local folder, from the size, head and tail of each, as they may be large.
+
+    None for a model of the hub, whose revision says which weights it has, and for random weights.
+    """
+    if model.init == "random" or not model.path or not Path(model.path).is_dir():
+        return None
+    digest = blake2b(digest_size=8)
+    for path in find_weight_files(Path(model.path)):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{path.name} {size} ".encode())
+            for place in (0, max(0, size - SAMPLE_BYTES)):
+                file.seek(place)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def record_threads(run: RunDir, step: int) -> None:

@@ -38,7 +38,7 @@ SAME_SCORES = (
     "eval.batch_size",
     "eval.metric",
 )  # do not change any score
-COMPARED = ("device", "precision", "num_threads", "versions")  # facts compared between two parts of a run
+COMPARED = ("device", "precision", "num_threads", "model", "versions")  # facts compared between two parts of a run
 
 CHANGEABLE = (  # settings that a resume may change; the number of steps too, so that a run can be extended
     "run.dir", "report", "telemetry", "search", "eval", "checkpoint", "launch", "strategy", "device", "data.cache_dir",
@@ -218,20 +218,27 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         device=get_nested(machine, "device", "name") or get_nested(machine, "device", "kind"),
         precision=machine.get("precision"),
         num_threads=machine.get("num_threads"),
+        model=machine.get("model"),
         versions=machine.get("versions", {}),
     )
     if not parts:
         return [part], []
     old, new = (flatten_table({name: getattr(each, name) for name in COMPARED}) for each in (parts[-1], part))
     keys = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    if parts[-1].precision is None and "precision" in keys:  # of a run that began before the precision was recorded
-        keys.remove("precision")
+    for name in ("precision", "model"):
+        if getattr(parts[-1], name) is None and name in keys:  # of a run that began before this was recorded
+            keys.remove(name)
     shown = [{key: "none" if facts.get(key) is None else facts[key] for key in keys} for facts in (old, new)]
     changed = tuple(f"{key}: {shown[0][key]} -> {shown[1][key]}" for key in keys)
-    effect = "Losses may differ in the last bits."
+    effects: list[str] = []
     if "precision" in keys:
-        effect = f"Losses differ by the rounding of {part.precision} instead of {parts[-1].precision}."
-    warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {effect}"
+        effects.append(f"Losses differ by the rounding of {part.precision} instead of {parts[-1].precision}.")
+    elif keys != ["model"]:
+        effects.append("Losses may differ in the last bits.")
+    if "model" in keys:
+        source = "the checkpoint" if step else "the new files"
+        effects.append(f"The weights at model.path have changed: the run goes on with those of {source}.")
+    warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {' '.join(effects)}"
     return [*parts, replace(part, changed=changed)], [warning] if changed else []
 
 

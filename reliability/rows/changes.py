@@ -78,7 +78,9 @@ def _make_other_model(folder: str) -> None:
 CHANGES: dict[str, Change] = {
     "data.train": Change(("--data.train", "{folder}/other.json"), "data.train was"),
     "order of the data": Change((), "was trained on other data", edit=change_questions, variant="adamw"),
-    "weights of the model, all trained": Change((), "", is_refused=False, edit=change_model, variant="adamw"),
+    "weights of the model, all trained": Change(
+        (), "The weights at model.path have changed", is_refused=False, edit=change_model, variant="adamw"
+    ),
     "weights of the model, an adapter trained": Change(
         (), "its adapter was trained on", edit=change_model, variant="lora"
     ),
@@ -133,7 +135,7 @@ def change_before_resume(workload: Workload, random: random.Random) -> Iterator[
             check_success(done)
             found = read_run(run)
             recorded = [*found.warnings, *(text for part in found.machine.parts for text in part.changed)]
-            assert any(change.told in text for text in recorded) or not change.told, f"recorded is {recorded}"
+            assert any(change.told in text for text in recorded), f"recorded is {recorded}"
             if name in SAME_WEIGHTS:
                 check_weights(read_weights(run), reference.weights)
 

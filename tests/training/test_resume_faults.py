@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import kit
@@ -14,10 +15,12 @@ from safetensors.torch import load_file
 
 from fivetune import rundir
 from fivetune.cli import main
+from fivetune.config.model import ModelSection
 from fivetune.errors import ConfigError, RunDirError
 from fivetune.rundir.checksums import write_checksums
 from fivetune.rundir.figures import find_exported_eval
 from fivetune.training import loop, resume, train
+from fivetune.training.machine import compute_weights_fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -389,6 +392,28 @@ def test_another_environment_is_listed_and_warned_of():
         "from step 7 on the environment differs: num_threads: 2 -> 1; versions.torch: 2.11 -> 2.12. "
         "Losses may differ in the last bits."
     ]
+
+
+@pytest.mark.parametrize(("step", "source"), [(0, "the new files"), (7, "the checkpoint")])
+def test_other_weights_at_the_model_s_path_are_recorded(model_folder, tmp_path, step, source):
+    """A weight that changes by one bit, in files of the same size."""
+    path = tmp_path / "model"
+    shutil.copytree(model_folder, path)
+    before = compute_weights_fingerprint(ModelSection(path=str(path)))
+    weights = path / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    after = compute_weights_fingerprint(ModelSection(path=str(path)))
+    parts, _ = resume.add_part((), {"model": before}, step=0)
+    (_, part), (warning,) = resume.add_part(parts, {"model": after}, step=step)
+    assert part.changed == (f"model: {before} -> {after}",) and before
+    assert warning.endswith(f"The weights at model.path have changed: the run goes on with those of {source}.")
+    assert resume.add_part([replace(parts[0], model=None)], {"model": after}, step=step)[1] == []
+
+
+def test_weights_of_the_hub_or_of_nobody_have_no_fingerprint(model_folder):
+    for model in (ModelSection(path="org/name"), ModelSection(path=str(model_folder), init="random")):
+        assert compute_weights_fingerprint(model) is None
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
