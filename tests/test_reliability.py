@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +23,11 @@ import pytest
 from fivetune.rundir import lock_file
 from fivetune.rundir.checksums import write_checksums
 from reliability import __main__ as command
-from reliability import batch, campaign
+from reliability import batch, campaign, row_mutants
 from reliability.campaign import Campaign, Row, Trial
 from reliability.mutants import MUTANTS
 from reliability.page import END, START, write_table
+from reliability.row_mutants import ROW_MUTANTS, SURVIVED
 from reliability.rows import kills, network
 from reliability.warm import WarmProcess
 from reliability.workload import check_resumed_from, find_newest_step
@@ -339,11 +341,26 @@ def test_every_row_has_a_name_of_its_own():
     assert len(names) == len(set(names)) and "R1" in names
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", dict.fromkeys([*MUTANTS, *ROW_MUTANTS.values()]), ids=lambda mutant: mutant.name)
 def test_every_mutant_changes_one_place_and_names_tests_that_are_there(mutant):
     source = (campaign.ROOT / "fivetune" / mutant.file).read_text(encoding="utf-8")
     assert source.count(mutant.old) == 1, f"{mutant.file} has another text now: fix the mutant"
     assert all((campaign.ROOT / file).is_file() for file in mutant.tests)
+    assert mutant.tests or mutant not in MUTANTS
+
+
+def test_every_row_has_a_mutant():
+    assert set(ROW_MUTANTS) == {row.name for row in command.list_rows()}
+
+
+@pytest.mark.parametrize(
+    ("failing", "code", "line"), [(0, SURVIVED, "none of 3 | "), (2, 0, "1: 0 at 0.000 | AssertionError")]
+)
+def test_the_trials_of_a_row_run_up_to_the_first_that_fails(make_campaign, monkeypatch, capsys, failing, code, line):
+    monkeypatch.setattr(row_mutants, "Workload", lambda folder: None)
+    assert row_mutants.run_until_failure(replace(make_row(failing), num_release=3), seed=0) == code
+    said = re.sub(r"at 0[.][0-9]+", "at 0.000", capsys.readouterr().out)
+    assert said.startswith(line) and len(RAN) == (3 if code else 1)
 
 
 @pytest.mark.parametrize(
