@@ -237,7 +237,7 @@ def add_part(parts: Sequence[RunPart], machine: JsonTable, *, step: int) -> tupl
         effects.append("Losses may differ in the last bits.")
     if "model" in keys:
         source = "the checkpoint" if step else "the new files"
-        effects.append(f"The weights at model.path have changed: the run goes on with those of {source}.")
+        effects.append(f"The weights at model.path have changed: the run continues with those of {source}.")
     warning = f"from step {step:,} on the environment differs: {'; '.join(changed)}. {' '.join(effects)}"
     return [*parts, replace(part, changed=changed)], [warning] if changed else []
 

@@ -407,7 +407,7 @@ def test_other_weights_at_the_model_s_path_are_recorded(model_folder, tmp_path, 
     parts, _ = resume.add_part((), {"model": before}, step=0)
     (_, part), (warning,) = resume.add_part(parts, {"model": after}, step=step)
     assert part.changed == (f"model: {before} -> {after}",) and before
-    assert warning.endswith(f"The weights at model.path have changed: the run goes on with those of {source}.")
+    assert warning.endswith(f"The weights at model.path have changed: the run continues with those of {source}.")
     assert resume.add_part([replace(parts[0], model=None)], {"model": after}, step=step)[1] == []
 
 
