@@ -50,7 +50,7 @@ from fivetune.rundir.reader import (
     read_steps,
     refuse_foreign,
 )
-from fivetune.rundir.record_checksums import compute_record_checksum, compute_record_checksums
+from fivetune.rundir.record_checksums import compute_record_checksum, compute_record_checksums, describe_change
 from fivetune.rundir.records import STATES, RunStatus, RunWarning
 from fivetune.types import JsonTable
 
@@ -155,9 +155,9 @@ class RunDir:
         found = self.damage if repair else []
         for read in (read_status, read_machine, read_data):
             read(path, on_damage=found.append)
-        if changed := find_config_change(path):
-            found.append(changed)
         listed = read_checksums(path, on_damage=self.damage.append)
+        if changed := find_config_change(path) or describe_change(path, CONFIG, listed):
+            found.append(changed)
         self.damage += find_changes(path, listed, known=[*self.damage, *found])
         for message in self.damage:
             self.add_warning(message)
