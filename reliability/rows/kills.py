@@ -289,7 +289,7 @@ ROWS = [
     Row("R1", "SIGKILL at a random time, a checkpoint at every step", SAME_RUN,
         kill_at_random, 9, 200, kill_peer_at_random),
     Row("R2", "the process ends before a file operation of a run or of its resume",
-        f"the last two checkpoints are whole; {SAME_RUN}", kill_before_each_file_operation),
+        f"the last two checkpoints are whole; {SAME_RUN}", kill_before_each_file_operation, 60),
     Row("R3", "five SIGKILLs at random times, some of them during a resume", SAME_RUN, kill_five_times, 1, 50),
     Row("R20", "two processes start in one folder within 50 ms, also where a killed one left its lock; another host "
         "holds the lock, then has left it",
