@@ -128,6 +128,7 @@ def test_row(row: Row, seed: int) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix=f"{row.name}-mutant-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
+        folder.chmod(0o755)  # R21 trains as another user
         copy_checkout(folder)
         plant(folder / "fivetune" / mutant.file, mutant.old, mutant.new)
         (folder / "scratch").mkdir()

@@ -86,7 +86,8 @@ def find_absent(pages: Pages, texts: Sequence[str]) -> dict[str, list[str]]:
             text for text in (texts if name in SHOW_ALL else texts[:1]) if get_mark(text) not in page
         ]
     starts = [_make_name(text)[:PREFIX] for text in texts]
-    wrong["watch lacks"] = [one for one in starts if not find_hidden(one) and one not in pages["terminal of watch"]]
+    watched = "".join(pages["terminal of watch"].split())  # a table has spaces in place of a tab
+    wrong["watch lacks"] = [one for one in starts if not find_hidden(one) and "".join(one.split()) not in watched]
     return {name: absent for name, absent in wrong.items() if absent}
 
 
