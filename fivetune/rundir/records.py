@@ -256,8 +256,7 @@ class StrategyFacts:
 class RunPart:
     """One uninterrupted part of a run, from the 0-based `step` on.
 
-    `changed` lists the settings that differ from the previous part, as "key: before -> after". `model` is the
-    fingerprint of the weights at model.path, None for a model of the hub or without weights.
+    `changed`: what differs from the previous part, as "key: before -> after"; `model`: fingerprint of local weights.
     """
 
     step: int
@@ -272,10 +271,7 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True)
 class MachineRecord:
-    """machine.json: device, versions and commit of the last part of a run; `parts` lists all of them.
-
-    `run_id` is the random id that the run shares with its checkpoints.
-    """
+    """machine.json: facts of the last part of a run, `parts` has all; `run_id`, random, is its checkpoints' too."""
 
     format_version: int = 1
     run_id: str | None = None

@@ -41,8 +41,8 @@ class Sample:
 
 
 def train_long(workload: Workload, random: random.Random) -> Iterator[Trial]:
-    """10,000 steps of a still smaller model, then 100,000."""
-    for num_steps in (10_000, 100_000):
+    """4,000 steps of a still smaller model, then 100,000."""
+    for num_steps in (4_000, 100_000):
 
         def run(folder: Path, num_steps: int = num_steps) -> None:
             places = (str(folder / "model"), str(workload.folder / "tokenizer"))
@@ -115,7 +115,7 @@ def make_smallest_model(folder: str, tokenizer: str) -> None:
 
 
 ROWS = [
-    Row("R23", "a run of 10,000 (release: also 100,000) steps, saved every 100",
+    Row("R23", "a run of 4,000 (release: also 100,000) steps, saved every 100",
         "memory grows by less than 1 MiB in 1,000 steps and 32 MiB in all, open files do not; exactly the checkpoints "
         "to keep; no file outside them is larger than its bound",
         train_long, 1, 2),
