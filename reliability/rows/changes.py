@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ class Change:
         is_refused: False where the run goes on.
         edit: changes files of the trial: the run, and data, model and tokenizer of a run with files of its own.
         variant: of a run with files of its own; "" for the common one.
+        has_recipe: False where the run is resumed by its config.yaml alone.
     """
 
     words: tuple[str, ...]
@@ -42,6 +44,7 @@ class Change:
     is_refused: bool = True
     edit: Callable[[Path], None] = lambda folder: None
     variant: str = ""
+    has_recipe: bool = True
 
 
 def record_other_version(folder: Path) -> None:
@@ -50,6 +53,11 @@ def record_other_version(folder: Path) -> None:
     machine = json.loads(path.read_text())
     machine["parts"][-1]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(machine))
+
+
+def edit_settings(folder: Path) -> None:
+    path = folder / "run" / "config.yaml"
+    path.write_text(re.sub(r"(?m)^  lr: .*$", "  lr: 0.002", path.read_text()))
 
 
 def change_questions(folder: Path) -> None:
@@ -90,6 +98,12 @@ CHANGES: dict[str, Change] = {
     "schedule.name": Change(("--schedule.name", "cosine"), "schedule.name was 'linear', is 'cosine'"),
     "train.batch_size": Change(("--train.batch_size", "2"), "train.batch_size was 4, is 2"),
     "train.global_batch_size": Change(("--train.global_batch_size", "4"), "train.global_batch_size was 8, is 4"),
+    "config.yaml of the run": Change(
+        (),
+        "was trained with other settings: optimizer.lr",
+        edit=edit_settings,
+        has_recipe=False,
+    ),
     "run.seed": Change(("--run.seed", "2"), "run.seed was 1, is 2"),
     "model.dropout": Change(("--model.dropout", "0"), "model.dropout was 0.1, is 0.0"),
     "model.adapter": Change(("--model.adapter", "lora"), "model.adapter"),
@@ -123,13 +137,16 @@ def change_before_resume(workload: Workload, random: random.Random) -> Iterator[
             kept = keep_inputs(folder)
             change.edit(folder)
             words = [word.format(folder=folder) for word in change.words]
-            done = start_training(recipe, "--resume", "--run.dir", str(run), *words).finish()
+            source = (recipe, "--run.dir", str(run)) if change.has_recipe else (run,)
+            done = start_training(*source, "--resume", *words).finish()
             check_no_trace(done.stderr)
             said = " ".join(done.stderr.split())
             assert change.told in said, f"expected {change.told!r}, told: {said[-600:] or 'nothing'}"
             if change.is_refused:
                 assert done.returncode in (2, 3, 4), f"exit code {done.returncode}: {said[-600:]}"
                 bring_back(folder, kept)
+                if not change.variant:
+                    shutil.copy(stopped / "config.yaml", run)
                 resume_as_it_was(recipe, run, reference.weights)
                 return
             check_success(done)
