@@ -137,8 +137,8 @@ def change_before_resume(workload: Workload, random: random.Random) -> Iterator[
             kept = keep_inputs(folder)
             change.edit(folder)
             words = [word.format(folder=folder) for word in change.words]
-            source = (recipe, "--run.dir", str(run)) if change.has_recipe else (run,)
-            done = start_training(*source, "--resume", *words).finish()
+            where = ["--run.dir", str(run)] if change.has_recipe else []
+            done = start_training(recipe if change.has_recipe else run, "--resume", *where, *words).finish()
             check_no_trace(done.stderr)
             said = " ".join(done.stderr.split())
             assert change.told in said, f"expected {change.told!r}, told: {said[-600:] or 'nothing'}"
