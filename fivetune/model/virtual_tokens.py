@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -143,7 +144,5 @@ def build_cache_argument(cache: Any) -> dict[str, Any]:
     """The keyword argument that gives a decoder of transformers its cache; {} for None. Release 5.24 renamed it."""
     if cache is None:
         return {}
-    from transformers import __version__
-
-    is_renamed = tuple(map(int, __version__.split(".")[:2])) >= (5, 24)
+    is_renamed = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
     return {"cache" if is_renamed else "past_key_values": cache}
