@@ -15,11 +15,10 @@ from typing import Any
 
 from fivetune.rundir import read_run
 from reliability.campaign import Row, Trial
-from reliability.faults import CLOCKS, die_before_renaming_to, train_with_wrong_clock
+from reliability.faults import CLOCKS, NEVER_FIRED, die_before_renaming_to, train_with_wrong_clock
 from reliability.warm import WarmProcess, check_success, run_command
 from reliability.workload import NUM_STEPS, Workload, check_weights, read_weights
 
-NEVER_FIRED = 99  # exit code of a process whose clock did not go wrong
 OFTEN: dict[str, Any] = {"telemetry__every_seconds": 0.2}
 
 

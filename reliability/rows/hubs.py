@@ -7,17 +7,16 @@ import json
 import os
 import random
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from reliability.campaign import Row, Trial
 from reliability.fake_hub import FakeHub, make_certificate, running_hub
+from reliability.ranks import find_free_port
 from reliability.rows.damage import STEPS
 from reliability.warm import WarmProcess, check_no_trace, check_success
 from reliability.workload import TRAIN_WORDS, Reference, Workload, check_weights, read_weights
@@ -48,9 +47,7 @@ class Fault:
         elif self.way:
             hub.spoils[self.part] = self.way
         if self.address == "refused":
-            with closing(socket.socket()) as free:
-                free.bind(("127.0.0.1", 0))
-                return f"http://127.0.0.1:{free.getsockname()[1]}"
+            return f"http://127.0.0.1:{find_free_port()}"
         return self.address or hub.address
 
 
