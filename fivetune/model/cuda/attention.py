@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from fivetune.errors import ModelError
 from fivetune.model.cuda import attention_kernels as kernels
 from fivetune.model.cuda.random import choose_seed, round_dropout_rate
-from fivetune.model.cuda.tiles import choose_attention_tile, launch
+from fivetune.model.cuda.tiles import choose_attention_tile, divide_up, launch
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -102,7 +101,7 @@ class _Attention(torch.autograd.Function):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty((heads, len(q)), dtype=torch.float32, device=q.device)
         tile = choose_attention_tile("forward", head_size, num_bytes=q.element_size())
-        grid = (triton.cdiv(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
+        grid = (divide_up(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
         inputs = (q, k, v, bias, seed, cu_q, cu_k)
         launch(
             kernels.forward,
@@ -130,11 +129,11 @@ class _Attention(torch.autograd.Function):
         inputs = (q, k, v, bias, seed, cu_q, cu_k, grad, lse, delta)
         numbers = _build_kernel_arguments(inputs, call)
         tile = choose_attention_tile("grad_q", head_size, num_bytes=q.element_size())
-        grid = (triton.cdiv(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
+        grid = (divide_up(call.max_seqlen_q, tile.rows), heads, len(cu_q) - 1)
         stride = {"grad_stride": grad_q.stride(0)}
         launch(kernels.grad_q, grid, *inputs, out, grad_q, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
         tile = choose_attention_tile("grad_kv", head_size, num_bytes=q.element_size())
-        grid = (triton.cdiv(call.max_seqlen_k, tile.cols), heads, len(cu_k) - 1)
+        grid = (divide_up(call.max_seqlen_k, tile.cols), heads, len(cu_k) - 1)
         stride = {"grad_stride": grad_k.stride(0)}
         launch(kernels.grad_kv, grid, *inputs, grad_k, grad_v, tile=tile, **stride, **numbers, M=tile.rows, N=tile.cols)
         grad_bias = _compute_bias_grad(inputs, call) if ctx.needs_input_grad[3] else None
@@ -148,10 +147,10 @@ def _compute_bias_grad(inputs: tuple[Any, ...], call: _CallOptions) -> Tensor:
     tile = choose_attention_tile("grad_bias", head_size, num_bytes=q.element_size())
     assert tile.rows == tile.cols, tile
     side = tile.rows
-    tiles_q, tiles_k = triton.cdiv(call.max_seqlen_q, side), triton.cdiv(call.max_seqlen_k, side)
+    tiles_q, tiles_k = divide_up(call.max_seqlen_q, side), divide_up(call.max_seqlen_k, side)
     num_sequences = len(cu_q) - 1
     share = choose_part_size(num_sequences, tiles_q * tiles_k * heads)
-    num_parts = triton.cdiv(num_sequences, share)
+    num_parts = divide_up(num_sequences, share)
     parts = torch.empty((num_parts, heads, tiles_q, tiles_k, 2 * side), dtype=torch.float32, device=q.device)
     numbers = {"tiles_k": tiles_k, "num_sequences": num_sequences, **_build_kernel_arguments(inputs, call)}
     grid = (tiles_q * tiles_k, heads, num_parts)
@@ -171,7 +170,7 @@ def choose_part_size(num_sequences: int, num_tiles: int) -> int:
     (8, 8, 64)
     """
     size = FEWEST_SEQUENCES
-    while num_tiles * triton.cdiv(num_sequences, size) > MOST_PROGRAMS and size < num_sequences:
+    while num_tiles * divide_up(num_sequences, size) > MOST_PROGRAMS and size < num_sequences:
         size *= 2
     return size
 
@@ -208,7 +207,7 @@ def _build_kernel_arguments(inputs: tuple[Any, ...], call: _CallOptions) -> dict
         "v_stride": v.stride(0),
         "num_rows": len(q),
         "width": 0 if bias is None else bias.shape[1],
-        "groups": triton.cdiv(call.max_seqlen_k, 8),
+        "groups": divide_up(call.max_seqlen_k, 8),
         "rate": call.rate,
         "scale": call.scale,
         "CAUSAL": call.causal,

@@ -5,6 +5,8 @@ one sequence. Every kernel recomputes the scores from q, k and bias, so nothing 
 A program returns at once if its tile begins after the end of the sequence, so grids need only the longest lengths.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# Triton has no types for functions within kernels that return several values.
 from __future__ import annotations
 
 import triton

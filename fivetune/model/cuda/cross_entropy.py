@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fivetune.model.cuda.tiles import TILES, launch
+from fivetune.model.cuda.tiles import TILES, divide_up, launch
 
 
 def compute_nats(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def compute_nats_gradient(logits: Tensor, norms: Tensor, labels: Tensor, weights
     """
     rows, width = logits.shape
     found, tile = torch.empty_like(logits), TILES["logits", ""]
-    grid = (rows, triton.cdiv(width, tile.cols))
+    grid = (rows, divide_up(width, tile.cols))
     args = (logits, norms, labels.contiguous(), weights.contiguous(), found, width)
     launch(_backward, grid, *args, tile=tile, BLOCK=tile.cols)
     return found

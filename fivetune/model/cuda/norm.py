@@ -47,7 +47,7 @@ class _RMSNorm(torch.autograd.Function):
         rows, size = x.shape
         out = torch.empty(x.shape, dtype=kind, device=x.device)
         factors = torch.empty(rows, dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(size)
+        block = 1 << (size - 1).bit_length()  # the next power of 2
         launch(_forward, (rows,), x, weight, out, factors, size, eps, tile=TILES["norm", ""], BLOCK=block)
         ctx.save_for_backward(x, weight, factors)
         ctx.set_materialize_grads(False)  # the stream's gradient is None where only the norm is used
@@ -64,7 +64,7 @@ class _RMSNorm(torch.autograd.Function):
         programs = min(tile.rows, rows)
         grad_x = torch.empty_like(x)
         parts = torch.empty((programs, size), dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(size)
+        block = 1 << (size - 1).bit_length()  # the next power of 2
         args = (x, weight, factors, of_norm, of_stream, grad_x, parts, rows, size)
         launch(_backward, (programs,), *args, tile=tile, BLOCK=block)
         return grad_x, parts.sum(0).to(weight.dtype), None, None

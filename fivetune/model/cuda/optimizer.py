@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from fivetune.model.cuda.tiles import TILES, launch
+from fivetune.model.cuda.tiles import TILES, divide_up, launch
 
 ALIGNMENT = 64  # elements; every view begins at 128 bytes in bf16
 NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # indices of FlatAdamW.state
@@ -58,7 +58,7 @@ class FlatAdamW:
         self.lr = torch.full((1,), lr, dtype=torch.float32, device=device)
         self.state = torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.float64, device=device)
         self._block = TILES["optimizer", ""].cols
-        self._seen = torch.zeros(triton.cdiv(size, self._block), dtype=torch.int8, device=device)
+        self._seen = torch.zeros(divide_up(size, self._block), dtype=torch.int8, device=device)
         self._parts = torch.zeros(TILES["optimizer", ""].rows, dtype=torch.float32, device=device)
         for parameter, start in zip(parameters, starts[:-1], strict=True):
             place, shape = slice(start, start + parameter.numel()), parameter.shape
@@ -69,7 +69,7 @@ class FlatAdamW:
     def step(self) -> None:
         """Clip, update, zero the gradients. Three kernels, no synchronisation."""
         tile = TILES["optimizer", ""]
-        size, blocks = len(self.weights), triton.cdiv(len(self.weights), tile.cols)
+        size, blocks = len(self.weights), divide_up(len(self.weights), tile.cols)
         betas = {"BETA1": self.betas[0], "BETA2": self.betas[1]}
         programs = min(len(self._parts), blocks)
         launch(_square_sums, (programs,), self.grads, self._parts, size, tile=tile, BLOCK=tile.cols)
@@ -95,7 +95,7 @@ def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
     """
     starts = [0]
     for parameter in parameters:
-        starts.append(starts[-1] + triton.cdiv(parameter.numel(), ALIGNMENT) * ALIGNMENT)
+        starts.append(starts[-1] + divide_up(parameter.numel(), ALIGNMENT) * ALIGNMENT)
     return starts
 
 

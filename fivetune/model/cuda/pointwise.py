@@ -3,6 +3,8 @@
 In: rows of activations, a seed on the device. Out: rows in the same dtype; the arithmetic is fp32.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# Triton has no types for functions within kernels that return several values.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from fivetune.errors import ModelError, suggest_names
 from fivetune.model.cuda.random import choose_seed, gain, keep, round_dropout_rate
-from fivetune.model.cuda.tiles import TILES, Kernel, launch
+from fivetune.model.cuda.tiles import TILES, Kernel, divide_up, launch
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext
@@ -90,7 +92,7 @@ def _launch_dropped_sum(x: Tensor, residual: Tensor | None, seed: Tensor, rate: 
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     tile = TILES["pointwise", ""]
-    grid = (triton.cdiv(x.numel(), tile.cols),)
+    grid = (divide_up(x.numel(), tile.cols),)
     launch(_dropped, grid, x, residual, seed, out, x.numel(), rate, tile=tile, BLOCK=tile.cols)
     return out
 
@@ -117,7 +119,7 @@ class _Activation(torch.autograd.Function):
 def _launch_by_rows(kernel: Kernel, shape: torch.Size, *tensors: Tensor | None, **call: int) -> None:
     rows, width = shape
     tile = TILES["pointwise", ""]
-    grid = (rows, triton.cdiv(width, tile.cols))
+    grid = (rows, divide_up(width, tile.cols))
     launch(kernel, grid, *tensors, tile=tile, width=width, BLOCK=tile.cols, **call)
 
 

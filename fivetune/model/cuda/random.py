@@ -5,6 +5,8 @@ Philox 4x32-10 (Salmon et al. 2011) returns 128 bits per index, 16 for each elem
 one generator call serves 8 elements, and forward, backward and all tile sizes use the same mask.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# Triton has no types for functions within kernels that return several values.
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fivetune.model.cuda.tiles import TILES, launch
+from fivetune.model.cuda.tiles import TILES, divide_up, launch
 
 
 def add_rows_(total: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def add_rows_(total: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
     assert total.is_contiguous(), total.stride()
     ordered, order = ids.sort(stable=True)
     tile = TILES["rows", ""]
-    grid = (len(ids), triton.cdiv(total.shape[1], tile.cols))
+    grid = (len(ids), divide_up(total.shape[1], tile.cols))
     numbers = {"num_rows": len(ids), "width": total.shape[1], "ROWS": tile.rows, "COLS": tile.cols}
     launch(_add_runs, grid, total, ordered, order, grad.contiguous(), tile=tile, **numbers)
     return total

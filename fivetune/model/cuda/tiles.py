@@ -68,6 +68,11 @@ def choose_attention_tile(kernel: str, head_size: int, *, num_bytes: int) -> Til
     return TILES[kernel, "bf16, 64" if head_size <= 64 else "bf16, 128"]
 
 
+def divide_up(size: int, block: int) -> int:
+    """The number of blocks that cover `size`. `triton.cdiv` has the type of a value within a kernel."""
+    return -(-size // block)
+
+
 class Kernel(Protocol):
     """A function compiled by Triton: indexed with a grid, it returns the function that launches the kernel."""
 
