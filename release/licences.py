@@ -70,9 +70,10 @@ UNKNOWN = "unknown"
 HEAD = """# Licences
 
 FiveTune is under the Apache License 2.0. These are the licences of the packages that it installs, by SPDX identifier,
-as their metadata states them. `make licences` writes this page. "core" comes with every installation, other words are
-extras. What a package needs in turn is listed where it was installed; of `bench`, `gcs`, `wandb`, `mlflow` and `tpu`
-not all was. "CUDA" is what the CUDA build of torch brings on Linux.
+as their metadata states them; a licence that is stated without a version has the usual one. `make licences` writes this
+page. "core" comes with every installation, other words are extras. What a package needs in turn is listed where it was
+installed; of `bench`, `gcs`, `wandb`, `mlflow` and `tpu` not all was. "CUDA" is what the CUDA build of torch brings on
+Linux.
 
 | package | licence | needed by |
 |---|---|---|

@@ -282,7 +282,7 @@ def _count(row: Row, ours: list[Result], theirs: list[Result]) -> Score:
         promise=row.promise,
         num_trials=len(ours),
         failures=failures,
-        bound=None if failures or len(ours) <= 3 else round(3 / len(ours), 4),
+        bound=None if failures or len(ours) <= 3 else 3 / len(ours),
         seconds=round(sum(one.seconds for one in ours), 1),
         peer={"num_trials": len(theirs), "num_failures": sum(one.failure != "" for one in theirs)} if theirs else None,
         absent=row.explain_absence(),

@@ -27,6 +27,7 @@ CHANGES: dict[str, tuple[int, int]] = {
 }
 """Where the arguments of an audit event have the path that changes and the open folder that it is relative to."""
 NEVER_FIRED = 99  # exit code of a process whose fault found no place
+LONG_STEP_BEGINS = "the long step begins"
 NO_FOLDER = -1  # the path is relative to the working directory
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -131,13 +132,14 @@ def train(recipe: str, *words: str, quiet: bool = True) -> int:
 
 
 def train_with_a_long_step(recipe: str, step: int, seconds: float) -> int:
-    """Run `fivetune train RECIPE`; its step `step` takes `seconds` longer."""
+    """Run `fivetune train RECIPE`; its step `step` takes `seconds` longer, and says so."""
     from fivetune.training import loop
 
     plain: Callable[..., Any] = loop.train_step
 
     def train_step(*values: Any, **named: Any) -> Any:
         if named["step"] == step:
+            print(LONG_STEP_BEGINS, flush=True)
             time.sleep(seconds)
         return plain(*values, **named)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def make_table(result: dict[str, Any]) -> str:
         held = f"{row['num_trials'] - len(row['failures']):,} of {row['num_trials']:,}"
         if not row["num_trials"]:
             held = f"not run: {row['absent'] or 'in a release only'}"
-        bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
+        bound = "" if row["bound"] is None else f"{math.ceil(30_000 / row['num_trials']) / 100:g} %"
         peer = row["peer"]
         theirs = f"{peer['num_trials'] - peer['num_failures']} of {peer['num_trials']}" if peer else ""
         lines.append(f"| {row['name']} | {row['fault']} | {row['promise']} | {held} | {bound} | {theirs} |")

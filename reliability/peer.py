@@ -45,8 +45,7 @@ class Peer:
 
     def resume(self, folder: Path, variant: str = "adamw") -> None:
         """Continue or start the run; it must succeed without any help."""
-        with self.start(folder, variant) as process:
-            done = process.wait()
+        done = self.start(folder, variant).finish()
         assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-300:]}"
 
     def run_undisturbed(self, variant: str = "adamw") -> Reference:

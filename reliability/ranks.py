@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from subprocess import CompletedProcess
 
@@ -16,6 +16,15 @@ def find_free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def join_codes(codes: Sequence[int]) -> int:
+    """The exit code of several processes: the largest one, or that of a signal where the others succeeded.
+
+    >>> join_codes([0, -9]), join_codes([5, -6]), join_codes([0, 0])
+    (-9, 5, 0)
+    """
+    return max(codes) or min(codes)
 
 
 class Ranks:
@@ -41,9 +50,9 @@ class Ranks:
 
     @property
     def code(self) -> int | None:
-        """The largest exit code; None while one of them runs."""
+        """The code of all (`join_codes`); None while one of them runs."""
         codes = [code for process in self.processes if (code := process.code) is not None]
-        return max(codes) if len(codes) == len(self.processes) else None
+        return join_codes(codes) if len(codes) == len(self.processes) else None
 
     def kill_tree(self) -> None:
         """SIGKILL them at once, as a machine that goes down does."""
@@ -51,11 +60,11 @@ class Ranks:
             process.kill_tree()
 
     def wait(self, seconds: float = 300) -> CompletedProcess[str]:
-        """Wait until all have ended: the largest exit code, and what they printed."""
+        """Wait until all have ended: the code of all (`join_codes`), and what they printed."""
         end = time.monotonic() + seconds
         done = [process.wait(max(0.0, end - time.monotonic())) for process in self.processes]
         printed = ("".join(one.stdout for one in done), "".join(one.stderr for one in done))
-        return CompletedProcess(done[0].args, max(one.returncode for one in done), *printed)
+        return CompletedProcess(done[0].args, join_codes([one.returncode for one in done]), *printed)
 
     def finish(self) -> CompletedProcess[str]:
         """Wait until all have ended, and leave the context."""

@@ -1,6 +1,6 @@
 """Whether each row can fail: its trials run on a product with one fault written into it, until one of them fails.
 
-python -m reliability.row_mutants                    the table of docs/reliability.md
+python -m reliability.row_mutants                    all rows
 python -m reliability.row_mutants --only R9,R11      some rows
 
 In: a mutant of each row. Out: a line of a table for each, with the trial that failed and what it said; exit code 1 if
@@ -104,7 +104,7 @@ ROW_MUTANTS: dict[str, Mutant] = {
 
 
 def main() -> int:
-    """Exit code 0 if a trial of each row failed, 1 if one row's trials held, 2 for wrong arguments."""
+    """Exit code 0 if a trial of each row that can run here failed, 1 if those of one held, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m reliability.row_mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -90,7 +90,9 @@ class WarmProcess:
     def kill_tree(self) -> None:
         """SIGKILL it and all processes that it started, as a machine that goes down does."""
         if self.code is None:
-            started = psutil.Process(self.pid).children(recursive=True)
+            started: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):  # it has ended since
+                started = psutil.Process(self.pid).children(recursive=True)
             for one in (self._process, *started):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()

@@ -252,20 +252,19 @@ def find_resume_words(run: Path) -> list[str]:
     return ["--resume"] if run.exists() else []
 
 
-def resume(recipe: Path, run: Path, *words: str, num_ranks: int = 0) -> int:
+def resume(recipe: Path, run: Path, *words: str, num_ranks: int = 0) -> None:
     """Continue the run, or start it where nothing of it is there yet; it must succeed without any help.
 
     Args:
         words: further ones of the command.
         num_ranks: which are started here; 0: the command starts its own.
 
-    Returns the step from which it went on, which must be that of its newest whole checkpoint; 0 without one.
+    It must go on from its newest whole checkpoint.
     """
     newest, words = find_newest_step(run), (*find_resume_words(run), *words)
     own = Ranks(train, str(recipe), *words, num=num_ranks) if num_ranks else start_training(recipe, *words)
     check_success(own.finish())
     check_resumed_from(run, newest)
-    return newest
 
 
 def wait_for_checkpoint(process: WarmProcess | Ranks, run: Path, step: int) -> None:

@@ -72,7 +72,7 @@ def test_a_row_without_failure_bounds_its_rate_and_shows_the_peer(make_campaign,
     page = tmp_path / "page.md"
     page.write_text(f"above\n{START}\nold\n{END}\nbelow\n")
     write_table(page, result)
-    assert "| R1 | a fault | a promise | 6 of 6 | 50.0% | 0 of 1 |" in page.read_text()
+    assert "| R1 | a fault | a promise | 6 of 6 | 50 % | 0 of 1 |" in page.read_text()
     assert page.read_text().startswith("above\n") and page.read_text().endswith(f"{END}\nbelow\n")
     assert "old" not in page.read_text()
 

@@ -52,7 +52,8 @@ def check_not_finite(stats: RunStats) -> Verdict | None:
     if step is None:
         return None
     in_fp16 = stats.precision == "fp16"
-    others = f" and in {stats.num_nonfinite - 1:,} more steps" if stats.num_nonfinite > 1 else ""
+    num_others = stats.num_nonfinite - 1
+    others = f" and in {num_others:,} more step{'s' if num_others > 1 else ''}" if num_others else ""
     return Verdict(
         rule="not_finite",
         message=f"The loss or the gradient was not finite at step {step:,}{others}"

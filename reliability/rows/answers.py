@@ -48,8 +48,10 @@ def disturb_answers(workload: Workload, random: random.Random) -> Iterator[Trial
                 done = run_command(*words, *(["--overwrite"] if is_finished else []))
                 check_success(done)
             else:
-                with start_command(*words) as first, start_command(*words) as second:
-                    ended = [first.wait(), second.wait()]
+                with start_command(*words) as first:
+                    time.sleep(share * seconds[words[0]])
+                    with start_command(*words) as second:
+                        ended = [first.wait(), second.wait()]
                 check_two(ended)
                 num_ended = sum(one.returncode == 0 for one in ended)
             if "predict" in fault:

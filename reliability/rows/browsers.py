@@ -58,13 +58,16 @@ def ask_demo(workload: Workload, folder: Path) -> None:
         address = f"http://127.0.0.1:{port}/"
         tab.open(address)
         tab.wait("document.querySelector('[name=question]')")
-        title = tab.run("document.title")
-        for text in PAYLOADS:
+        title, plain = tab.run("document.title"), set[str]()
+        for text in ("a harmless question", *PAYLOADS):
             tab.run("document.getElementById('answers').replaceChildren()")
             for name in ("question", "context"):
                 tab.run(f"document.querySelector('[name={name}]').value = {json.dumps(text)}")
             tab.run("document.getElementById('ask').requestSubmit()")
             tab.wait("document.querySelector('#answers .answer')")
+            tags = set(tab.run("[...document.querySelectorAll('#answers *')].map(one => one.tagName)"))
+            plain = plain or tags
+            assert tags == plain, f"{text!r} makes {tags ^ plain}"
         assert not tab.errors, f"{tab.errors[:3]}"
         assert all(one.startswith(address) for one in tab.requests), f"{set(tab.requests)}"
         assert tab.run("document.title") == title

@@ -33,13 +33,11 @@ def break_clock(workload: Workload, random: random.Random) -> Iterator[Trial]:
             after = share * whole.ended
             recipe, run = workload.write_recipe(folder, **OFTEN), folder / "run"
             half = f"checkpoints/{NUM_STEPS // 2}"
-            with WarmProcess(train_half_with_wrong_clock, str(recipe), kind, after, half) as process:
-                done = process.wait()
+            done = WarmProcess(train_half_with_wrong_clock, str(recipe), kind, after, half).finish()
             assert done.returncode == 137, f"exit code {done.returncode}: {done.stderr[-600:]}"
             for age, path in enumerate(sorted((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))):
                 os.utime(path, (1e9 - 86_400 * age, 1e9 - 86_400 * age))
-            with WarmProcess(resume_with_wrong_clock, str(recipe), kind, after) as process:
-                done = process.wait()
+            done = WarmProcess(resume_with_wrong_clock, str(recipe), kind, after).finish()
             check_success(done)
             check_weights(read_weights(run), whole.weights)
             begun = read_run(run).machine.parts[-1].step

@@ -241,6 +241,7 @@ ROWS = [
     Row("R8", "a damaged file of a checkpoint (also sharded, of an adapter, of an extractive head), of the records, of "
         "model/: missing, empty, zeroed, cut, one bit flipped, of another step or run; the link `best` to nothing",
         "named, with an error or a warning; without error: same weights and answers (others only where it names "
-        "changed settings); of a checkpoint: always resumed from the one before it; not named: same report, too",
+        "changed settings); of a checkpoint: resumed from the one before it (from it where a manifest says the same); "
+        "not named: same report, too",
         damage_any, 36, None, damage_peer),
 ]  # fmt: skip

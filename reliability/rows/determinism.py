@@ -103,8 +103,7 @@ def run_wide(workload: Workload, folder: Path, variant: str, settings: Sequence[
     model = workload.folder / "wide-t5"
     with WIDE_LOCK:
         if not model.exists():
-            with WarmProcess(make_wide_model, str(model), str(workload.folder / "tokenizer")) as process:
-                check_success(process.wait())
+            check_success(WarmProcess(make_wide_model, str(model), str(workload.folder / "tokenizer")).finish())
     runs: list[Path] = []
     for number, overrides in enumerate(settings):
         place = folder / str(number)

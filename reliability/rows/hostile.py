@@ -296,8 +296,7 @@ def open_planted_files(workload: Workload, random: random.Random) -> Iterator[Tr
 
 def check_notice(folder: Path) -> None:
     """Pickles, code and tags create the canary where they are loaded without care."""
-    with WarmProcess(load_without_care, str(folder)) as process:
-        done = process.wait()
+    done = WarmProcess(load_without_care, str(folder)).finish()
     check_success(done)
 
 

@@ -25,7 +25,6 @@ MODEL, DATA, PUSHED = "org/tiny-t5", "org/things", "org/pushed"
 OFFLINE = ("HF_HOME", "HF_HUB_OFFLINE")
 LIMIT = ("5 seconds", "6 times", "HF_HUB_DOWNLOAD_TIMEOUT")
 NO_FILES = ("name local files", "HF_HUB_OFFLINE")
-CHANGE, RELEASE = 14, 45  # trials
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,7 @@ def run_with_hub(
     environ = {**os.environ, **more, "HF_ENDPOINT": address, "HF_HOME": str(home), "HF_TOKEN": FakeHub().token}
     environ["HF_HUB_DISABLE_XET"] = "1"  # the hub of these trials has no storage of that kind
     environ.pop("HF_HUB_OFFLINE", None)
-    with WarmProcess(work, *words, environ=environ) as process:
-        return process.wait()
+    return WarmProcess(work, *words, environ=environ).finish()
 
 
 def call_command(*words: str) -> int:
@@ -260,5 +258,5 @@ ROWS = [
         "reached, has a certificate of its own: for a model, a data set, an upload",
         "what is in the cache is used; else the reason and what to do in 15 s, in 45 s where a file stops, which the "
         "message states; of an upload nothing is published; the next attempt succeeds",
-        disturb_hub, CHANGE, RELEASE),
+        disturb_hub, 14),
 ]  # fmt: skip

@@ -37,6 +37,7 @@ from reliability.workload import (
     read_weights,
     resume,
     start_training,
+    wait_for_checkpoint,
 )
 
 FEW_STEPS: dict[str, Any] = {"train__num_steps": 3, "eval__every_steps": 2}  # the third checkpoint replaces the first
@@ -158,7 +159,10 @@ def start_in_one_folder(recipe: Path, run: Path, whole: Reference, pause: float)
 
 def start_after_a_kill(recipe: Path, run: Path, whole: Reference, pause: float) -> None:
     """The same where a killed run has left its lock."""
-    kill_during(partial(start_training, recipe), run, whole.find_time(0.7))
+    with start_training(recipe) as process:
+        wait_for_checkpoint(process, run, 1)
+        process.kill_tree()
+    assert (run / LOCK).exists(), "the killed run has left no lock"
     newest = find_newest_step(run)
     start_in_one_folder(recipe, run, whole, pause)
     check_resumed_from(run, newest)

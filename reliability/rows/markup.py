@@ -156,8 +156,7 @@ def show_each(folder: Path, texts: Sequence[str]) -> CompletedProcess[str]:
             (0, ["config", recipe, f"--report.title={text}"]),
         )
     ]
-    with WarmProcess(call_each, json.dumps(plan)) as process:
-        done = process.wait()
+    done = WarmProcess(call_each, json.dumps(plan)).finish()
     check_success(done)
     return done
 
@@ -182,8 +181,7 @@ def check_jobs(folder: Path, texts: Sequence[str]) -> None:
         launch = ["launch", str(folder / "recipe.yaml"), "--dry-run", "--on", kind, *options]
         launch += ["--mount", str(folder)] if kind == "kubernetes" else []
         plan = [[*launch, f"--run.dir=runs/{name}"] for name in names]
-        with WarmProcess(record_each, str(target), json.dumps(plan)) as process:
-            done = process.wait()
+        done = WarmProcess(record_each, str(target), json.dumps(plan)).finish()
         check_success(done)
         found = json.loads(target.read_text())
         assert found[0][0] == 0, f"{kind}: no job of a usual name: {done.stderr[-300:]}"

@@ -57,8 +57,7 @@ def explain_absence() -> str:
     """Why no network namespace can be made here; empty if one can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "a network namespace needs root and the command ip (Debian: iproute2)"
-    with WarmProcess(enter_silent_network) as process:
-        done = process.wait()
+    done = WarmProcess(enter_silent_network).finish()
     return "" if done.returncode == 0 else "no network namespace can be made"
 
 
@@ -85,8 +84,7 @@ def work_alone(workload: Workload, random: random.Random) -> Iterator[Trial]:
 def run_silently(folder: Path, *words: str) -> int:
     """Run `fivetune WORDS` without a network; it must succeed. Returns how many packets it sent."""
     counted = folder / "packets"
-    with WarmProcess(_run_and_count, str(counted), *words) as process:
-        done = process.wait()
+    done = WarmProcess(_run_and_count, str(counted), *words).finish()
     check_success(done)
     return int(counted.read_text())
 

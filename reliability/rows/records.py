@@ -336,8 +336,7 @@ def read_bad_files(workload: Workload, random: random.Random) -> Iterator[Trial]
                 file.write(start)
                 for _ in range(2**31 // len(BLOCK)):
                     file.write(BLOCK)
-            with WarmProcess(read_within_memory, str(path), tokenizer) as process:
-                done = process.wait()
+            done = WarmProcess(read_within_memory, str(path), tokenizer).finish()
             check_success(done)
             assert "MiB, the limit for one record" in done.stdout or "is never closed" in done.stdout, done.stdout
 

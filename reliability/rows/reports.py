@@ -45,7 +45,7 @@ def kill_run(run: Path) -> None:
 def lose_losses(run: Path, *, all_of_them: bool) -> None:
     edit_steps(run, lambda steps: [{**one, "loss": None if all_of_them or one["step"] > 2 else one["loss"],
                                     "grad_norm": None} for one in steps])  # fmt: skip
-    edit_status(run, state="failed", why="the loss is not finite")
+    edit_status(run, state="failed", why="ended by the trial")
 
 
 def write_many_steps(run: Path, num: int) -> None:
@@ -74,8 +74,12 @@ CASES: dict[str, tuple[Edit, tuple[str, ...]]] = {  # what is done to the run, w
         lambda run: [kill_run(run), edit_status(run, step=0), (run / "steps.jsonl").write_text("")],
         ("interrupted after 0 steps of 4", "No evaluation was made"),
     ),
-    "some losses are not finite": (lambda run: lose_losses(run, all_of_them=False), ("the loss is not finite",)),
-    "no loss is finite": (lambda run: lose_losses(run, all_of_them=True), ("the loss is not finite",)),
+    "some losses are not finite": (
+        lambda run: lose_losses(run, all_of_them=False), ("not finite at step 3 and in 1 more step.",)
+    ),
+    "no loss is finite": (
+        lambda run: lose_losses(run, all_of_them=True), ("not finite at step 1 and in 3 more steps.",)
+    ),
     "NaN as Python writes it": (
         lambda run: append(run, "steps.jsonl", b'{"step": 5, "loss": NaN}\n'),
         ("steps.jsonl: damaged: values that are no finite number",),

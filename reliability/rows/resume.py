@@ -19,6 +19,7 @@ from reliability.ranks import Ranks
 from reliability.warm import check_success
 from reliability.workload import (
     Workload,
+    check_resumed_from,
     check_same_run,
     find_newest_step,
     find_resume_words,
@@ -79,6 +80,7 @@ def make_resume(workload: Workload, combination: tuple[str, ...], at: int, num_r
         with Ranks(train, str(recipe), num=num) as ranks:
             wait_for_checkpoint(ranks, killed / "run", at)
             ranks.kill_tree()
+            assert ranks.wait().returncode != 0, "it ended before the kill"
         newest = find_newest_step(killed / "run")
         assert newest >= at, f"the checkpoint of step {at} was there, the newest whole one is that of step {newest}"
         resume(recipe, killed / "run", num_ranks=num)
@@ -117,9 +119,13 @@ def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Tr
                 if stop is None:
                     resume(recipe, folder / "run", *words, num_ranks=num)
                     break
+                newest = find_newest_step(folder / "run")
                 with Ranks(train, str(recipe), *find_resume_words(folder / "run"), *words, num=num) as ranks:
-                    wait_for_checkpoint(ranks, folder / "run", stop)
+                    wait_for_checkpoint(ranks, folder / "run", max(stop, newest + 1))
                     ranks.kill_tree()
+                    assert ranks.wait().returncode != 0, "it ended before the kill"
+                if newest:
+                    check_resumed_from(folder / "run", newest)
             check_same_work(read_run(folder / "run").steps, whole.steps, {num for _, num in places})
 
         name = f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}"

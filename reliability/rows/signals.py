@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 from fivetune.rundir import read_run
 from fivetune.rundir.reader import read_steps
 from reliability.campaign import Row, Trial
-from reliability.faults import train_with_a_long_step
+from reliability.faults import LONG_STEP_BEGINS, train_with_a_long_step
 from reliability.peer import STEPS_TO_STOP, STOPPED, Peer, read_peer_weights
 from reliability.warm import WarmProcess, check_no_trace
 from reliability.workload import (
@@ -27,7 +27,6 @@ from reliability.workload import (
     find_newest_step,
     resume,
     start_training,
-    wait_for_checkpoint,
 )
 
 # all of VARIANTS, those that launch ranks apart: a change runs a few of them
@@ -155,8 +154,8 @@ def press_ctrl_c(workload: Workload, random: random.Random) -> Iterator[Trial]:
         def twice(folder: Path, step: int = step, pauses: list[float] = pauses) -> None:
             recipe, run = workload.write_recipe(folder), folder / "run"
             with WarmProcess(train_with_a_long_step, str(recipe), step, LONG_STEP) as process:
-                wait_for_checkpoint(process, run, step - 1)
-                time.sleep(0.05 + pauses[0])  # older checkpoints are removed
+                process.wait_for(f"({LONG_STEP_BEGINS})")
+                time.sleep(pauses[0])
                 process.send_signal(signal.SIGINT)
                 time.sleep(pauses[1])
                 send_and_wait(process, run, signal.SIGINT, TWICE_LATENCY)

@@ -101,8 +101,7 @@ def run_peer(workload: Workload, folder: Path, *, fault: tuple[int, int], **opti
     folder.mkdir()
     usual = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     prepare = partial(limit_trainer, str(folder / "updates.json"), *fault)
-    with WarmProcess(train_peer, str(folder), str(workload.model), {**usual, **options}, prepare) as process:
-        done = process.wait()
+    done = WarmProcess(train_peer, str(folder), str(workload.model), {**usual, **options}, prepare).finish()
     check_success(done)
     states = (folder / "run").glob("checkpoint-*/trainer_state.json")
     newest = max(states, key=lambda path: int(path.parent.name.partition("-")[2]))
@@ -140,8 +139,7 @@ def cut_step(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
         def run(folder: Path, family: str = family, rows: list[int] = rows) -> None:
             model = folder / "model"
-            with WarmProcess(make_tiny_model, str(model), str(workload.folder / "tokenizer"), family) as process:
-                made = process.wait()
+            made = WarmProcess(make_tiny_model, str(model), str(workload.folder / "tokenizer"), family).finish()
             check_success(made)
             found: dict[str, Any] = {}
             for num, cuts in CUTS.items():

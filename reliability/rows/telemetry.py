@@ -91,8 +91,7 @@ def change_driver(workload: Workload, random: random.Random) -> Iterator[Trial]:
 
         def run(folder: Path, kind: str = kind) -> None:
             recipe = workload.write_recipe(folder, **OFTEN)
-            with WarmProcess(train_with_driver, str(recipe), kind) as process:
-                done = process.wait()
+            done = WarmProcess(train_with_driver, str(recipe), kind).finish()
             check_success(done)
             check_weights(read_weights(folder / "run"), workload.run_undisturbed().weights)
             check_records(folder / "run", *KINDS[kind], lost=LOST.get(kind, ()))
