@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +206,9 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
             is_whole = True
         finally:  # outside the block above: nothing that happens here changes what the command has done
             if is_first and (is_whole or not any(folder.rglob(PATTERN))):
+                with suppress(OSError):
+                    for path in folder.rglob(PATTERN):  # before the lock, without which nobody takes them over
+                        path.unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -219,7 +222,9 @@ def _lock_answers(folder: Path) -> Generator[None]:
     from fivetune.rundir.files import lock_file
 
     place = folder / LOCK
-    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file()):
+    # A command that was killed while it removed the folder has left it empty.
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if folder.is_symlink() or (os.path.lexists(folder) and not place.is_file() and not is_empty):
         raise FiveTuneEnvironmentError(f"{folder}: is in the way: the answers are kept there. Rename it.")
     while True:
         try:

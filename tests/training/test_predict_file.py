@@ -198,6 +198,36 @@ def test_a_place_where_no_folder_can_be_made_is_refused(run: Path, capsys: pytes
     assert "/proc/out.csv.partial: cannot be written: " in capsys.readouterr().err
 
 
+KILLED_WHILE_IT_REMOVES = """
+import os, sys
+from pathlib import Path
+from fivetune.commands.predict import _keep_answers
+
+def die(event, args):
+    left.append(event)
+    if left.count("os.remove") + left.count("os.rmdir") == int(sys.argv[2]):
+        os._exit(9)
+
+left = []
+with _keep_answers(Path(sys.argv[1]), is_first=True) as folder:
+    (folder / "answers-0.jsonl").write_text("")
+    sys.addaudithook(die)
+"""
+
+
+@pytest.mark.parametrize(("removal", "left"), [(1, ["answers-0.jsonl", "lock"]), (2, ["lock"]), (3, [])])
+def test_a_kill_while_the_answers_are_removed_leaves_nothing_in_the_way(
+    tmp_path: Path, removal: int, left: list[str]
+) -> None:
+    """Killed before the removal of the answers, of the lock, and of the folder."""
+    command = [sys.executable, "-c", KILLED_WHILE_IT_REMOVES, str(tmp_path / "out.csv"), str(removal)]
+    assert subprocess.run(command).returncode == 9
+    assert sorted(path.name for path in (tmp_path / "out.csv.partial").iterdir()) == left
+    with keep_answers(tmp_path / "out.csv", is_first=True):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_of_the_user_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "out.csv.partial").mkdir()
     (tmp_path / "out.csv.partial" / "thesis.txt").write_text("years")
