@@ -16,6 +16,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import reliability.rows
+from fivetune.launch.signals import get_signum, raise_interrupt
 from fivetune.rundir import replace_file
 from reliability.campaign import ROOT, Campaign, Row, derive_seed, describe_code
 from reliability.page import read_page, write_table
@@ -23,7 +24,7 @@ from reliability.page import read_page, write_table
 
 def main() -> int:
     """Exit code 0 if every promise held, 1 if one broke or, in a release, a row did not run, 2 for wrong arguments, 130
-    after Ctrl-C or SIGTERM.
+    after Ctrl-C, 143 after SIGTERM.
     """
     parser = argparse.ArgumentParser(
         prog="python -m reliability", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -42,26 +43,32 @@ def main() -> int:
     if args.list:
         print("\n".join(f"{row.name:4} {row.fault}: {row.promise}" for row in rows))
         return 0
+    if args.folder.exists() and not args.folder.is_dir():
+        parser.error(f"--folder {args.folder}: is a file")
     seed = derive_seed(describe_code()) if args.seed is None else args.seed
     output = args.output or args.folder / "reliability.json"
     # A trial's process that is killed does not return its semaphores, of which Python would warn at the end.
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, raise_interrupt)
     try:  # before hours of trials: can the results be written?
-        args.folder.mkdir(parents=True, exist_ok=True)
-        if output.is_dir() or not output.parent.is_dir():
-            raise FileNotFoundError(f"--output {output}: is a folder, or its folder is missing")
         if args.page:
             read_page(args.page)
+        args.folder.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise IsADirectoryError(f"--output {output}: is a folder")
+        if not output.parent.is_dir():
+            raise FileNotFoundError(f"--output {output}: its folder is missing")
     except (OSError, ValueError) as error:
         parser.error(str(error))
     try:
         result = Campaign(args.folder, release=args.release, seed=seed).run(rows)
     except BlockingIOError as error:
         parser.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on where all changes are committed", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(
+            "interrupted; if all changes are committed, the same command goes on, else it begins again", file=sys.stderr
+        )
+        return 128 + get_signum(stop)
     with replace_file(output) as file:
         file.write(json.dumps(result, indent=1).encode() + b"\n")
     if args.page:
@@ -73,13 +80,18 @@ def main() -> int:
 
 
 def select_rows(parser: argparse.ArgumentParser, rows: list[Row], only: str | None) -> list[Row]:
-    """The rows of --only, all without it; an unknown name ends the program."""
+    """The rows of --only, where R7 stands for R7a to R7d; all without it; an unknown name ends the program."""
     if only is None:
         return rows
-    wanted = [name.strip() for name in only.split(",")]
-    if unknown := sorted(set(wanted) - {row.name for row in rows}):
-        parser.error(f"--only: no row {', '.join(map(repr, unknown))}; rows: {' '.join(row.name for row in rows)}")
-    return [row for row in rows if row.name in wanted]
+    found: list[str] = []
+    for wanted in only.split(","):
+        name = wanted.strip().upper()
+        names = [row.name for row in rows if row.name.upper() == name]
+        names = names or [row.name for row in rows if row.name.rstrip("abcd") == name]
+        if not names:
+            parser.error(f"--only: no row {wanted.strip()!r}; rows: {' '.join(row.name for row in rows)}")
+        found += names
+    return [row for row in rows if row.name in found]
 
 
 def list_rows() -> list[Row]:

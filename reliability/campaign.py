@@ -123,6 +123,10 @@ class Campaign:
         journal = Journal(self.folder / f"trials-{code}-{self.seed}.jsonl", self.tell)
         if code.endswith(CHANGED):  # the results may be those of other changes
             journal.clear()
+        if journal.num_earlier:
+            self.tell(
+                f"{journal.path}: has {journal.num_earlier:,} trials of this commit and seed, which are not repeated"
+            )
         start, begun_at = time.monotonic(), datetime.now(UTC)
         workload, scores = Workload(self.folder / "workload"), list[Score]()
         with ThreadPoolExecutor(self.jobs) as pool, closing(journal):
@@ -180,7 +184,7 @@ class Journal:
     """The results of a campaign, a line each in a file that a later campaign of the same code reads."""
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
-        self._path, self._file, self._tell = path, JsonlFile(path), tell
+        self.path, self._file, self._tell = path, JsonlFile(path), tell
         self._lock = threading.Lock()
         results = [Result(**one) for one in read_jsonl(path, on_damage=tell)]
         self._known = {(one.row, one.trial, one.peer): one for one in results}
@@ -197,7 +201,7 @@ class Journal:
             self._file.close()
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         self._known.clear()
         self.num_earlier = 0
 

@@ -176,6 +176,7 @@ def test_the_command_exits_by_the_result(make_campaign, tmp_path, monkeypatch, c
     [
         (["--only", "R1, R99"], "--only: no row 'R99'; rows: R1"),
         (["--only", ""], "--only: no row ''; rows: R1"),
+        (["--folder", __file__], f"--folder {__file__}: is a file"),
         (["--only", "R1", "--page", "page.md"], "--page: the table has all rows. Leave --only out."),
     ],
 )

@@ -207,8 +207,11 @@ def _keep_answers(target: Path, *, is_first: bool) -> Generator[Path]:
         finally:  # outside the block above: nothing that happens here changes what the command has done
             if is_first and (is_whole or not any(folder.rglob(PATTERN))):
                 with suppress(OSError):
-                    for path in folder.rglob(PATTERN):  # before the lock, without which nobody takes them over
-                        path.unlink(missing_ok=True)
+                    for path in folder.iterdir():  # before the lock, without which nobody takes them over
+                        if path.is_dir():
+                            shutil.rmtree(path)
+                        elif path.name != LOCK:
+                            path.unlink()
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -213,22 +213,25 @@ def load_or_build_store(
     tokenizer: PreTrainedTokenizerBase,
     *,
     cache: Path,
+    cache_setting: str = "data.cache_dir",
     num_processes: int | None = None,
     on_progress: BuildProgressCallback = lambda what, done, total=None: None,
 ) -> TokenStore:
     """Load the store of a source from the cache, or build it if its data, settings, task or tokenizer changed.
 
     Args:
+        cache_setting: which an error names for a cache that cannot be written.
         num_processes: that convert records; None: one per core if the source has LARGE_BYTES, else one.
 
     Raises DataError for bad data or a source without examples, FiveTuneEnvironmentError for a read-only cache.
     """
     header = describe_data(source, tokenizer)
     folder = cache / _compute_cache_key(header["fingerprint"], source.task, tokenizer)
-    store = _load_cached_store(folder)
+    store = _load_cached_store(folder, cache_setting)
     if store is None:
         num = num_processes or choose_num_processes(source)
-        _build_store(folder, source, tokenizer, header, num, on_progress)
+        with translate_disk_errors(cache, cache_setting):
+            _build_store(folder, source, tokenizer, header, num, on_progress)
         store = TokenStore(folder)
     store.summary["source"] = list(source.paths)  # the cached store may have been built from a copy elsewhere
     refuse_skipped_records(store.summary, source.on_bad_record)
@@ -250,14 +253,14 @@ def choose_num_processes(source: Source) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_cached_store(folder: Path) -> TokenStore | None:
+def _load_cached_store(folder: Path, cache_setting: str) -> TokenStore | None:
     """Return the cached store, None if there is none; a damaged one is deleted."""
     if not folder.is_dir():
         return None
     try:
         return TokenStore(folder)
     except DamagedStoreError:
-        with translate_disk_errors(folder.parent):
+        with translate_disk_errors(folder.parent, cache_setting):
             shutil.rmtree(folder)
         return None
 
@@ -332,31 +335,30 @@ def _build_store(
     num_processes: int,
     on_progress: BuildProgressCallback,
 ) -> None:
-    with translate_disk_errors(folder.parent):
-        staging, lock = _make_staging_folder(folder)
+    staging, lock = _make_staging_folder(folder)
+    try:
+        converter = Converter(source, tokenizer, split_source(source))
+        build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
+        fsync_folder(staging)
         try:
-            converter = Converter(source, tokenizer, split_source(source))
-            build_prepared_data(str(staging), converter, header, num_processes=num_processes, on_progress=on_progress)
-            fsync_folder(staging)
-            try:
-                staging.rename(folder)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                shutil.rmtree(staging, ignore_errors=True)  # another process was first, with the same data
-                return
-        except (KeyboardInterrupt, FiveTuneEnvironmentError):  # the next attempt continues
-            if not (staging / name_progress(0)).is_file():
-                shutil.rmtree(staging, ignore_errors=True)
-            raise
-        except BaseException:  # a full disk as well
+            staging.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(staging, ignore_errors=True)  # another process was first, with the same data
+            return
+    except (KeyboardInterrupt, FiveTuneEnvironmentError):  # the next attempt continues
+        if not (staging / name_progress(0)).is_file():
             shutil.rmtree(staging, ignore_errors=True)
-            raise
-        else:  # from the rename on, a folder of the name `staging` is that of another process
-            (folder / LOCK).unlink(missing_ok=True)  # not before: another process would lock a folder that is moved
-            fsync_folder(folder.parent)
-        finally:
-            lock.close()
+        raise
+    except BaseException:  # a full disk as well
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    else:  # from the rename on, a folder of the name `staging` is that of another process
+        (folder / LOCK).unlink(missing_ok=True)  # not before: another process would lock a folder that is moved
+        fsync_folder(folder.parent)
+    finally:
+        lock.close()
 
 
 def _make_staging_folder(folder: Path) -> tuple[Path, IO[bytes]]:

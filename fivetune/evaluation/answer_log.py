@@ -18,7 +18,7 @@ from typing import IO
 
 import numpy as np
 
-from fivetune.errors import DataError
+from fivetune.errors import DataError, FiveTuneEnvironmentError
 from fivetune.rundir.lines import JsonlFile
 from fivetune.rundir.parse import parse_record
 from fivetune.rundir.records import Prediction
@@ -32,7 +32,8 @@ class AnswerWriter:
     """Appends the answers of a rank; a partial last line of a killed process is removed first."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        self._file = JsonlFile(folder / PATTERN.replace("*", str(rank)))
+        self._path = folder / PATTERN.replace("*", str(rank))
+        self._file = JsonlFile(self._path)
 
     def __enter__(self) -> AnswerWriter:
         return self
@@ -41,8 +42,14 @@ class AnswerWriter:
         self._file.close()
 
     def append(self, question: int, prediction: Prediction) -> None:
-        """Append an answer. Raises OSError where it cannot be written."""
-        self._file.append({"question": question, **prediction.as_dict()})
+        """Append an answer. Raises FiveTuneEnvironmentError where it cannot be written."""
+        try:
+            self._file.append({"question": question, **prediction.as_dict()})
+        except OSError as error:
+            raise FiveTuneEnvironmentError(
+                f"{self._path}: cannot be written: {error.strerror}. The answers so far are kept: free space and run "
+                "the same command again, or choose another --output."
+            ) from None
 
 
 class AnswerLog:

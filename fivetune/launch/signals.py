@@ -75,7 +75,7 @@ def _send_again(signum: int, handler: object) -> None:
 
 def interrupt_on_all_signals() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt(signal number) inside the block for each of ALL_SIGNALS."""
-    return handle_signals(ALL_SIGNALS, _raise_interrupt)
+    return handle_signals(ALL_SIGNALS, raise_interrupt)
 
 
 @contextmanager
@@ -102,5 +102,6 @@ def get_signum(stop: KeyboardInterrupt) -> int:
     return next((int(one) for one in stop.args if isinstance(one, int)), signal.SIGINT.value)
 
 
-def _raise_interrupt(signum: int, frame: FrameType | None) -> None:
+def raise_interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise a KeyboardInterrupt that knows its signal: a handler of signals."""
     raise KeyboardInterrupt(signum)

@@ -232,7 +232,9 @@ class LoadedRun:
         described = self._describe_source(source, task, columns)
         with translate_oom_errors():
             with world.run_rank_zero_first(f"answers in {folder}"):
-                store = load_or_build_store(described, self.tokenizer, cache=folder / "data", on_progress=on_progress)
+                store = load_or_build_store(
+                    described, self.tokenizer, cache=folder / "data", cache_setting="--output", on_progress=on_progress
+                )
                 if world.is_first:
                     self._discard_other_answers(folder, store, on_note)
             evaluator = self._make_predictor(store)

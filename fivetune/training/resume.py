@@ -130,7 +130,7 @@ def refuse_foreign_checkpoints(folder: Path, owner: CheckpointOwner) -> None:
 
     config.yaml may have been edited since they were written; the settings that count are those of the checkpoint.
     """
-    for path, found in _iter_owners(folder):
+    for path, found in reversed(list(_iter_owners(folder))):  # of several, the newest is named
         if found.run_id and found.run_id != owner.run_id:
             raise RunDirError(
                 f"{path}: belongs to another run (id {found.run_id}; {MACHINE} of this run has {owner.run_id}). "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -226,6 +227,32 @@ def test_a_kill_while_the_answers_are_removed_leaves_nothing_in_the_way(
     with keep_answers(tmp_path / "out.csv", is_first=True):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("fivetune.evaluation.answer_log.JsonlFile.append", "answers-0.jsonl: cannot be written: No space left on "
+         "device. The answers so far are kept: free space and run the same command again, or choose another --output."),
+        ("fivetune.data.store._make_staging_folder", "data: cannot be written: No space left on device. Free space, or "
+         "choose another --output."),
+    ],
+)  # fmt: skip
+def test_a_full_disk_is_named(
+    run: Path,
+    tmp_path: Path,
+    function: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*values: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(function, refuse)
+    words = ["predict", str(run), "--input", str(run.parent / "dev.json"), "--output", str(tmp_path / "out.csv")]
+    assert main(words) == 4
+    assert f"{tmp_path}/out.csv.partial/{told}" in capsys.readouterr().err
 
 
 def test_a_folder_of_the_user_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
