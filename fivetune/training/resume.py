@@ -253,7 +253,7 @@ def refuse_fewer_steps(folder: Path, done: int, num_steps: int) -> None:
     """Raise ConfigError if the run has done more than `num_steps` steps."""
     if num_steps < done:
         raise ConfigError(
-            f"train.num_steps: {num_steps:,} is below the {done:,} steps that {folder} has done. "
+            f"{folder}: has done {done:,} steps, and train.num_steps or train.num_epochs sets {num_steps:,}. "
             "Set at least as many, or choose another run.dir."
         )
 
