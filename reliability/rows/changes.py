@@ -108,7 +108,7 @@ CHANGES: dict[str, Change] = {
     "model.dropout": Change(("--model.dropout", "0"), "model.dropout was 0.1, is 0.0"),
     "model.adapter": Change(("--model.adapter", "lora"), "model.adapter"),
     "data.max_input_tokens": Change(("--data.max_input_tokens", "20"), "data.max_input_tokens was"),
-    "fewer steps": Change(("--train.num_steps", "1"), "train.num_steps: 1 is below the"),
+    "fewer steps": Change(("--train.num_steps", "1"), "train.num_steps or train.num_epochs sets 1"),
     "more steps": Change(("--train.num_steps", "6"), "learning rate jumps", is_refused=False),
     "eval.num_beams": Change(("--eval.num_beams", "2"), "eval.num_beams was 1, is 2", is_refused=False),
     "data.eval": Change(("--data.eval", "{folder}/other.json"), "the evaluation data differ", is_refused=False),
