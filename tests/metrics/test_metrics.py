@@ -104,6 +104,17 @@ def test_token_f1(one, other):
     assert (f1 == 1.0) == (bool(one) and sorted(one) == sorted(other))
 
 
+def test_a_word_counts_as_often_as_both_texts_have_it():
+    assert compute_token_f1(["a", "a"], ["a"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("name", ["squad", "squad_v2"])
+def test_the_best_of_several_gold_answers_counts(name):
+    metric = plugins.load_plugin("metrics", name)()
+    (one,) = metric.score(["the red hat"], [("a blue coat", "red hat", "red")]).each
+    assert set(one.values()) == {1}
+
+
 def _leanings(values):
     return [{"no_answer_score": value} for value in values]
 
