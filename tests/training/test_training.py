@@ -513,6 +513,6 @@ def test_resume_with_other_data_is_refused_and_leaves_the_run_as_it_is(tmp_path,
     train(table, preflight=False, quiet=True)
     before = {name: (tmp_path / "run" / name).read_bytes() for name in ("status.json", "data.json", "config.yaml")}
     kit.squad_file(tmp_path / "train.json", num_questions=23)
-    with pytest.raises(RunDirError, match=r"was trained on other data .*3/state\.json differs\). Start a new run"):
+    with pytest.raises(RunDirError, match=r"was trained on other data .*6/state\.json differs\). Start a new run"):
         train(table, resume=True, quiet=True)
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
