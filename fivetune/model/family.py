@@ -203,7 +203,8 @@ def has_own_head(raw: JsonTable) -> bool:
 def should_scale_output(config: ModelConfig) -> bool:
     """Whether transformers multiplies the decoder's output by d_model^-1/2 before the head."""
     flag = get_family(config).scale_flag
-    return bool(flag and getattr(config, flag))
+    # umT5 has a flag of its own from transformers 5.24 on.
+    return bool(flag and getattr(config, "scale_decoder_outputs", getattr(config, flag)))
 
 
 def compute_output_scale(config: ModelConfig) -> float:

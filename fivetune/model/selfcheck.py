@@ -56,6 +56,7 @@ def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: st
     if family.scale_flag == "tie_word_embeddings":
         # transformers 5.23 forces the tie flag of umT5 to True and scales by it; the published models do neither
         model.config.tie_word_embeddings = scale
+        model.config.scale_decoder_outputs = scale  # which 5.24 scales by
     _probe_head(model, embedding if head is None else head, scale, where)
     return model
 
@@ -70,7 +71,7 @@ def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where:
 
     scale = infer_output_scale(raw, untied=untied, where=where)
     if get_family(settings).scale_flag == "tie_word_embeddings":  # as in `verify_model`
-        settings.tie_word_embeddings = scale
+        settings.tie_word_embeddings = settings.scale_decoder_outputs = scale
     small: Any = deepcopy(settings)
     small.update({"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1})
     small.vocab_size = max(64, settings.decoder_start_token_id + 1)
