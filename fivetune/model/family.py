@@ -207,6 +207,16 @@ def should_scale_output(config: ModelConfig) -> bool:
     return bool(flag and getattr(config, "scale_decoder_outputs", getattr(config, flag)))
 
 
+def set_output_scale(config: Any, scale: bool) -> None:
+    """Set by the files of a model what `should_scale_output` returns.
+
+    Only for umT5 it may differ: transformers 5.23 forces its tie flag to True and scales by it, 5.24 scales by a flag
+    of its own; the published models do not scale.
+    """
+    if get_family(config).scale_flag == "tie_word_embeddings":
+        config.tie_word_embeddings = config.scale_decoder_outputs = scale
+
+
 def compute_output_scale(config: ModelConfig) -> float:
     """The factor of the decoder's output before the head: d_model^-1/2 or 1."""
     return config.d_model**-0.5 if should_scale_output(config) else 1.0

@@ -26,6 +26,7 @@ from fivetune.model.family import (
     get_family,
     has_own_head,
     infer_output_scale,
+    set_output_scale,
 )
 from fivetune.model.files import iter_tensors
 from fivetune.model.forward import compute_logits
@@ -53,10 +54,7 @@ def verify_model(model: T5Model, files: list[Path], raw: JsonTable, *, where: st
     if head is not None and model.lm_head.weight is model.get_input_embeddings().weight:
         model.lm_head.weight = nn.Parameter(head)  # transformers ties a head that has the embedding's values
     embedding = model.get_input_embeddings().weight.detach()
-    if family.scale_flag == "tie_word_embeddings":
-        # transformers 5.23 forces the tie flag of umT5 to True and scales by it; the published models do neither
-        model.config.tie_word_embeddings = scale
-        model.config.scale_decoder_outputs = scale  # which 5.24 scales by
+    set_output_scale(model.config, scale)
     _probe_head(model, embedding if head is None else head, scale, where)
     return model
 
@@ -70,8 +68,7 @@ def verify_variant(settings: T5Settings, raw: JsonTable, *, untied: bool, where:
     from transformers import AutoModelForSeq2SeqLM
 
     scale = infer_output_scale(raw, untied=untied, where=where)
-    if get_family(settings).scale_flag == "tie_word_embeddings":  # as in `verify_model`
-        settings.tie_word_embeddings = settings.scale_decoder_outputs = scale
+    set_output_scale(settings, scale)
     small: Any = deepcopy(settings)
     small.update({"d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "num_decoder_layers": 1})
     small.vocab_size = max(64, settings.decoder_start_token_id + 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +142,11 @@ def build_prefix_cache(model: T5Model, num_rows: int) -> Any:
 
 
 def build_cache_argument(cache: Any) -> dict[str, Any]:
-    """The keyword argument that gives a decoder of transformers its cache; {} for None. Release 5.24 renamed it."""
-    if cache is None:
-        return {}
+    """The keyword argument that gives a decoder of transformers its cache; {} for None."""
+    return {} if cache is None else {_name_cache_argument(): cache}
+
+
+@lru_cache  # each step of a generation asks, and the version is read from a file
+def _name_cache_argument() -> str:
     is_renamed = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
-    return {"cache" if is_renamed else "past_key_values": cache}
+    return "cache" if is_renamed else "past_key_values"

@@ -124,8 +124,7 @@ def move_between_ranks(workload: Workload, random: random.Random) -> Iterator[Tr
                     wait_for_checkpoint(ranks, folder / "run", max(stop, newest + 1))
                     ranks.kill_tree()
                     assert ranks.wait().returncode != 0, "it ended before the kill"
-                if newest:
-                    check_resumed_from(folder / "run", newest)
+                check_resumed_from(folder / "run", newest)
             check_same_work(read_run(folder / "run").steps, whole.steps, {num for _, num in places})
 
         name = f"{number} {optimizer} {' '.join(name for name, _ in places)} at {stops}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fivetune.model.cuda.tiles import divide_up
 from fivetune.types import Batch
 
 GRAINS = (64, 16)  # tokens that totals of inputs and targets are rounded up to
@@ -58,7 +59,7 @@ class Bucket:
 def count_fillers(bucket: Bucket, num_inputs: int, num_targets: int) -> int:
     """The filler sequences of a batch: enough for the tokens that are missing on either side."""
     inputs, targets = bucket.num_inputs - num_inputs, bucket.num_targets - num_targets
-    return max(-(-inputs // bucket.longest_input), -(-targets // bucket.longest_target))
+    return max(divide_up(inputs, bucket.longest_input), divide_up(targets, bucket.longest_target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,12 @@ class Buckets:
         held = [bucket for bucket in self.planned if bucket.can_hold(*facts)]
         if held:
             return min(held, key=lambda bucket: bucket.num_positions)
-        fillers = max(-(-self.input_grain // self.longest_input), -(-self.target_grain // self.longest_target))
+        fillers = max(
+            divide_up(self.input_grain, self.longest_input), divide_up(self.target_grain, self.longest_target)
+        )
         return Bucket(
-            -(-facts[0] // self.input_grain) * self.input_grain,
-            -(-facts[1] // self.target_grain) * self.target_grain,
+            divide_up(facts[0], self.input_grain) * self.input_grain,
+            divide_up(facts[1], self.target_grain) * self.target_grain,
             self.batch_size + fillers,
             self.longest_input,
             self.longest_target,
@@ -132,7 +135,7 @@ def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = G
 def _fit_bucket(facts: Counts, grains: tuple[int, int]) -> Bucket:
     """The smallest bucket that holds all of these batches."""
     most = facts.max(0).tolist()
-    totals = [-(-total // grain) * grain for total, grain in zip(most[:2], grains, strict=True)]
+    totals = [divide_up(total, grain) * grain for total, grain in zip(most[:2], grains, strict=True)]
     bucket = Bucket(totals[0], totals[1], 0, most[2], most[3])
     needed = max(row[4] + count_fillers(bucket, row[0], row[1]) for row in np.unique(facts, axis=0).tolist())
     return Bucket(totals[0], totals[1], needed, most[2], most[3])
