@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivetune.distributed.sharding import get_local
+from fivetune.model.cuda.tiles import round_up
 
 if TYPE_CHECKING:
     from fivetune.model.modules import AutogradContext, T5Model
@@ -53,7 +54,7 @@ class KeptWeights:
         self._tables = [model.get_input_embeddings().weight]  # looked up in fp32 unless it is the head too
         self._weights = [weight for weight in dict.fromkeys(linear) if get_local(weight) is weight]
         self._cast = [weight for weight in self._weights if weight.dtype != kind]
-        sizes = [-(-weight.numel() // ALIGNMENT) * ALIGNMENT for weight in self._cast]
+        sizes = [round_up(weight.numel(), ALIGNMENT) for weight in self._cast]
         buffer = torch.empty(sum(sizes), dtype=kind, device=self._tables[0].device)
         self._copies = [
             part[: weight.numel()].view(weight.shape)

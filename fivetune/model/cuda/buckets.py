@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fivetune.model.cuda.tiles import divide_up
+from fivetune.model.cuda.tiles import divide_up, round_up
 from fivetune.types import Batch
 
 GRAINS = (64, 16)  # tokens that totals of inputs and targets are rounded up to
@@ -89,8 +89,8 @@ class Buckets:
             divide_up(self.input_grain, self.longest_input), divide_up(self.target_grain, self.longest_target)
         )
         return Bucket(
-            divide_up(facts[0], self.input_grain) * self.input_grain,
-            divide_up(facts[1], self.target_grain) * self.target_grain,
+            round_up(facts[0], self.input_grain),
+            round_up(facts[1], self.target_grain),
             self.batch_size + fillers,
             self.longest_input,
             self.longest_target,
@@ -135,7 +135,7 @@ def plan_buckets(facts: Counts, *, max_buckets: int, grains: tuple[int, int] = G
 def _fit_bucket(facts: Counts, grains: tuple[int, int]) -> Bucket:
     """The smallest bucket that holds all of these batches."""
     most = facts.max(0).tolist()
-    totals = [divide_up(total, grain) * grain for total, grain in zip(most[:2], grains, strict=True)]
+    totals = [round_up(total, grain) for total, grain in zip(most[:2], grains, strict=True)]
     bucket = Bucket(totals[0], totals[1], 0, most[2], most[3])
     needed = max(row[4] + count_fillers(bucket, row[0], row[1]) for row in np.unique(facts, axis=0).tolist())
     return Bucket(totals[0], totals[1], needed, most[2], most[3])

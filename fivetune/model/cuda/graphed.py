@@ -19,7 +19,7 @@ from fivetune.model.cuda.buckets import Buckets
 from fivetune.model.cuda.optimizer import ALIGNMENT, NORM, POWER1, POWER2, STEPS, FlatAdamW
 from fivetune.model.cuda.random import draw_seeds_together
 from fivetune.model.cuda.static_step import CapturedStep, GraphRecorder, StaticBatch, compute_static_losses
-from fivetune.model.cuda.tiles import divide_up
+from fivetune.model.cuda.tiles import round_up
 from fivetune.model.kept import KeptWeights
 from fivetune.model.objective import PLAIN, Objective
 from fivetune.model.precision import get_matmul_dtype
@@ -114,7 +114,7 @@ class GraphedAdamW(torch.optim.Optimizer):
 def attach_flat_gradients(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Make the gradients of all trainable parameters views of one buffer of zeros, which is returned: [P] fp32."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    sizes = [divide_up(parameter.numel(), ALIGNMENT) * ALIGNMENT for parameter in trained]
+    sizes = [round_up(parameter.numel(), ALIGNMENT) for parameter in trained]
     flat = torch.zeros(sum(sizes), device=trained[0].device)
     for parameter, part in zip(trained, flat.split(sizes), strict=True):
         vars(parameter).pop("table_grad", None)  # gradients are dense here

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import nn
 
-from fivetune.model.cuda.tiles import TILES, divide_up, launch
+from fivetune.model.cuda.tiles import TILES, divide_up, launch, round_up
 
 ALIGNMENT = 64  # elements; every view begins at 128 bytes in bf16
 NORM, CLIP, STEPS, SKIPPED, POWER1, POWER2 = range(6)  # indices of FlatAdamW.state
@@ -95,7 +95,7 @@ def _compute_starts(parameters: Sequence[nn.Parameter]) -> list[int]:
     """
     starts = [0]
     for parameter in parameters:
-        starts.append(starts[-1] + divide_up(parameter.numel(), ALIGNMENT) * ALIGNMENT)
+        starts.append(starts[-1] + round_up(parameter.numel(), ALIGNMENT))
     return starts
 
 

@@ -73,6 +73,15 @@ def divide_up(size: int, block: int) -> int:
     return -(-size // block)
 
 
+def round_up(size: int, block: int) -> int:
+    """The size of the blocks that cover `size`.
+
+    >>> round_up(70, 64)
+    128
+    """
+    return divide_up(size, block) * block
+
+
 class Kernel(Protocol):
     """A function compiled by Triton: indexed with a grid, it returns the function that launches the kernel."""
 
