@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+import unicodedata
 from itertools import zip_longest
 from pathlib import Path
 
@@ -46,7 +47,7 @@ rows = st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=3)), min_s
 @pytest.mark.parametrize("stemmer", [False, True])
 def test_rouge_is_that_of_the_package(stemmer):
     kinds = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-    scores = ROUGE(types=kinds, stemmer=stemmer).score(PREDICTIONS, REFERENCES)
+    scores = ROUGE(types=kinds, stemmer=stemmer, sentences="lines").score(PREDICTIONS, REFERENCES)
     official = RougeScorer(list(kinds), use_stemmer=stemmer)
     found = [official.score_multi(golds, text) for text, golds in zip(PREDICTIONS, REFERENCES, strict=True)]
     for kind in kinds:
@@ -65,6 +66,75 @@ def test_normalized_rouge_is_that_of_normalized_texts():
     normal = [[normalize_answer(gold) for gold in golds] for golds in REFERENCES]
     expected = ROUGE().score([normalize_answer(text) for text in PREDICTIONS], normal)
     assert ROUGE(normalize=True).score(PREDICTIONS, REFERENCES).corpus == expected.corpus
+
+
+SWAPPED = "Cid was carrying a lamp. Hal was carrying a car.", ["Hal was carrying a car. Cid was carrying a lamp."]
+
+
+@pytest.mark.parametrize("sentences", ["punctuation", "lines", "t5"])
+def test_only_rouge_lsum_depends_on_sentences(sentences):
+    prediction, golds = SWAPPED
+    found = ROUGE(types=("rouge1", "rougeL", "rougeLsum"), sentences=sentences).score([prediction], [golds]).corpus
+    assert (found["rouge1_f1"], found["rougeL_f1"]) == (100, 60)
+    assert found["rougeLsum_f1"] == (100 if sentences == "punctuation" else 60)
+
+
+def test_sentences_of_t5_end_at_a_point_between_spaces():
+    tokens = [text.replace(".", " .") for text in (SWAPPED[0], SWAPPED[1][0])]
+    official = RougeScorer(["rougeLsum"])
+    expected = official.score(*(text.replace(" . ", " .\n") for text in reversed(tokens)))["rougeLsum"].fmeasure
+    found = ROUGE(types=("rougeLsum",), sentences="t5").score([tokens[0]], [[tokens[1]]])
+    assert found.corpus["rougeLsum_f1"] == 100 * expected == 100
+
+
+def test_nltks_sentences_need_its_data(monkeypatch):
+    monkeypatch.setattr("nltk.sent_tokenize", lambda text: text.split("; "))
+    found = ROUGE(types=("rougeLsum",), sentences="nltk").score(["b b; a a"], [["a a; b b"]])
+    assert found.corpus["rougeLsum_f1"] == 100
+
+    def lack_data(text):
+        raise LookupError("a page of text")
+
+    monkeypatch.setattr("nltk.sent_tokenize", lack_data)
+    with pytest.raises(FiveTuneEnvironmentError, match="punkt_tab"):
+        ROUGE(sentences="nltk")
+
+
+PERFECT = {
+    "ru": "Собака бежала по полю.", "el": "Η γάτα κάθεται.", "zh": "猫坐在垫子上。", "ja": "猫がGPUで学習する。",
+    "ar": "القط يجلس على السجادة", "hi": "बिल्ली चटाई पर है।", "ko": "고양이가 앉아 있다", "th": "แมวนั่งบนเสื่อ",
+    "he": "החתול ישב", "ka": "კატა ზის", "am": "ድመት ተቀምጧል", "bn": "বিড়াল মাদুরে বসে",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PERFECT.values(), ids=PERFECT)
+@pytest.mark.parametrize("written", [str, lambda text: unicodedata.normalize("NFD", text)])
+def test_a_right_answer_in_any_script_has_all_words(text, written):
+    found = ROUGE(types=("rouge1", "rouge2", "rougeL", "rougeLsum")).score([written(text)], [[text]]).corpus
+    expected = {name: 100 for name in found if name.endswith("_f1")}
+    assert {name: value for name, value in found.items() if name.endswith("_f1")} == expected
+
+
+def test_the_language_chooses_the_words():
+    """One of two German words is right; of the words of a-z one of three, st, ra and e, is surplus."""
+    metric = ROUGE(types=("rouge1",))
+    asked = [{"language": "de"}, {"language": "en"}, {"language": "en-GB"}, {"language": "et"}, {}]
+    found = metric.score(["Öl Straße"] * 5, [["Öl Weg"]] * 5, details=asked).each
+    assert [round(one["rouge1_f1"], 3) for one in found] == [0.5, 0.4, 0.4, 0.5, 0.4]
+    cyrillic = ["кот спит"], [["кот спит"]]
+    assert ROUGE(words="ascii").score(*cyrillic).corpus["rouge1_f1"] == 0
+    assert ROUGE(words="unicode").score(*cyrillic).corpus["rouge1_f1"] == 100
+
+
+def test_rouge_is_finite_for_any_text_and_words():
+    @given(rows)
+    @settings(max_examples=30, deadline=None)
+    def score(drawn):
+        metric = ROUGE(types=("rouge1", "rougeLsum"), words="unicode", stemmer=True)
+        found = metric.score([text for text, _ in drawn], [golds for _, golds in drawn])
+        assert all(0 <= value <= 1 for one in found.each for value in one.values())
+
+    score()
 
 
 # --- BLEU and chrF ---
