@@ -27,7 +27,7 @@ ARTICLES = {
 """Articles that MLQA's script removes; other languages keep all words."""
 
 MLQA_LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
-"""The languages of MLQA; others have no official rules, and no mlqa_* scores."""
+"""The languages of MLQA; others have no mlqa_* scores."""
 
 LANGUAGES = (
     "ar", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "gl", "he", "hi", "hr",
@@ -53,21 +53,19 @@ Language = Annotated[str, AfterValidator(parse_language_code)]
 
 _HAN = re.compile("[\u4e00-\u9fa5]")
 _KANA = re.compile("[\u3040-\u30ff]")
-_ARABIC = re.compile("[\u0620-\u064a]")
+_SCRIPTS = {"zh": _HAN, "ar": re.compile("[\u0620-\u064a]"), "ko": re.compile("[\uac00-\ud7a3]")}
 
 
 def detect_script_language(texts: Sequence[str]) -> str | None:
-    """Return zh or ar if most texts have Chinese (and none kana) or Arabic letters, else None.
+    """Return zh, ar or ko if most texts have Chinese (and none kana), Arabic or Korean letters, else None.
 
     >>> detect_script_language(["北京", "1949 年"]), detect_script_language(["きょうと", "京都"])
     ('zh', None)
     """
-    num_han, num_kana, num_arabic = (
-        sum(bool(letters.search(text)) for text in texts) for letters in (_HAN, _KANA, _ARABIC)
-    )
-    if 2 * num_han > len(texts) and not num_kana:
-        return "zh"
-    return "ar" if 2 * num_arabic > len(texts) else None
+    for language, letters in _SCRIPTS.items():
+        if 2 * sum(bool(letters.search(text)) for text in texts) > len(texts):
+            return None if language == "zh" and any(map(_KANA.search, texts)) else language
+    return None
 
 
 class MLQA(PerExample):

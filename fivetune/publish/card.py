@@ -47,6 +47,7 @@ TASK_TYPES = {
     "squad": "question-answering",
     "squad_v2": "question-answering",
     "mlqa": "question-answering",
+    "korquad": "question-answering",
     "bioasq": "question-answering",
     "causalqa": "question-answering",
     "classification": "text-classification",

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import DataError, RecordError, suggest_names
-from fivetune.metrics.mlqa import Language, parse_language_code
+from fivetune.metrics.mlqa import MLQA_LANGUAGES, Language, parse_language_code
 from fivetune.tasks import (
     Head,
     TaskOptions,
@@ -208,6 +208,17 @@ def choose_targets(example: TextExample, train_answers: TrainAnswers) -> tuple[s
     return (golds[0],)
 
 
+def list_language_metrics(language: str | None) -> tuple[str, ...]:
+    """Return the metric with rules of its own for the answers of a language; () if there is none.
+
+    >>> list_language_metrics("es"), list_language_metrics("ko"), list_language_metrics("ru")
+    (('mlqa',), ('korquad',), ())
+    """
+    if language == "ko":
+        return ("korquad",)
+    return ("mlqa",) if language in MLQA_LANGUAGES else ()
+
+
 class QuestionOptions(TaskOptions):
     """Options of both versions of SQuAD, whose answers are parts of the context."""
 
@@ -223,7 +234,7 @@ class QuestionOptions(TaskOptions):
     )
     language: Language | None = Field(
         default=None,
-        description="language of the set; MLQA's (ar, de, en, es, hi, vi, zh) are also scored by its rules",
+        description="language of the set: ar, de, en, es, hi, vi, zh are also scored by MLQA's rules, ko by KorQuAD's",
     )
     head: Head = Field(
         default="generate", description="generate writes the answer; extractive predicts its span in the context"

@@ -14,13 +14,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fivetune.errors import RecordError
-from fivetune.metrics.mlqa import MLQA_LANGUAGES
 from fivetune.tasks import get_record_id
 from fivetune.tasks._questions import (
     QuestionOptions,
     build_qa_meta,
     fill_qa_template,
     find_gold_span,
+    list_language_metrics,
     make_missing_answers_error,
     pad_punctuation,
     read_gold_answers,
@@ -58,7 +58,7 @@ class SQuAD(QuestionOptions):
 
     @property
     def metrics(self) -> tuple[MetricSpec, ...]:
-        return ("squad", "mlqa") if self.language in MLQA_LANGUAGES else ("squad",)
+        return ("squad", *list_language_metrics(self.language))
 
 
 SAMPLE = (

@@ -18,13 +18,13 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from fivetune.errors import RecordError
-from fivetune.metrics.mlqa import MLQA_LANGUAGES
 from fivetune.tasks import get_record_id
 from fivetune.tasks._questions import (
     QuestionOptions,
     build_qa_meta,
     fill_qa_template,
     find_gold_span,
+    list_language_metrics,
     make_missing_answers_error,
     pad_punctuation,
     read_gold_answers,
@@ -73,7 +73,7 @@ class SQuADV2(QuestionOptions):
 
     @property
     def metrics(self) -> tuple[MetricSpec, ...]:
-        return ("squad_v2", "mlqa") if self.language in MLQA_LANGUAGES else ("squad_v2",)
+        return ("squad_v2", *list_language_metrics(self.language))
 
     def to_text(self, record: RawRecord, *, labelled: bool = True) -> TextExample | None:
         """Return a question. Raises RecordError for a bad record or, if `labelled`, one without answers."""

@@ -278,6 +278,17 @@ def test_mlqa_scores_exist_for_the_languages_of_mlqa_only(tmp_path, capsys, lang
         assert _score(task, data, found, "--task.language", language, "--json") == 0
         scores = json.loads(capsys.readouterr().out)["scores"]
         assert [name for name in scores if "mlqa" in name] == ["mlqa_exact", "mlqa_f1"] * is_scored
+        assert ("korquad_f1" in scores) == (language == "ko")
+
+
+def test_a_korean_set_is_told_its_rules(tmp_path, capsys):
+    data = [{"id": "q", "question": "어디?", "context": "서울 사람.", "answers": {"text": ["서울"]}}]
+    source, found = _write(tmp_path / "ko.json", data), _write(tmp_path / "p.json", {"q": "서울에"})
+    assert _score("squad", source, found, "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["scores"]["f1"] == 0 and "--task.language ko" in told.err
+    assert _score("squad", source, found, "--task.language", "ko", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["scores"]["korquad_f1"] == pytest.approx(80)
 
 
 def test_a_wrong_ranking(dev, tmp_path):

@@ -24,6 +24,8 @@ LABELS = {
     "NoAns_f1": "Unanswerable: F1",
     "mlqa_exact": "Exact match (MLQA rules)",
     "mlqa_f1": "F1 (MLQA rules)",
+    "korquad_exact": "Exact match (KorQuAD rules)",
+    "korquad_f1": "F1 (KorQuAD rules)",
     "best_exact": "Exact match at the best threshold",
     "best_f1": "F1 at the best threshold",
 }
@@ -51,6 +53,10 @@ DEFINITIONS = {
         "MLQA rules",
         "Exact match and F1 with MLQA's normalisation, which drops the articles of the question's language (Spanish: "
         "un, una, el, la, ...) where SQuAD's drops a/an/the, and compares Chinese character by character.",
+    ),
+    "korquad_exact": (
+        "KorQuAD rules",
+        "Exact match and F1 with KorQuAD's normalisation, which keeps all words; F1 is over characters, not words.",
     ),
     "best_exact": (
         "Best threshold",
