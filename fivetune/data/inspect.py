@@ -36,7 +36,8 @@ from fivetune.data.records import BadRecord, apply_task, as_bad_record, read_rec
 from fivetune.data.source_files import quote_value
 from fivetune.data.windows import split_into_windows
 from fivetune.errors import DataError
-from fivetune.metrics import Scorer, drop_blank_golds, rewards_blank
+from fivetune.metrics import Scorer, drop_blank_golds, load_metric, rewards_blank
+from fivetune.metrics.tags import Tags
 from fivetune.tasks import DROPPED_SYNONYMS, find_text, suggest_language
 from fivetune.tasks.classification import Classification
 from fivetune.types import JsonTable, RawRecord, Task, TextExample
@@ -251,8 +252,8 @@ def _count_values(examples: Sequence[TextExample], task: Task, kinds: Kinds) -> 
     more: dict[str, Callable[[TextExample], Sequence[str]]] = {"target": lambda example: [example.targets]}
     if task.labels is not None:
         more = {"class": lambda example: example.references}
-    elif "tags" in task.metrics:
-        more = {"tag": lambda example: example.targets.split(", ")}
+    elif tags := next((metric for metric in map(load_metric, task.metrics) if isinstance(metric, Tags)), None):
+        more = {"tag": lambda example: tags.split(example.targets)}
     if task.no_answer_text is not None:
         more["answerable"] = _get_answerable
     found = {}

@@ -14,7 +14,7 @@ from fivetune.analysis.labels import build_confusion
 from fivetune.metrics import list_score_names, score_all
 from fivetune.metrics.by_part import ByPart
 from fivetune.metrics.classification import CASES, Classification, ConfusionMatrix, choose_gold_labels
-from fivetune.metrics.tags import Tags, parse_tag_set
+from fivetune.metrics.tags import SEPARATORS, Tags
 from fivetune.rundir.records import Prediction
 from fivetune.tasks.bioasq_yesno import BioASQYesNo
 
@@ -76,9 +76,10 @@ def test_resampling_is_scoring_again(metric, pairs, seed):
 
 @given(st.text(), st.text())
 def test_tag_sets(one, other):
-    tags = parse_tag_set(one)
-    assert parse_tag_set(", ".join(sorted(tags))) == tags
-    assert parse_tag_set(f"{other},{one}") == tags | parse_tag_set(other)
+    split = Tags(separator=",").split
+    tags = split(one)
+    assert split(", ".join(tags)) == tags
+    assert set(split(f"{other},{one}")) == {*tags, *split(other)}
     assert all(tag == " ".join(tag.split()) and tag for tag in tags)
 
 
@@ -86,6 +87,27 @@ def test_empty_sets_of_tags():
     scores = Tags().score(["", "a", ""], [("",), ("",), ("a",)])
     assert [one["exact_set"] for one in scores.each] == [1, 0, 0]
     assert (scores.corpus["micro_f1"], scores.corpus["exact_set"]) == (0, 100 / 3)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "|", " / ", "\n", "\t"])
+def test_tags_may_have_any_separator(separator):
+    golds = [(separator.join(tags),) for tags in (("billing", "delivery"), ("billing",))]
+    predictions = [separator.join(("billing", "login")), "Billing"]
+    given = Tags(separator=separator).score(predictions, golds).corpus
+    assert (given["micro_f1"], given["exact_set"]) == (pytest.approx(200 / 3), 50)
+    if separator in SEPARATORS:
+        assert Tags().score(predictions, golds).corpus == given
+    else:
+        assert Tags().score(predictions, golds).corpus["micro_f1"] == 50
+
+
+@given(st.lists(st.tuples(st.text("abc;,"), st.text("abc;,")), min_size=1, max_size=8), st.integers(0, 99))
+def test_resampled_tags_are_the_scores_of_the_drawn_rows(pairs, seed):
+    predictions, golds = [pair[0] for pair in pairs], [(pair[1],) for pair in pairs]
+    rows = np.random.default_rng(seed).integers(len(pairs), size=len(pairs))
+    drawn = Tags().score(predictions, golds).resample(rows)
+    again = Tags().score([predictions[i] for i in rows], [golds[i] for i in rows])
+    assert drawn == pytest.approx({name: again.corpus[name] for name in drawn})
 
 
 def test_parts_are_scored_apart():
@@ -99,7 +121,13 @@ def test_parts_are_scored_apart():
     scores = score_all(metrics, ["x", "p, q", "y"], [("x",), ("p",), ("x",)], details=details)
     assert scores.corpus["a_accuracy"] == 50
     assert scores.corpus["mean"] == pytest.approx((100 / 3 + 200 / 3) / 2)
-    assert scores.each[1] == {"mean": 2 / 3, "b_micro_f1": 2 / 3, "b_exact_set": 0, "b_exact_match": 0}
+    assert scores.each[1] == {
+        "mean": 2 / 3,
+        "b_micro_f1": 2 / 3,
+        "b_sample_f1": 2 / 3,
+        "b_exact_set": 0,
+        "b_exact_match": 0,
+    }
     assert set(scores.corpus) <= set(list_score_names(metrics))
     found = compute_intervals(scores, num_samples=50)
     assert found["a_accuracy"][0] <= 50 <= found["a_accuracy"][1]
