@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import fivetune
-from fivetune.errors import ConfigError, FiveTuneError, ReportedByOtherRankError, suggest_names
+from fivetune.errors import (
+    ConfigError,
+    FiveTuneError,
+    ReportedByOtherRankError,
+    describe_error,
+    suggest_names,
+)
 from fivetune.redaction import name_invisible, redact_secrets
 
 MAX_COLUMNS = 100  # of a message on a terminal
@@ -73,8 +79,7 @@ def main(words: list[str] | None = None) -> int:
         if show_traceback:
             raise
         print(
-            f"fivetune: internal error: {type(error).__name__}: {name_invisible(redact_secrets(str(error)))}. "
-            "Run again with --traceback and report it.",
+            f"fivetune: {describe_error(error)} Run again with --traceback and report it.",
             file=sys.stderr,
         )
         return 1

@@ -59,6 +59,22 @@ def _restore_error(kind: type[FiveTuneError], args: tuple[object, ...], fields: 
     return error
 
 
+def describe_error(error: BaseException) -> str:
+    """Describe an error in a line: the text of a FiveTuneError; of another one, which is a fault, its type too.
+
+    >>> describe_error(DataError("a.csv: the file is empty."))
+    'a.csv: the file is empty.'
+    >>> describe_error(ValueError("zip() argument 2 is longer than argument 1"))
+    'internal error: ValueError: zip() argument 2 is longer than argument 1.'
+    """
+    if isinstance(error, FiveTuneError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "memory ran out."
+    words = ": ".join(filter(None, [type(error).__name__, name_invisible(redact_secrets(str(error)))]))
+    return f"internal error: {words}."
+
+
 class ConfigError(FiveTuneError):
     exit_code = 2
 

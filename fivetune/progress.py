@@ -83,7 +83,7 @@ class Progress:
         The lines of steps and evaluations are built of several short ones, which a pipe gets too.
         """
         text = name_invisible(redact_secrets(text))
-        self._write_log(text.replace(FOLD, "  "))
+        self.write_log(text.replace(FOLD, "  "))
         if self._panel and not self._quiet:
             self._panel.add_line(text)
         elif not self._quiet:
@@ -93,7 +93,7 @@ class Progress:
     def warn(self, text: str) -> None:
         """Write a warning to the log file and to the terminal, also when quiet."""
         text = name_invisible(redact_secrets(f"warning: {text}"))
-        self._write_log(text)
+        self.write_log(text)
         if self._panel:
             self._panel.add_line(text, is_important=True)
         else:
@@ -107,9 +107,10 @@ class Progress:
             raise
         except OSError as error:
             self._console.quiet = True
-            self._write_log(f"warning: standard error: cannot be written: {error.strerror}. The run continues.")
+            self.write_log(f"warning: standard error: cannot be written: {error.strerror}. The run continues.")
 
-    def _write_log(self, text: str) -> None:
+    def write_log(self, text: str) -> None:
+        """Write lines to the log file alone."""
         if self._log is None:
             return
         try:
@@ -168,7 +169,7 @@ class Progress:
             left = f"{format_time_span(eta)} left"
             self.log(wrap_line([step, f"loss {loss}", f"lr {record.lr:.3g}", speed, left]))
         elif record.step % self._every == 0:
-            self._write_log(f"step {record.step} loss {loss}")
+            self.write_log(f"step {record.step} loss {loss}")
 
     def show_evaluation(self, record: EvalRecord) -> None:
         """Show one evaluation."""

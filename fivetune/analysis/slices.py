@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from fivetune.analysis.bootstrap import compute_intervals, compute_wilson_interval
@@ -114,13 +115,16 @@ def find_question_word(question: str, language: str = "") -> str:
     ['what', 'how many', 'por qué', 'other']
     >>> find_question_word("When she left, 4 remained. How old was Ann?"), find_question_word("Was ist das?")
     ('how', 'was')
+    >>> find_question_word("Who led the Infantry No. 15?"), find_question_word("12 + 5 = ?"), find_question_word("")
+    ('who', 'other', 'other')
     """
-    sentences = _SENTENCE_END.split(question.strip())
+    # "Is it No. 15?" and "by 5 + 7 = ?" end in a sentence without words, which asks nothing.
+    sentences = [one for one in _SENTENCE_END.split(question.strip()) if _WORD.search(one)]
     asking = next((one for one in reversed(sentences) if one.endswith("?")), question)
     words = _WORD.findall(asking.casefold())
     if language not in QUESTION_WORDS:
         language = max(QUESTION_WORDS, key=lambda name: sum(word in _ALL_WORDS[name] for word in words))
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         if (word, following) in _PHRASES and {word, following} & _QUESTION_WORDS[language]:
             return f"{word} {following}"
         if word in _QUESTION_WORDS[language]:

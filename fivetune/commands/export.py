@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from fivetune import plugins
-    from fivetune.errors import ConfigError
+    from fivetune.errors import ConfigError, IncompleteError
     from fivetune.exporters import load_format
     from fivetune.progress import Progress
 
@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     print_text(f"export   {target}")
     if args.json:
         print_json({"output": str(target), **{name: export[name] for name in export if name != "files"}})
+    if export["proof"].get("failed"):
+        raise IncompleteError(f"{target}: the export is written, but {export['proof']['reasons'][0]}")
     return 0
 
 

@@ -134,7 +134,7 @@ def _print_results(folder: str, page: Path, adapter: Adapter | None) -> None:
 
 def _write_report(folder: str) -> Path:
     """Write report.html; returns its path. The model is saved by now, so an error gives the command for the report."""
-    from fivetune.errors import IncompleteError, InterruptedRunError
+    from fivetune.errors import IncompleteError, InterruptedRunError, describe_error
     from fivetune.launch.signals import report_interrupts
     from fivetune.report import write_report
 
@@ -145,8 +145,7 @@ def _write_report(folder: str) -> Path:
     except InterruptedRunError:
         raise
     except Exception as error:
-        reason = str(error).rstrip(".") or type(error).__name__  # a MemoryError has no message
-        raise IncompleteError(f"{folder}: the report failed: {reason}; {advice}") from error
+        raise IncompleteError(f"{folder}: the report failed: {describe_error(error)} T{advice[1:]}") from error
 
 
 def _rebuild_words(args: argparse.Namespace) -> list[str]:

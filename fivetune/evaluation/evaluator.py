@@ -89,23 +89,27 @@ class Evaluator:
         started = time.perf_counter()
         tally, loss = Tally(Scorer(self.task.metrics)), TargetLoss()
         answered = self.predict(model, questions=questions, loss=loss, on_progress=on_progress, world=world)
-        write(tally.score_each(_gather_on_rank_zero(answered, loss, world)))
-        scores = tally.compute_scores()
-        record = EvalRecord(
-            step=step,
-            task=self.task.plugin_name(),
-            task_version=self.task.version,
-            split=split,
-            num_examples=tally.num_examples,
-            num_clipped=tally.num_clipped,
-            scores=scores.corpus if scores else {},
-            loss=loss.mean,
-            rates=tally.compute_rates(),
-            max_new_tokens=self.decoding.max_new_tokens,
-            seconds=time.perf_counter() - started,
-            intervals=compute_intervals(scores) if scores else {},
-        )
-        return world.broadcast_object(record)
+        gathered = _gather_on_rank_zero(answered, loss, world)
+
+        def score() -> EvalRecord:
+            write(tally.score_each(gathered))
+            scores = tally.compute_scores()
+            return EvalRecord(
+                step=step,
+                task=self.task.plugin_name(),
+                task_version=self.task.version,
+                split=split,
+                num_examples=tally.num_examples,
+                num_clipped=tally.num_clipped,
+                scores=scores.corpus if scores else {},
+                loss=loss.mean,
+                rates=tally.compute_rates(),
+                max_new_tokens=self.decoding.max_new_tokens,
+                seconds=time.perf_counter() - started,
+                intervals=compute_intervals(scores) if scores else {},
+            )
+
+        return world.run_on_all(score)[0]  # only rank 0 has answers to score; an error there is raised on all
 
     def predict(
         self,

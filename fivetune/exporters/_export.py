@@ -18,7 +18,7 @@ import torch
 
 import fivetune
 from fivetune import rundir
-from fivetune.errors import ConfigError, DataError, ModelError
+from fivetune.errors import ConfigError, DataError, InterruptedRunError, ModelError, describe_error
 from fivetune.exporters import Exporter
 from fivetune.exporters._proof import compare_export, count_folder_bytes
 from fivetune.model.adapters import find_adapter
@@ -158,7 +158,7 @@ def _find_version(package: str) -> str | None:
 def _compare_with_run(
     original: LoadedRun, exporter: Exporter, staging: Path, num_examples: int, on_progress: ProgressCallback
 ) -> JsonTable:
-    """Prove the export; without evaluation data the verdict is "not proved", with the reason."""
+    """Prove the export; without evaluation data, or if that fails, the verdict is "not proved", with the reason."""
     exported = load_run(staging, on_damage=lambda text: None)
     try:
         return compare_export(
@@ -170,3 +170,7 @@ def _compare_with_run(
         )
     except DataError as error:
         return {"verdict": "not proved", "reasons": [f"predictions, score and speed are not compared: {error}"]}
+    except InterruptedRunError:
+        raise
+    except Exception as error:  # the export is whole, and its proof must not cost it
+        return {"verdict": "not proved", "reasons": [f"the proof failed: {describe_error(error)}"], "failed": True}

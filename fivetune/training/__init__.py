@@ -373,9 +373,9 @@ def _train_and_export(training: Training, url: str | None) -> None:
         if why := describe_stop(state, setup.config.train.early_stopping, training.plan.num_steps):
             training.progress.log(why)
         with setup.learner.swap_in_averages():
-            incomplete = export_model(training)
+            missing = export_model(training)
         with measure_phase(training, "checkpoint"):
-            incomplete = uploader.upload_results(warn) or incomplete
+            missing += filter(None, [uploader.upload_results(warn)])
     finally:
         uploader.stop()
         for sink in training.sinks:
@@ -385,7 +385,7 @@ def _train_and_export(training: Training, url: str | None) -> None:
         why=why,
         step=state.step,
         seconds_by_phase=state.seconds,
-        incomplete=incomplete,
+        incomplete=" ".join(missing) or None,
         num_starved_steps=setup.data.stream.num_starved,
         seconds=sum(state.seconds.values()),
         best=asdict(state.best) if state.best else None,

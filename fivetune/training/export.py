@@ -7,7 +7,9 @@ checkpoints: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima"; th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from torch import Tensor, nn
 
 from fivetune import rundir
 from fivetune.distributed.sharding import get_local, release_gathered
+from fivetune.distributed.world import ProcessGroupError
+from fivetune.errors import InterruptedRunError, describe_error
 from fivetune.metrics import is_maximized
 from fivetune.model.adapters import select_own_weights
 from fivetune.publish.card import CardRequest, build_model_card
+from fivetune.publish.files import CARD
 from fivetune.publish.usage import Place
 from fivetune.rundir.figures import build_best_eval, find_chosen_eval, find_own_eval, is_better_eval
 from fivetune.rundir.layout import AVERAGE
@@ -29,41 +34,68 @@ from fivetune.training.past_evals import read_past_evals
 from fivetune.training.setup import build_decoding
 
 
-def export_model(training: Training) -> str | None:
-    """Write model/ with the best weights, or with the last ones if the run has no evaluation.
+def export_model(training: Training) -> list[str]:
+    """Write model/ with the best weights, or with the last ones if the run has no evaluation; then what describes it.
 
     If the best evaluation was of a subset, its weights are evaluated on all examples, unless eval.final is subset. With
     checkpoint.average_best the mean of the best checkpoints is evaluated too, and exported if it is better.
-    Returns: None, or a sentence if the checkpoint of the best weights is damaged.
+    Returns: a sentence for each result that is missing: a damaged checkpoint of the best weights, or what failed once
+    model/ was written.
     """
-    setup, learner, state, run = training.setup, training.setup.learner, training.state, training.run
-    incomplete = None
+    missing: list[str] = []
+    best = training.state.best
     with measure_phase(training, "checkpoint"):
-        if state.best and state.best.step != state.step:
-            path = run.path / "checkpoints" / str(state.best.step)
+        if best and best.step != training.state.step:
+            path = training.run.path / "checkpoints" / str(best.step)
             if reason := _find_damage(training, path):
-                incomplete = f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead."
-                warn_once(training, incomplete)
-                state.best = None
+                missing.append(f"{path}: {reason}. It was the best checkpoint; model/ holds the last weights instead.")
+                warn_once(training, missing[0])
+                training.state.best = None
             else:
-                checkpoint.load_weights(path, learner.model)
-    _evaluate_whole(training, "eval")
-    if setup.config.checkpoint.average_best and state.best and setup.data.evaluator:
-        average_best(training, setup.config.checkpoint.average_best)
+                checkpoint.load_weights(path, training.setup.learner.model)
+    # Everything below can fail by a text of the data, a plugin or the disk: hours of training end in a model first.
+    _save_model(training)
+    with _record_failure(training, "the evaluation on all examples", missing):
+        _evaluate_whole(training, "eval")
+    with _record_failure(training, "the mean of the best checkpoints (checkpoint.average_best)", missing):
+        if average_best(training):
+            _save_model(training)
+    with _record_failure(training, "the model card", missing), measure_phase(training, "checkpoint"):
+        if training.setup.learner.world.is_first:
+            rundir.write_text(training.run.path / "model" / CARD, _build_card(training))
+    return missing
+
+
+def _save_model(training: Training) -> None:
+    """Write model/ with the weights that the model holds."""
+    setup, run = training.setup, training.run
+    target_p99 = setup.data.stream.store.summary["target_p99"]
+    decoding = build_decoding(setup.config, setup.loaded.tokenizer, target_p99=target_p99)
     with measure_phase(training, "checkpoint"):
-        if learner.world.is_first:
+        if setup.learner.world.is_first:
             run.refuse_moved()
-        target_p99 = setup.data.stream.store.summary["target_p99"]
-        learner.save_model(
+        setup.learner.save_model(
             setup.loaded.tokenizer,
             run.path / "model",
-            generation=build_decoding(
-                setup.config, setup.loaded.tokenizer, target_p99=target_p99
-            ).as_generation_config(),
-            card=_build_card(training) if learner.world.is_first else "",
+            generation=decoding.as_generation_config(),
             run_id=training.owner.run_id,
         )
-    return incomplete
+
+
+@contextmanager
+def _record_failure(training: Training, what: str, missing: list[str]) -> Iterator[None]:
+    """Add a sentence on an error of the block to `missing`: the block makes a result that the model does not need.
+
+    The block raises on all ranks or on none, so that they stay together. What ends a run passes: a signal, a lost rank.
+    """
+    try:
+        yield
+    except (InterruptedRunError, ProcessGroupError):
+        raise
+    except Exception as error:
+        missing.append(f"{what} failed: {describe_error(error)} The model is saved in {training.run.path}/model.")
+        warn_once(training, missing[-1])
+        training.progress.write_log("".join(traceback.format_exception(error)))
 
 
 def _build_card(training: Training) -> str:
@@ -95,17 +127,22 @@ def _evaluate_whole(training: Training, split: str) -> None:
             run_evaluation(training, step=best.step, split=split)
 
 
-def average_best(training: Training, num_wanted: int) -> None:
-    """Put the mean of the best checkpoints into the model if it is better than the best one, which is in the model."""
+def average_best(training: Training) -> bool:
+    """Put the mean of the best checkpoints into the model if it is better than the best one, which is in the model.
+
+    Returns: whether it is; False without checkpoint.average_best and without evaluations.
+    """
     state, model, folder = training.state, training.setup.learner.model, training.run.path / "checkpoints"
-    assert state.best
+    num_wanted = training.setup.config.checkpoint.average_best
+    if num_wanted is None or state.best is None or training.setup.data.evaluator is None:
+        return False
     ranked = [state.best, *state.runners_up][:num_wanted]
     damaged = {one.step: _find_damage(training, folder / str(one.step)) for one in ranked}
     steps = sorted(step for step, reason in damaged.items() if reason is None)
     if len(steps) < num_wanted:
         warn_once(training, _describe_missing(num_wanted, steps, damaged))
     if len(steps) < 2:
-        return
+        return False
     with measure_phase(training, "checkpoint"):
         load_mean_weights([folder / str(step) for step in steps], model)
     _evaluate_whole(training, AVERAGE)
@@ -123,9 +160,7 @@ def average_best(training: Training, num_wanted: int) -> None:
     )
     if is_better:
         state.best = replace(found, averaged=tuple(steps))
-        return
-    with measure_phase(training, "checkpoint"):
-        checkpoint.load_weights(folder / str(before.step), model)
+    return is_better
 
 
 def _describe_missing(num_wanted: int, steps: Sequence[int], damaged: Mapping[int, str | None]) -> str:

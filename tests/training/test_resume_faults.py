@@ -235,7 +235,7 @@ def test_weights_of_a_damaged_best_checkpoint_are_not_exported(tmp_path, model_f
     kit.scored(monkeypatch, [9.0, 8.0])
     table = kit.recipe(tmp_path, model_folder, train__num_steps=2, eval__every_steps=1, eval__at_start=False)
     with monkeypatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: None)
+        patch.setattr("fivetune.training.export_model", lambda training: [])
         train(table, preflight=False, quiet=True)
     run = tmp_path / "run"
     weights = run / "checkpoints" / "1" / "model.safetensors"
@@ -337,7 +337,7 @@ def test_a_run_resumed_without_evaluation_data_keeps_the_best_of_a_subset(tmp_pa
     table = kit.recipe(tmp_path, model_folder, train__num_steps=3, eval__at_start=False, eval__max_examples=4)
     table["eval"]["every_steps"] = 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fivetune.training.export_model", lambda training: None)
+        patch.setattr("fivetune.training.export_model", lambda training: [])
         best = train(table, {"train.num_steps": 2}, preflight=False, quiet=True).status.best
     run = train(table, {"data.eval": []}, resume=True, preflight=False, quiet=True)
     assert (run.status.state, run.status.step, run.status.best) == ("finished", 3, best)
