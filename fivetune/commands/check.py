@@ -27,9 +27,11 @@ def _run_checks(config):
     """Run the checks. Bad records are counted, not raised; they fail the data check unless data.on_bad_record: skip."""
     from fivetune.errors import DataError
     from fivetune.progress import Progress
+    from fivetune.sinks import refuse_missing_sinks
     from fivetune.training.preflight import Check, check_run_directory, run_checks
     from fivetune.training.setup import set_up
 
+    refuse_missing_sinks(config.report.sinks)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_record": "skip"})})
     progress = Progress()
     progress.start()
@@ -40,7 +42,7 @@ def _run_checks(config):
     stores = [store for _, store in setup.data.stores]
     num_bad = sum(store.summary["num_skipped_bad"] for store in stores)
     for check in run_checks(setup):
-        if check.name == "data" and num_bad and config.data.on_bad_record == "fail":
+        if check.name == "records" and num_bad and config.data.on_bad_record == "fail":
             advice = "Correct them, or set data.on_bad_record: skip to train without them"
             yield Check(check.name, "fail", f"{check.detail}. {advice}", DataError)
         else:

@@ -136,7 +136,7 @@ def _measure_build(
     name: str, prepare: Callable[[Any], tuple[JsonTable | None, bool | None]], progress: Any, also: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
     """Return the counts of a build, its seconds, and whether nothing was tokenised; None without data."""
-    from fivetune.training.data_checks import iter_data_notes
+    from fivetune.training.data_checks import iter_record_notes
 
     tokenised: list[int] = []
 
@@ -148,10 +148,8 @@ def _measure_build(
     summary, was_there = prepare(report)
     if summary is None:
         return None
-    seconds, notes = time.perf_counter() - started, list(iter_data_notes(name, summary))
-    if first := summary["first_bad"]:
-        bad = f"{first['where']}: {first['reason'].rstrip('.')}"
-        notes.insert(0, f"{name}: records that cannot be used: {summary['num_skipped_bad']:,}, first: {bad}")
+    seconds = time.perf_counter() - started
+    notes = [f"{name}: {note}" for note in iter_record_notes(summary)]
     facts = {key: summary[key] for key in (*COUNTS, *also)}
     was_there = not tokenised if was_there is None else was_there
     return {**facts, "notes": notes, "seconds": seconds, "was_there": was_there}

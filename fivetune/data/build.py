@@ -273,7 +273,7 @@ def _exclude_duplicates(block: RecordBlock, rows: ConvertedRows, converter: Conv
 
 def _write_index(target: str, source: Source, header: JsonTable, state: _State) -> None:
     columns = {name: np.concatenate([facts[name] for facts in state.facts]) for name in state.facts[0]}
-    kept = ("input_lengths", "label_lengths", "groups", "num_clipped", "answer_clipped", "given_ids")
+    kept = ("input_lengths", "label_lengths", "groups", "num_clipped", "answer_clipped", "given_ids", "input_hashes")
     summary = {
         "fingerprint": header["fingerprint"],
         "dtype": header["dtype"],
@@ -296,7 +296,7 @@ def _write_index(target: str, source: Source, header: JsonTable, state: _State) 
 
 
 def _summarise_lengths(columns: Columns, limits: LengthLimits) -> JsonTable:
-    """Return sum and p99 of clipped lengths (p99 sets the generation cap), histogram and maximum before clipping."""
+    """Return sum and p99 of clipped lengths (p99 sets the generation cap); histogram, p99, maximum before it."""
     facts: JsonTable = {}
     for name, key, limit in (
         ("inputs", "input", limits.max_input_tokens),
@@ -307,6 +307,7 @@ def _summarise_lengths(columns: Columns, limits: LengthLimits) -> JsonTable:
         counts, edges = np.histogram(before, bins=NUM_BINS, range=(0, max(int(before.max()), NUM_BINS)))
         facts[f"num_{key}_tokens"] = int(lengths.sum(dtype=np.int64))
         facts[f"{key}_p99"] = int(np.quantile(lengths, 0.99, method="higher"))
+        facts[f"whole_{key}_p99"] = int(np.quantile(before, 0.99, method="higher"))
         facts[f"max_{key}_tokens"] = limit
         facts[f"longest_{key}"] = int(before.max())
         facts[f"{key}_lengths"] = {"edges": [float(e) for e in edges], "counts": [int(c) for c in counts]}

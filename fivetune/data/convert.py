@@ -73,6 +73,7 @@ FACT_DTYPES = {
     "answer_clipped": np.uint8,
     "group_hashes": np.uint64,  # of the group's id; 0: the example is a group of its own
     "given_ids": np.uint64,  # hash of the question's id, if the source gave it and it is long; else 0
+    "input_hashes": np.uint64,  # of the inputs' text, case and white space aside
 }
 """Facts of each row that a build keeps in memory."""
 
@@ -223,6 +224,7 @@ class Converter:
                 tokens.answer_clipped,
                 hash_text(example.group) if example.group else 0,
                 _hash_given_id(example.id, stems),
+                hash_text("".join(example.inputs.casefold().split())),
             )
             for (example, _), tokens in zip(pairs, encoded, strict=True)
         ]

@@ -60,8 +60,8 @@ class MemoryStore(TokenStore):
         self.inputs: Any = self._kinds["inputs"]
         self.labels: Any = self._kinds["labels"]
         self.groups = np.concatenate(groups)
-        self.num_clipped, self.answer_clipped, self.given_ids, self.whole_lengths = (
-            columns[name] for name in ("num_clipped", "answer_clipped", "given_ids", "whole_inputs")
+        self.num_clipped, self.answer_clipped, self.given_ids, self.input_hashes, self.whole_lengths = (
+            columns[name] for name in ("num_clipped", "answer_clipped", "given_ids", "input_hashes", "whole_inputs")
         )
         self.shard_ends, self.window_shards = np.array([len(self.groups)]), None
         self.summary: JsonTable = {"num_examples": len(self.groups), "num_groups": numbers.count}

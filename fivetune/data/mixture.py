@@ -113,6 +113,8 @@ class ConcatStore(TokenStore):
         self.groups = np.concatenate([s.groups + first for s, first in zip(stores, first_groups, strict=False)])
         self.num_clipped = np.concatenate([store.num_clipped for store in stores])
         self.given_ids = np.concatenate([store.given_ids for store in stores])
+        hashes = [store.input_hashes for store in stores if store.input_hashes is not None]
+        self.input_hashes = np.concatenate(hashes) if len(hashes) == len(stores) else None
         self.answer_clipped = np.concatenate([store.answer_clipped for store in stores])
         self.summary = merge_summaries({name: store.summary for name, store in self.parts.items()})
 
@@ -137,8 +139,8 @@ def merge_summaries(summaries: Mapping[str, JsonTable]) -> JsonTable:
     for name in ("input", "target"):
         limits = [one[f"max_{name}_tokens"] for one in every]
         joined[f"max_{name}_tokens"] = None if None in limits else max(limits)
-        for key in (f"{name}_p99", f"longest_{name}"):
-            joined[key] = max(one[key] for one in every)
+        for key in (f"{name}_p99", f"whole_{name}_p99", f"longest_{name}"):
+            joined[key] = max(one.get(key, one[f"longest_{name}"]) for one in every)
         joined[f"{name}_lengths"] = _merge_histograms([one[f"{name}_lengths"] for one in every])
     digest = blake2b(
         "".join(f"{name} {one['fingerprint']} " for name, one in summaries.items()).encode(), digest_size=16

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["NUM_BINS", "DamagedStoreError", "TokenStore", "load_or_build_store"]
 
 ENCODING_VERSION = 2  # increase when the same input would be encoded differently
-LAYOUT_VERSION = 8  # increase when the files of a store or the keys of its summary change
+LAYOUT_VERSION = 9  # increase when the files of a store or the keys of its summary change
 MAX_OPEN_SHARDS = 64  # memory-mapped at once
 LARGE_BYTES = 32 * 2**20  # of a source's files, from which on several processes convert them
 
@@ -90,7 +90,8 @@ class TokenStore:
     `inputs[i]` and `labels[i]` are the token ids of example i; `summary` holds the counts of data.json. `groups[i]` is
     the number of the question that example i belongs to, in order of first appearance; `num_clipped[i]` tokens of its
     inputs were clipped, and with them the answer if `answer_clipped[i]`. `given_ids[i]` is the hash of the id that the
-    source gave its question, 0 for none and for ids of a few characters, which are equal by chance. `shard_ends` has
+    source gave its question, 0 for none and for ids of a few characters, which are equal by chance; `input_hashes[i]`
+    is that of its inputs, case and white space aside, None in data that an earlier version prepared. `shard_ends` has
     the number of rows up to the end of each shard; `window_shards` the most of them on the disk at once, None for all.
 
     Args:
@@ -110,6 +111,7 @@ class TokenStore:
             self.groups, self.num_clipped, self.answer_clipped, self.given_ids = (
                 facts[name] for name in ("groups", "num_clipped", "answer_clipped", "given_ids")
             )
+            self.input_hashes = facts.get("input_hashes")
             entries = [index["rows"], *([] if shards else index["shards"])]
             for entry in entries:
                 if fault := find_fault(folder / entry["file"], entry, whole=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fivetune.diagnosis import faults, learning, speed
+from fivetune.diagnosis import faults, learning, speed, truncation
 from fivetune.diagnosis.device_use import DeviceUse
 from fivetune.diagnosis.stats import MIN_STEPS, RunStats, collect_run_stats
 from fivetune.rundir.records import Run
@@ -84,6 +84,7 @@ REQUESTED_DEVICES = Requirement(
     lambda e: e.devices_requested is not None,
     lambda e: _has_accelerator(e) or (e.world_size or 1) > 1,
 )
+DATA_COUNTS = Requirement("the counts of the data", lambda e: bool(e.splits), lambda e: not e.is_log)
 EVALUATIONS = Requirement("two evaluations", lambda e: len(e.evals) > 1)
 LABEL_COUNTS = Requirement("the number of labels of the data", lambda e: e.scored_ratio is not None)
 LABEL_RATES = Requirement(
@@ -118,6 +119,9 @@ RULES = (
     Rule(faults.check_frozen, WRONG, (EVALUATIONS,)),
     Rule(faults.check_padded_labels, WRONG, (STEP_RECORDS, LABEL_COUNTS)),
     Rule(learning.check_diverged, LEARNT, (STEP_RECORDS,)),
+    Rule(truncation.check_truncated_targets, LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_lost_answers, LEARNT, (DATA_COUNTS,)),
+    Rule(truncation.check_truncated_inputs, LEARNT, (DATA_COUNTS,)),
     Rule(learning.check_majority_label, LEARNT, (LABEL_RATES,)),
     Rule(learning.check_abstention, LEARNT, (EVALUATIONS,)),
     Rule(learning.check_over_fitting, LEARNT, (EVALUATIONS,)),

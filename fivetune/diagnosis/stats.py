@@ -31,8 +31,8 @@ from fivetune.rundir.figures import (
     select_steady_steps,
     select_training_samples,
 )
-from fivetune.rundir.records import EvalRecord, Run, StepRecord, TelemetryRecord
-from fivetune.tasks import is_higher_better
+from fivetune.rundir.records import EvalRecord, Run, SplitSummary, StepRecord, TelemetryRecord
+from fivetune.tasks import is_higher_better, load_run_task
 from fivetune.types import JsonTable
 from fivetune.values import get_nested
 
@@ -136,6 +136,8 @@ class RunStats:
         devices: accelerators; () for a CPU run.
         ranks: mean number of busy cores by rank, of ranks with MIN_SAMPLES samples.
         host_load: busy cores of the host, the run's own and others'.
+        splits: counts of the data by name, "train" first.
+        extractive: answers are parts of the inputs.
     """
 
     is_log: bool = False
@@ -175,6 +177,8 @@ class RunStats:
     devices: Sequence[DeviceUse] = ()
     ranks: Mapping[int, float] = field(default_factory=dict[int, float])
     host_load: HostLoad | None = None
+    splits: Mapping[str, SplitSummary] = field(default_factory=dict[str, SplitSummary])
+    extractive: bool = False
 
     def get_setting(self, key: str) -> Any:
         """Return a setting by its dotted key; None if the run lacks it.
@@ -227,6 +231,7 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
     if status.nonfinite_step is not None:
         nonfinite.append(status.nonfinite_step)
     norms = {step.step: step.grad_norm for step in steps if step.grad_norm is not None}
+    task, splits = load_run_task(run.config), {"train": run.data.train, "eval": run.data.eval}
     return RunStats(
         config=run.config,
         state=": ".join(filter(None, (status.state, status.why))) or None,
@@ -264,6 +269,8 @@ def collect_run_stats(run: Run, *, devices_requested: int | None = None) -> RunS
         devices=() if kind == "cpu" else summarise_devices(run.telemetry),
         ranks=_measure_busy_cores(run.telemetry),
         host_load=_measure_host_load(run.telemetry),
+        splits={name: facts for name, facts in splits.items() if facts},
+        extractive=task is not None and task.extractive,
     )
 
 

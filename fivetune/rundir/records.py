@@ -393,7 +393,7 @@ class SplitSummary:
         num_examples: rows of the store (each window and snippet counts); num_groups: questions.
         num_examples_clipped: examples with clipped inputs; num_clipped_input_tokens: tokens clipped from inputs.
         num_answers_lost: examples whose answer was clipped from the inputs.
-        input_p99, target_p99: 99th percentile of lengths, in tokens.
+        input_p99, target_p99: 99th percentile of lengths, in tokens; whole_...: of the lengths before clipping.
         num_unlabelled: records excluded because they have no label; label_counts: records of each gold label;
             label_forms: records of each form of a label, as far as its case or white space differs from the label.
         placeholder_counts: records of each gold answer that programs write for an empty cell, such as None.
@@ -427,6 +427,8 @@ class SplitSummary:
     num_target_tokens: int | None = None
     input_p99: int | None = None
     target_p99: int | None = None
+    whole_input_p99: int | None = None
+    whole_target_p99: int | None = None
     max_input_tokens: int | None = None
     max_target_tokens: int | None = None
     longest_input: int | None = None

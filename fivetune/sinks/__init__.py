@@ -7,21 +7,30 @@ were logged before a resume must be discarded. Value names follow the trackers' 
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import ClassVar
 
 from fivetune.errors import FiveTuneEnvironmentError
+from fivetune.plugins import Options, load_plugin
 from fivetune.rundir.records import EvalRecord, StepRecord
 
 
-def import_optional(package: str) -> ModuleType:
-    """Import a tracker's package, which has the sink's name. Raises FiveTuneEnvironmentError with the pip command."""
-    try:
-        return import_module(package)
-    except ImportError:
-        raise FiveTuneEnvironmentError(
-            f"report.sinks: {package} needs a package that is not installed. Install it: pip install {package}"
-        ) from None
+class Sink(Options):
+    """Base of the trackers here: `package` is the one that they import."""
+
+    package: ClassVar[str]
+
+
+def refuse_missing_sinks(names: Iterable[str]) -> None:
+    """Load the sinks of a run before any of its work. Raises FiveTuneEnvironmentError for one without its package."""
+    for name in names:
+        package = getattr(load_plugin("sinks", name), "package", None)
+        if package and find_spec(package) is None:
+            raise FiveTuneEnvironmentError(
+                f"report.sinks: {name} needs the package {package}, which is not installed. Install it: "
+                f"pip install {package}; or leave {name} out of report.sinks."
+            )
 
 
 def build_step_values(record: StepRecord) -> dict[str, float]:

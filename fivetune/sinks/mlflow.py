@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from fivetune.plugins import Options
 from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.sinks import build_eval_values, build_step_values, import_optional
+from fivetune.sinks import Sink, build_eval_values, build_step_values
 from fivetune.types import JsonTable
 
 
-class MLflow(Options):
+class MLflow(Sink):
     """Logs with the mlflow client."""
 
+    package = "mlflow"
+
     def open(self, folder: Path, config: JsonTable, *, first_step: int = 1) -> MLflowWriter:
-        client = import_optional("mlflow")
+        client = import_module(self.package)
         client.start_run(run_name=folder.resolve().name)
         client.log_params({f"{s}.{k}": v for s, t in config.items() if isinstance(t, dict) for k, v in t.items()})
         return MLflowWriter(client)

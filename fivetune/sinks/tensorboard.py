@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivetune.plugins import Options
 from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.sinks import build_eval_values, build_step_values, import_optional
+from fivetune.sinks import Sink, build_eval_values, build_step_values
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 from fivetune.types import JsonTable
 
 
-class TensorBoard(Options):
+class TensorBoard(Sink):
     """Writes scalars with torch's SummaryWriter."""
 
+    package = "tensorboard"
+
     def open(self, folder: Path, config: JsonTable, *, first_step: int = 1) -> TensorBoardWriter:
-        import_optional("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         return TensorBoardWriter(SummaryWriter(str(folder / "tensorboard"), purge_step=first_step))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fivetune.plugins import Options
 from fivetune.rundir.records import EvalRecord, StepRecord
-from fivetune.sinks import build_eval_values, build_step_values, import_optional
+from fivetune.sinks import Sink, build_eval_values, build_step_values
 from fivetune.types import JsonTable
 
 
-class WandB(Options):
+class WandB(Sink):
     """Logs with the wandb client; the API key comes from the environment, never from a recipe."""
 
+    package = "wandb"
+
     def open(self, folder: Path, config: JsonTable, *, first_step: int = 1) -> WandBWriter:
-        client = import_optional("wandb")
+        client: Any = import_module(self.package)
         return WandBWriter(client.init(dir=str(folder), name=folder.resolve().name, config=config))
 
 

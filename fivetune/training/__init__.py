@@ -39,6 +39,7 @@ from fivetune.rundir import (
 from fivetune.rundir.figures import select_evals_by_step
 from fivetune.rundir.layout import PLAN
 from fivetune.rundir.plan import Plan, read_plan
+from fivetune.sinks import refuse_missing_sinks
 from fivetune.telemetry.devices import get_device_peak_flops
 from fivetune.telemetry.meter import Meter
 from fivetune.telemetry.sampler import Sampler
@@ -148,6 +149,7 @@ def _train(
         refuse_wrong_world_size(world, config.launch.num_processes, nnodes=config.launch.nnodes)
         if cuda and world.size > 1:
             refuse_shared_devices(torch.cuda.device_count())
+        refuse_missing_sinks(config.report.sinks if world.is_first else ())
         config = with_data_labels(config)
     connected = world.connect(cuda=cuda, timeout_minutes=config.launch.timeout_minutes)
     stopping = StopRequest(silent=not world.is_first)

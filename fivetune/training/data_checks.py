@@ -1,4 +1,4 @@
-"""Pre-flight checks of the data of a run: losses of records, leakage, characters and truncation.
+"""Pre-flight checks of the data of a run: records, leakage, characters and truncation.
 
 In: a Setup. Out: an Outcome of each check.
 """
@@ -18,8 +18,12 @@ from fivetune.data.characters import find_lossy_characters
 from fivetune.data.labels import describe_imbalance, describe_merged_forms, describe_placeholders
 from fivetune.data.prepared import is_prepared
 from fivetune.data.records import is_hub_name, list_source_files
+from fivetune.data.store import TokenStore
+from fivetune.diagnosis.truncation import find_cuts
 from fivetune.errors import ModelError
 from fivetune.model.family import get_family
+from fivetune.rundir.parse import parse_record
+from fivetune.rundir.records import SplitSummary
 from fivetune.training.setup import Setup
 
 if TYPE_CHECKING:
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 NUM_PROBED = 300  # examples whose characters are checked
 UNKNOWN_SHARE = 0.01  # of examples, above which unknown characters are a warning
 MAX_LOSSY_SHARE = 0.5  # of all characters: more cannot be learnt from
-LOST_SHARE = 0.01  # of examples, above which lost answers are a warning
 
 State = Literal["pass", "warn", "fail"]
 Outcome = tuple[State, str] | tuple[State, str, int]
@@ -36,7 +39,8 @@ Outcome = tuple[State, str] | tuple[State, str, int]
 
 
 def check_data(setup: Setup) -> Outcome:
-    parts, state = [], "pass"
+    """Count what was read. What is doubtful about it is up to `check_records`."""
+    parts: list[str] = []
     for name, store in setup.data.stores:
         facts = store.summary
         parts.append(
@@ -45,49 +49,61 @@ def check_data(setup: Setup) -> Outcome:
         )
         if facts["num_not_learnt"]:
             parts.append(f"{facts['num_not_learnt']:,} examples do not contain their answer: they are not trained on")
-        if first := facts["first_bad"]:
-            told = f"{first['where']}: {first['reason'].rstrip('.')}"
-            parts.append(f"{facts['num_skipped_bad']:,} of them cannot be used, the first: {told}")
-            state = "warn"
-        notes = list(iter_data_notes(name, facts))
-        parts += notes
-        state = "warn" if notes else state
     if division := setup.data.stream.store.summary.get("split"):
         parts.append(
             f"data.eval_share {division['share']:g}: {division['num_eval_records']:,} of {division['num_records']:,} "
             f"records are evaluation data ({division['num_groups']:,} groups of related records)"
         )
+    return "pass", "; ".join(parts)
+
+
+def check_records(setup: Setup) -> Outcome:
+    """Tell what distorts scores: records that cannot be used, odd labels and gold answers, no evaluation data."""
+    found: dict[str, list[str]] = {}
+    uneven = ""
+    for name, store in setup.data.stores:
+        imbalance = describe_imbalance(store.summary.get("label_counts", {}))
+        uneven = uneven or imbalance
+        for note in iter_record_notes(store.summary):
+            found.setdefault(uneven if note == imbalance else note, []).append(name)
+    notes = [f"{' and '.join(names)}: {note}" for note, names in found.items()]
     if setup.data.evaluator is None:
-        return "warn", "; ".join([*parts, "no data.eval: nothing is scored, model/ will hold the last weights"])
-    return state, "; ".join(parts)
+        notes.append("no data.eval: nothing is scored, model/ will hold the last weights")
+    return ("warn", "; ".join(notes)) if notes else ("pass", "all can be used; labels and answers look sound")
 
 
-def iter_data_notes(name: str, facts: JsonTable) -> Iterator[str]:
-    """Yield properties of the data that distort scores; for a mixture, by part."""
-    for part, one in facts.get("parts", {}).items():
-        yield from iter_data_notes(f"{name} {part}", one)
-    if num := facts["num_unlabelled"] if "parts" not in facts else 0:
-        yield f"{name}: records left out because they have no label (blank, or nan): {num:,}"
-    if num := facts["num_blank_golds"] if "parts" not in facts else 0:
-        yield f"{name}: records with a blank gold answer beside others, which an empty prediction matches: {num:,}"
-    if num := facts["num_blank_synonyms"] if "parts" not in facts else 0:
-        yield f"{name}: records with blank synonyms among their right answers, which are dropped: {num:,}"
+def iter_record_notes(facts: JsonTable) -> Iterator[str]:
+    """Yield what is doubtful about the records of a set; for a mixture, by part."""
+    if first := facts["first_bad"]:
+        where = f"{first['where']}: {first['reason'].rstrip('.')}"
+        yield f"{facts['num_skipped_bad']:,} of {facts['num_read']:,} records cannot be used, the first: {where}"
+    if "parts" in facts:
+        for part, one in facts["parts"].items():
+            yield from (f"{part}: {note}" for note in iter_record_notes({**one, "first_bad": None}))
+        return
+    if num := facts["num_unlabelled"]:
+        yield f"records left out because they have no label (blank, or nan): {num:,}"
+    if num := facts["num_blank_golds"]:
+        yield f"records with a blank gold answer beside others, which an empty prediction matches: {num:,}"
+    if num := facts["num_blank_synonyms"]:
+        yield f"records with blank synonyms among their right answers, which are dropped: {num:,}"
     labels = facts.get("label_counts", {})
     notes = (
         describe_imbalance(labels),
         describe_merged_forms(labels, facts.get("label_forms", {})),
         describe_placeholders(facts.get("placeholder_counts", {}), what="label" if labels else "answer"),
     )
-    yield from (f"{name}: {note}" for note in notes if note)
+    yield from filter(None, notes)
 
 
 def check_leakage(setup: Setup) -> Outcome:
-    """Check whether training and evaluation data share a file, by name or by content, or an id."""
+    """Check whether training and evaluation data share a file, by name or by content, an id, or an input's text."""
     if setup.data.evaluator is None:
         return "pass", "no data.eval that training could contain"
     if setup.data.evaluator.store.summary.get("split"):
         return "pass", "the evaluation records are split off those of data.train (data.eval_share)"
-    learnt, scored = (store.summary["source"] for _, store in setup.data.stores)
+    (_, train), (_, evaluation) = setup.data.stores
+    learnt, scored = train.summary["source"], evaluation.summary["source"]
     copies = (
         b for b in _list_local_files(scored) if any(filecmp.cmp(a, b, shallow=False) for a in _list_local_files(learnt))
     )
@@ -96,16 +112,32 @@ def check_leakage(setup: Setup) -> Outcome:
         return "warn", (
             f"{same[0]} is in data.train and in data.eval: scores will measure memorisation, not generalisation"
         )
-    (_, train), (_, evaluation) = setup.data.stores
     ids, rows = np.unique(evaluation.given_ids, return_index=True)
     is_shared = np.isin(ids, train.given_ids) & (ids != 0)
     if num := int(is_shared.sum()):
-        example = evaluation.read_example(int(rows[is_shared].min()))
         return "warn", (
             f"{num:,} of {(ids != 0).sum():,} ids of data.eval are in data.train, such as "
-            f"{example.group or example.id}: the same questions, perhaps in another language"
+            f"{_name_question(evaluation, int(rows[is_shared].min()))}: the same questions, perhaps in another language"
         )
-    return "pass", "no file and no id is in data.train and in data.eval"
+    if train.input_hashes is None or evaluation.input_hashes is None:
+        return "pass", (
+            "no file and no id is in data.train and in data.eval; texts are not compared, because an earlier version "
+            "prepared the data"
+        )
+    repeated = np.flatnonzero(np.isin(evaluation.input_hashes, train.input_hashes))
+    if len(repeated):
+        return "warn", (
+            f"{len(np.unique(evaluation.groups[repeated])):,} of {evaluation.num_groups:,} evaluation examples have "
+            "the input of a training example, case and white space aside, such as "
+            f"{_name_question(evaluation, int(repeated[0]))}: the model is scored on what it was taught. Leave them "
+            "out of one of the two (fivetune inspect --against lists them)"
+        )
+    return "pass", "no file, no id and no input is in data.train and in data.eval"
+
+
+def _name_question(store: TokenStore, row: int) -> str:
+    example = store.read_example(row)
+    return example.group or example.id
 
 
 def _list_local_files(sources: Sequence[str]) -> list[Path]:
@@ -155,36 +187,27 @@ def check_characters(setup: Setup) -> Outcome:
 
 
 def check_truncation(setup: Setup) -> Outcome:
-    parts, advice = [], set()
+    """Check what the length limits cut, as the diagnosis judges it, and inputs longer than the family is known for."""
     extractive = [task.extractive for task in setup.config.tasks]
+    splits = {name: parse_record(SplitSummary, store.summary) or SplitSummary() for name, store in setup.data.stores}
+    doubts = [f"{cut.message} {cut.advice}" for cut in find_cuts(splits, extractive=all(extractive))]
+    family = get_family(setup.learner.model.config)
     for name, store in setup.data.stores:
-        facts = store.summary
-        clipped, lost, cut_targets = (
-            facts[f"num_{what}"] for what in ("examples_clipped", "answers_lost", "clipped_targets")
-        )
-        total = max(facts["num_examples"], 1)
-        if clipped or cut_targets:
-            gold = f"{lost:,} gold answers lost; " if any(extractive) else ""
-            parts.append(
-                f"{name}: {clipped:,} inputs ({clipped / total:.1%}) over {facts['max_input_tokens']} tokens; "
-                f"{gold}{cut_targets:,} targets over {facts['max_target_tokens']}"
-            )
-        if lost / total > LOST_SHARE:
-            way = (
-                "read contexts in windows: data.overlong: windows"
-                if all(extractive)
-                else "keep both ends: data.overlong: head_tail"
-            )
-            advice.add(f"Raise data.max_input_tokens (T5 has no fixed limit) or {way}")
-        if cut_targets / total > LOST_SHARE:
-            advice.add("Raise data.max_target_tokens")
-        family = get_family(setup.learner.model.config)
         if num := int((store.inputs.lengths > (family.longest_input or math.inf)).sum()):
-            parts.append(
-                f"{name}: {num:,} inputs ({num / total:.1%}) over {family.longest_input:,} tokens, the longest that "
-                f"{family.model_type} has published results for"
+            doubts.append(
+                f"{name}: {num:,} inputs ({num / len(store):.1%}) over {family.longest_input:,} tokens, the longest "
+                f"that {family.model_type} has published results for. Set data.max_input_tokens to "
+                f"{family.longest_input}, or expect lower scores for them."
             )
-            advice.add(f"Set data.max_input_tokens to {family.longest_input}, or expect lower scores for them")
-    if not parts:
-        return "pass", "no input and no target is truncated"
-    return "warn" if advice else "pass", ". ".join(["; ".join(parts), *sorted(advice)])
+    if doubts:
+        return "warn", " ".join(doubts)
+    parts: list[str] = []
+    for name, facts in splits.items():
+        clipped, cut_targets = facts.num_examples_clipped or 0, facts.num_clipped_targets or 0
+        if clipped or cut_targets:
+            lost = f"{facts.num_answers_lost or 0:,} gold answers lost; " if any(extractive) else ""
+            parts.append(
+                f"{name}: {clipped:,} inputs ({clipped / max(facts.num_examples or 0, 1):.1%}) over "
+                f"{facts.max_input_tokens} tokens; {lost}{cut_targets:,} targets over {facts.max_target_tokens}"
+            )
+    return "pass", "; ".join(parts) or "no input and no target is truncated"

@@ -35,7 +35,14 @@ from fivetune.rundir.records import Prediction
 from fivetune.tasks import head_of
 from fivetune.telemetry.devices import get_peak_memory_bytes, reset_peak_memory, translate_oom_errors
 from fivetune.training.autotune.probe import restore_learner
-from fivetune.training.data_checks import Outcome, check_characters, check_data, check_leakage, check_truncation
+from fivetune.training.data_checks import (
+    Outcome,
+    check_characters,
+    check_data,
+    check_leakage,
+    check_records,
+    check_truncation,
+)
 from fivetune.training.groups import count_state_bytes
 from fivetune.training.learner import build_optimizer
 from fivetune.training.setup import Setup
@@ -93,6 +100,7 @@ def run_checks(setup: Setup) -> Iterator[Check]:
     """Run the checks in order and yield their outcomes. A FiveTuneError becomes a failed check."""
     checks: dict[str, Callable[[Setup], Outcome]] = {
         "data": check_data,
+        "records": check_records,
         "leakage": check_leakage,
         "model": _check_model,
         "characters": check_characters,

@@ -186,5 +186,5 @@ def test_what_is_odd_about_the_data_is_told(
         "a label",
     ]
     first = f"{tmp_path}/b.csv:3: text is empty. Give it a text"
-    assert lines[5] == f"warning: eval: records that cannot be used: 1, first: {first}"
+    assert lines[5] == f"warning: eval: 1 of 2 records cannot be used, the first: {first}"
     assert [f"warning: {note}" for note in json.loads(lines[-1])["train"]["notes"]] == lines[1:4]

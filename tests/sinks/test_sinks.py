@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import kit
 import pytest
+import yaml
 
 import fivetune
-from fivetune import plugins
+from fivetune import cli, plugins
 from fivetune.errors import ConfigError, FiveTuneEnvironmentError
 from fivetune.rundir.records import EvalRecord, StepRecord
 from fivetune.sinks import build_eval_values, build_step_values
@@ -39,10 +40,18 @@ def test_eval_values() -> None:
 
 
 @pytest.mark.parametrize("name", plugins.list_plugins("sinks"))
-def test_a_missing_package_says_how_to_install_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FiveTuneEnvironmentError, match=rf"pip install {name}$"):
-        plugins.load_plugin("sinks", name)().open(tmp_path, {})
+def test_a_missing_package_is_told_before_any_work(
+    name: str, tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` passed such a recipe, and `train` stopped after tokenising."""
+    monkeypatch.setattr("fivetune.sinks.find_spec", lambda package: None)
+    recipe = kit.recipe(tmp_path, model_folder, report__sinks=[name], data__cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(FiveTuneEnvironmentError, match=rf"{name} needs .* pip install {name}; or leave"):
+        fivetune.train(recipe, quiet=True)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert cli.main(["check", str(tmp_path / "recipe.yaml")]) == FiveTuneEnvironmentError.exit_code
+    assert f"pip install {name}" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
 def test_an_unknown_sink_is_refused_with_the_nearest_name(tmp_path: Path, model_folder: Path) -> None:

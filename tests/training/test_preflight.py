@@ -25,7 +25,7 @@ from fivetune.training import preflight, train
 from fivetune.training.preflight import Check, run_checks
 
 NAMES = [
-    "data", "leakage", "model", "characters", "truncation", "learning rate", "train step", "generation",
+    "data", "records", "leakage", "model", "characters", "truncation", "learning rate", "train step", "generation",
     "save and reload", "memory", "disk", "cores",
 ]  # fmt: skip
 
@@ -47,8 +47,15 @@ def test_a_merged_adapter_may_round_otherwise(tmp_path, model_folder, monkeypatc
     assert preflight._check_reload(kit.ready(tmp_path, model_folder, model__adapter="lora"))[0] == "fail"
 
 
+def _other_questions(folder) -> str:
+    """An evaluation file without a question of the training file of kit.recipe."""
+    path = kit.squad_file(folder / "other.json", num_questions=12)
+    path.write_text(path.read_text().replace("What has", "What thing has"))
+    return str(path)
+
+
 def test_all_checks_of_a_good_recipe_pass(tmp_path, model_folder):
-    checks = _checks(tmp_path, model_folder)
+    checks = _checks(tmp_path, model_folder, data__eval=_other_questions(tmp_path))
     assert list(checks) == NAMES
     assert {name: c.detail for name, c in checks.items() if c.state != "pass" and name != "disk"} == {}
     assert checks["data"].detail == (
@@ -82,7 +89,7 @@ def test_inputs_beyond_what_longt5_was_made_for_are_counted(tmp_path, tokenizer_
     check = next(check for check in run_checks(setup) if check.name == "truncation")
     assert check.state == "warn" and num > 0
     assert f"train: {num} inputs ({num / 24:.1%}) over 20 tokens, the longest that longt5 has published" in check.detail
-    assert check.detail.endswith("Set data.max_input_tokens to 20, or expect lower scores for them")
+    assert check.detail.endswith("Set data.max_input_tokens to 20, or expect lower scores for them.")
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=pytest.mark.slow)])
@@ -127,17 +134,34 @@ def test_unknown_characters_are_named(tmp_path, model_folder):
 def test_long_answers_and_contexts_are_counted(tmp_path, model_folder):
     check = _checks(tmp_path, model_folder, data__max_input_tokens=16, data__max_target_tokens=2)["truncation"]
     assert check.state == "warn"
-    assert "over 16 tokens" in check.detail and "targets over 2" in check.detail
-    assert check.detail.endswith(
-        "Raise data.max_input_tokens (T5 has no fixed limit) or read contexts in windows: data.overlong: windows. "
-        "Raise data.max_target_tokens"
+    assert (
+        "The limit of 16 input tokens cuts the answer out" in check.detail and "data.overlong: windows" in check.detail
     )
+    assert "Targets are cut at 2 tokens" in check.detail
+    assert check.detail.endswith("Raise data.max_target_tokens to 8, which keeps 99 % whole.")
 
 
-def test_a_text_that_needs_no_answer_in_it_loses_none(tmp_path, model_folder):
-    task = {"name": "jsonl", "inputs": "{question} {context}", "targets": "{context}"}
+def test_inputs_that_are_the_evidence_are_not_cut_silently(tmp_path, model_folder):
+    """95.8 % of the inputs were cut, and the check passed; now it names the limit that fits."""
+    task = {"name": "jsonl", "inputs": "{question} {context}", "targets": "{question}"}
     check = _checks(tmp_path, model_folder, task=task, data__max_input_tokens=16)["truncation"]
-    assert check.state == "pass" and "over 16 tokens; 0 targets" in check.detail
+    assert check.state == "warn" and "Inputs are cut at 16 tokens: 5 of 24 in train (20.8 %)" in check.detail
+    [fits] = re.findall(r"Raise data.max_input_tokens to (\d+), which keeps 99 %", check.detail)
+    assert _checks(tmp_path, model_folder, task=task, data__max_input_tokens=int(fits))["truncation"].state == "pass"
+
+
+@pytest.mark.parametrize("change", [str, str.upper, lambda text: text.replace(" ", "  ").replace("?", " ?")])
+def test_evaluation_rows_that_are_training_rows_under_other_ids_are_told(tmp_path, model_folder, change):
+    learnt = json.loads(kit.squad_file(tmp_path / "train.json").read_text())
+    for paragraph in learnt["data"][0]["paragraphs"]:
+        paragraph["qas"][0].update(
+            id=f"other-{paragraph['qas'][0]['id']}", question=change(paragraph["qas"][0]["question"])
+        )
+    (tmp_path / "scored.json").write_text(json.dumps(learnt))
+    check = _checks(tmp_path, model_folder, data__eval=str(tmp_path / "scored.json"))["leakage"]
+    assert check.state == "warn" and check.detail.startswith(
+        "24 of 24 evaluation examples have the input of a training"
+    )
 
 
 def test_evaluation_data_that_is_learnt(tmp_path, model_folder):
@@ -174,9 +198,12 @@ def test_blank_gold_answers_are_counted(tmp_path, model_folder):
         question["is_impossible"] = False
 
     changed = _changed_train(tmp_path, change)
-    check = _checks(tmp_path, model_folder, task="squad", data__train=changed, data__eval=changed)["data"]
+    check = _checks(tmp_path, model_folder, task="squad", data__train=changed, data__eval=changed)["records"]
     assert check.state == "warn"
-    assert "eval: records with a blank gold answer beside others, which an empty prediction matches: 3" in check.detail
+    assert (
+        "train and eval: records with a blank gold answer beside others, which an empty prediction matches: 3"
+        in check.detail
+    )
 
 
 def test_line_ends_are_no_reason_for_a_warning(tmp_path, model_folder):
@@ -197,7 +224,7 @@ def test_learning_rate_out_of_range(tmp_path, model_folder, lr, state):
 
 def test_no_evaluation_data_is_a_warning(tmp_path, model_folder):
     checks = _checks(tmp_path, model_folder, data__eval=[])
-    assert (checks["data"].state, checks["generation"].state) == ("warn", "warn")
+    assert (checks["records"].state, checks["generation"].state) == ("warn", "warn")
     assert checks["generation"].detail == "no data.eval, nothing to generate for"
 
 
@@ -338,7 +365,7 @@ def _check(capsys, folder, model, *flags: str, **overrides) -> tuple[int, str]:
 
 
 def test_command_lists_the_checks(capsys, tmp_path, model_folder):
-    code, out = _check(capsys, tmp_path, model_folder, "--json")
+    code, out = _check(capsys, tmp_path, model_folder, "--json", data__eval=_other_questions(tmp_path))
     assert code == 0
     names = [*NAMES, "run directory"]
     told = [line for line in out.splitlines() if not line.startswith(" ")]
@@ -356,8 +383,8 @@ def test_command_wraps_its_lines_under_their_beginning(capsys, tmp_path, model_f
     _, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
     lines = out.splitlines()
     assert all(len(line) <= width or str(tmp_path) in line for line in lines)
-    of_data = lines[: next(i for i, line in enumerate(lines) if "  leakage" in line)]
-    assert of_data[0].startswith("warn  data             train: 24 records read = 22 kept + 2 left out; ")
+    of_data = lines[: next(i for i, line in enumerate(lines) if "  records" in line)]
+    assert of_data[0].startswith("pass  data             train: 24 records read = 22 kept + 2 left out; ")
     assert all(line.startswith(" " * 23 + line.strip()[0]) for line in of_data[1:])
     assert of_data[-1].strip() == "eval: 12 records read = 12 kept + 0 left out; 12 examples"[: width - 23]
 
@@ -373,9 +400,9 @@ def test_command_counts_bad_records(capsys, tmp_path, model_folder):
     code, out = _check(capsys, tmp_path, model_folder, data__train=bad)
     assert code == 3
     first = " ".join(out.partition("  leakage")[0].split())
-    assert first.startswith("fail data") and "24 records read = 22 kept + 2 left out" in first
+    assert first.startswith("pass data") and "24 records read = 22 kept + 2 left out" in first
     assert (
-        "2 of them cannot be used, the first: " in first
+        "fail records train: 2 of 24 records cannot be used, the first: " in first
         and "set data.on_bad_record: skip to train without them" in first
     )
     assert out.splitlines()[-1].endswith("1 failed")
@@ -385,7 +412,7 @@ def test_command_may_skip_bad_records(capsys, tmp_path, model_folder):
     bad = _changed_train(tmp_path, _two_bad_records)
     code, out = _check(capsys, tmp_path, model_folder, data__train=bad, data__on_bad_record="skip")
     assert code == 0
-    assert out.splitlines()[0].startswith("warn  data")
+    assert any(line.startswith("warn  records") for line in out.splitlines())
 
 
 def test_command_lists_out_of_memory(capsys, tmp_path, model_folder, monkeypatch):
