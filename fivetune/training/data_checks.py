@@ -58,7 +58,7 @@ def check_data(setup: Setup) -> Outcome:
 
 
 def check_records(setup: Setup) -> Outcome:
-    """Tell what distorts scores: records that cannot be used, odd labels and gold answers, no evaluation data."""
+    """Report what distorts scores: records that cannot be used, odd labels and gold answers, no evaluation data."""
     found: dict[str, list[str]] = {}
     uneven = ""
     for name, store in setup.data.stores:
